@@ -145,10 +145,19 @@ impl Iteration {
         }
     }
 
-    pub(super) fn worker_lost(&mut self, worker: WorkerId, incarnation: u32, reason: &str) {
+    pub(super) fn worker_lost(&mut self, worker: WorkerId, incarnation: u32, reason: &str, left: bool) {
+        let flight = self.members.values().any(|m| m.flight == Some(worker));
         let ids: Vec<TaskId> = self.tasks.values().filter(|t| t.worker == worker).map(|t| t.id).collect();
         for id in ids {
-            self.task_lost(id, reason, Some(incarnation));
+            match self.tasks.get_mut(&id) {
+                // A task ends when its readers have received everything, so a worker that says that it leaves takes nothing with
+                // it. Some readers may not have reported the end yet.
+                Some(task) if left && !flight && task.state == TaskState::Ended => {
+                    task.worker_gone = true;
+                    self.version += 1;
+                }
+                _ => self.task_lost(id, reason, Some(incarnation)),
+            }
         }
         self.strikes.remove(&worker);
     }

@@ -172,7 +172,7 @@ impl State {
             Update::WorkerRegistered { worker, address, slot, tags, cores, version, secret, unconfirmed } => {
                 self.next_worker = self.next_worker.max(worker.0 + 1);
                 let before = self.workers.get(worker).map_or(0, |w| w.incarnation);
-                self.lose_worker(*worker, &format!("{worker} at {address} started again"));
+                self.lose_worker(*worker, &format!("{worker} at {address} started again"), false);
                 let registered = Worker {
                     id: *worker,
                     address: address.clone(),
@@ -204,10 +204,10 @@ impl State {
                     w.left = *left;
                     w.state = WorkerState::Lost { at_ms: *at_ms };
                 }
-                self.lose_worker(*worker, reason);
+                self.lose_worker(*worker, reason, *left);
             }
             Update::WorkerForgotten { worker } => {
-                self.lose_worker(*worker, "the worker is gone");
+                self.lose_worker(*worker, "the worker is gone", false);
                 self.workers.remove(worker);
             }
             _ => {}
@@ -217,10 +217,10 @@ impl State {
         self.touched.0.extend(self.iterations.keys().copied());
     }
 
-    fn lose_worker(&mut self, worker: WorkerId, reason: &str) {
+    fn lose_worker(&mut self, worker: WorkerId, reason: &str, left: bool) {
         let incarnation = self.workers.get(&worker).map_or(0, |w| w.incarnation);
         for iteration in self.iterations.values_mut() {
-            iteration.worker_lost(worker, incarnation, reason);
+            iteration.worker_lost(worker, incarnation, reason, left);
         }
     }
 
