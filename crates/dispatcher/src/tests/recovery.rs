@@ -203,6 +203,38 @@ fn a_draining_worker_finishes_and_gets_nothing_new() {
     });
 }
 
+/// A worker reports the end of a task when its readers have received everything. They may report it after the worker has left.
+#[test]
+fn a_task_that_has_ended_is_not_lost_with_a_worker_that_leaves() {
+    run(async {
+        for leaves in [true, false] {
+            let w = World::new();
+            let a = w.worker("a:1").await;
+            let open = w.open(&json!({"splits": 1}), "j").await;
+            let (me, task) = ((open.client_id, open.iteration_id), open.tasks[0].task_id);
+            let leased = w.next(task, a, 1, 9).await.unwrap();
+            assert!(leased.end || w.next(task, a, 2, 9).await.unwrap().end);
+            w.finish_counted(task, a, Some(&[(0, 5)])).await;
+            if leaves {
+                let secret = w.worker_secret(a);
+                let leaving = v1::DrainWorkerRequest { worker_id: a, secret, leaving: true };
+                w.core.drain_worker(leaving).await.unwrap();
+            } else {
+                w.silence(S * 60, &[], &[me]).await;
+            }
+            assert_eq!(
+                w.beat(me.0, me.1, &[], &[]).await.finished,
+                leaves,
+                "a silent worker says nothing of its readers"
+            );
+            if leaves {
+                let view = w.take(me.0, me.1, &[(0, 0, 5)], &[task]).await;
+                assert!(view.accounted && view.incomplete.is_none());
+            }
+        }
+    });
+}
+
 #[test]
 fn a_single_task_that_is_lost_after_its_end_is_run_again_from_the_start() {
     run(async {
