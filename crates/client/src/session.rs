@@ -383,7 +383,7 @@ impl Session {
         // Without this report, what the user took last counts as lost with this reader: a dispatcher that is started again
         // is waited for.
         if let Err(e) = self.link.retry(self.shared.config.dispatcher_timeout, Duration::ZERO, call).await {
-            tracing::debug!(error = %e, "the dispatcher was not told that this reader has left");
+            tracing::debug!(error = %e, "the dispatcher does not know that this reader has left");
         }
     }
 }

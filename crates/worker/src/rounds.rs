@@ -2,7 +2,7 @@
 //!
 //! The elements of a task that are of one class of `bucket_by_length` make rounds in the order in which they come. Lists that
 //! the pipeline padded to the longest of their batch are padded to the longest of the round. With `tokens` the rows of a
-//! window of batches are packed anew first ([`crate::packing`]).
+//! window of batches are put into other batches first ([`crate::packing`]).
 //!
 //! Every consumer gets its elements of a task in the order of the task's rounds. Which task's round comes next is agreed
 //! upon at the dispatcher.
@@ -53,7 +53,7 @@ struct Window {
 }
 
 impl Rounds {
-    /// The rounds of a definition's elements. `packs`: batches are packed anew.
+    /// The rounds of a definition's elements. `packs`: rows are put into other batches.
     pub(crate) fn new(definition: &DatasetDef, consumers: usize, packs: bool) -> Self {
         let last = definition.stages.iter().rev().find(|s| s.op.makes_batches()).map(|s| &s.op);
         let padding = match last {

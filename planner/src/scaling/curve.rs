@@ -20,7 +20,7 @@ pub(super) struct Point {
     pub(super) s_per_row: f64,
     /// The bottleneck, the consumers included.
     pub(super) limit: Limit,
-    /// What is stored and read with so many workers.
+    /// What is stored and read with this number of workers.
     pub(super) choice: Choice,
     /// What an epoch costs, if there are prices.
     pub(super) cost_per_epoch: Option<f64>,

@@ -88,7 +88,7 @@ fn cheapest(curve: &Curve<'_>, point: &Point, cost: f64) -> String {
     )
 }
 
-/// Why so many workers, without prices.
+/// The reason for this number of workers, without prices.
 fn enough(curve: &Curve<'_>, chosen: usize, point: &Point) -> String {
     let wait = curve.wait(point);
     let have = workers(point.workers);

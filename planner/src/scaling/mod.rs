@@ -156,7 +156,7 @@ impl Scaling {
 ///   a store is the bottleneck, it is the fewest workers that reach what the store allows.
 /// - With prices it is the number with the cheapest epoch; of equally cheap ones the fastest.
 ///
-/// Each number is priced with the snapshot that is fastest with so many workers, among those that pay off within the
+/// Each number is priced with the snapshot that is fastest with this number of workers, among those that pay off within the
 /// horizon: caching and scaling are one choice. The answer does not depend on the profile's own number of workers, so
 /// that it is the same again after it was followed.
 ///

@@ -1,7 +1,7 @@
 //! One number of workers for several jobs.
 //!
 //! Jobs share the workers' cores and network, so what they need of these adds up. A stage with a bounded parallelism runs
-//! once per job and worker, so such jobs need at least so many workers to spread over, whatever else runs there. Where the
+//! once per job and worker, so such jobs need at least this number of workers to spread over, whatever else runs there. Where the
 //! workers are too few, jobs of a higher priority are served first; jobs of the same priority share what is left, each by
 //! its weight, and what one of them does not need goes to the others.
 

@@ -119,9 +119,12 @@ impl Order {
         let recent: Vec<Step> = request.recent.iter().map(Step::of_proto).collect();
         let mut at = request.position.saturating_sub(span(&recent));
         self.base.get_or_insert(at);
-        for step in recent {
-            if at == self.end() {
+        let mut end = self.end();
+        // A step without a round would never be known to all.
+        for step in recent.into_iter().filter(|step| step.len() > 0) {
+            if at == end && self.steps.len() < MAX_RECENT {
                 self.steps.push_back(step);
+                end = end.saturating_add(step.len());
             }
             at = at.saturating_add(step.len());
         }
@@ -146,8 +149,11 @@ impl Order {
             return false;
         }
         let before = self.steps.len();
-        let tasks: BTreeSet<TaskId> =
-            self.positions.values().flat_map(|p| p.waiting.keys()).copied().collect();
+        // A round needs an element of each consumer, so tasks that only some of them name have none.
+        let has = |task: &TaskId| self.positions.values().all(|p| p.waiting.contains_key(task));
+        let first = self.positions.values().next();
+        let tasks: Vec<TaskId> =
+            first.into_iter().flat_map(|p| p.waiting.keys()).copied().filter(has).collect();
         for task in tasks {
             let rounds = self.positions.values().map(|p| self.beyond(p, task)).min().unwrap_or(0);
             if rounds > 0 {
@@ -291,7 +297,7 @@ mod tests {
 
     use super::*;
 
-    /// A consumer as the client is one: it passes elements on as it is told, and repeats what others may not know.
+    /// A consumer as the client is one: it passes elements on in the order that it gets, and repeats what others may not know.
     #[derive(Default)]
     struct Reader {
         at: u64,
@@ -408,6 +414,30 @@ mod tests {
             let tail = all[0].got.iter().position(|t| *t == 0).unwrap();
             prop_assert!(all[0].got[tail..].iter().all(|t| *t == 0), "behind all others");
         }
+    }
+
+    #[test]
+    fn steps_of_a_consumer_that_counts_wrongly_are_bounded() {
+        let mut order = Order::default();
+        let empty = v1::RoundStep { task_id: 1, rounds: 0, tail_through: 0 };
+        for request_no in 1..4 {
+            let recent = vec![empty; 1000];
+            let request = v1::NextRoundsRequest { request_no, recent, ..Default::default() };
+            order.report(0, ClientId(7), &request);
+        }
+        assert!(order.steps.is_empty());
+        let one = v1::RoundStep { rounds: 1, ..empty };
+        for request_no in 4..7 {
+            let position = request_no * MAX_RECENT as u64;
+            let request = v1::NextRoundsRequest {
+                request_no,
+                position,
+                recent: vec![one; MAX_RECENT],
+                ..Default::default()
+            };
+            order.report(0, ClientId(7), &request);
+        }
+        assert!(order.steps.len() <= MAX_RECENT);
     }
 
     #[test]

@@ -106,6 +106,7 @@ impl SharingIterations {
         let waiting = self.waiting(iteration.id, known);
         for name in &request.shared_splits {
             match waiting.get(name) {
+                Some(index) if choice.waiting.contains(index) => {}
                 Some(index) => choice.waiting.push(*index),
                 None => choice.listed.extend(places.get(name)),
             }
@@ -115,6 +116,7 @@ impl SharingIterations {
         }
         if !choice.is_empty() {
             choice.listed.sort_unstable();
+            choice.listed.dedup();
             choice.passed = choice.listed.last().map_or(0, |last| last + 1);
             return choice;
         }
@@ -226,7 +228,7 @@ pub(super) fn job_name(request: &v1::OpenIterationRequest) -> Result<String> {
     }
     match request.trainer_id.as_str() {
         "" => Ok(request.job.clone()),
-        // A reader that opens its epoch again gives the name that it was told.
+        // A reader that opens its epoch again gives the name that it was given.
         trainer if request.job.ends_with(&format!("@{trainer}")) => Ok(request.job.clone()),
         trainer => Ok(format!("{}@{trainer}", request.job)),
     }

@@ -1,4 +1,4 @@
-//! The target of workers: what is sampled, and who is told.
+//! The target of workers: what is sampled, and who is notified.
 
 use std::time::Duration;
 
