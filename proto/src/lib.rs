@@ -6,7 +6,6 @@
 #[cfg(test)]
 mod fixtures;
 mod flight_ticket;
-mod health;
 mod modes;
 mod split_name;
 mod ticket;
@@ -41,21 +40,7 @@ pub mod externalscaler {
     tonic::include_proto!("externalscaler");
 }
 
-/// The protocol of health checks.
-#[allow(
-    missing_docs,
-    unreachable_pub,
-    clippy::all,
-    clippy::pedantic,
-    clippy::clone_on_ref_ptr,
-    reason = "generated code"
-)]
-pub mod grpc_health {
-    tonic::include_proto!("grpc.health.v1");
-}
-
 pub use flight_ticket::{read_flight_ticket, sign_flight_ticket};
-pub use health::{Serving, health_service};
 pub use modes::{MODES, mode_from_name, mode_name, mode_names};
 pub use prost::bytes::Bytes;
 pub use split_name::split_name;

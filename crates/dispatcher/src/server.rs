@@ -6,7 +6,7 @@ use std::time::Duration;
 use arrow_flight::flight_service_server::FlightServiceServer;
 use caju_proto::externalscaler::external_scaler_server::ExternalScalerServer;
 use caju_proto::v1::dispatcher_server::DispatcherServer;
-use caju_proto::{Intercept, health_service, refuse_other_major};
+use caju_proto::{Intercept, refuse_other_major};
 use caju_runtime::{Clock, SystemClock, Task, Tasks, blocking, log_failure};
 use caju_types::{Error, Result};
 use caju_wire::{
@@ -15,6 +15,7 @@ use caju_wire::{
 use tokio::sync::mpsc;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Server;
+use tonic_health::server::health_reporter;
 
 use crate::calls::CallCounter;
 use crate::catalog::Catalog;
@@ -116,7 +117,7 @@ impl Dispatcher {
             .add_service(service)
             .add_service(flight)
             .add_service(ExternalScalerServer::new(KedaScaler::new(Arc::clone(&core))))
-            .add_service(health_service());
+            .add_service(health_reporter().1);
         let (admitted_to, incoming) = grpc_connections();
         let serving = server.spawn_graceful("the dispatcher's server", async move {
             if let Err(e) = router.serve_with_incoming_shutdown(incoming, stop.cancelled_owned()).await {

@@ -37,7 +37,7 @@ pub(crate) fn serve(listener: Listener, manager: &Arc<Manager>, group: &Tasks) {
         .initial_connection_window_size(Some(32 << 20))
         .add_service(flight)
         .add_service(status)
-        .add_service(caju_proto::health_service());
+        .add_service(tonic_health::server::health_reporter().1);
     let stop = group.token();
     group.background("the worker's server", log_failure, async move {
         if let Err(e) = router.serve_with_incoming_shutdown(incoming, stop.cancelled_owned()).await {

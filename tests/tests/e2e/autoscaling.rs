@@ -8,6 +8,13 @@ use caju_proto::externalscaler::{GetMetricsRequest, ScaledObjectRef};
 use caju_tests::{Cluster, Pipeline, caju};
 use serde_json::{Value, json};
 
+/// The names in the first column of the table of docs/metrics.md.
+fn documented_metrics() -> Vec<String> {
+    let page = include_str!("../../../docs/metrics.md");
+    let rows = page.lines().filter_map(|l| l.strip_prefix("| `")?.split('|').next());
+    rows.flat_map(|cell| cell.split('`').filter(|w| w.starts_with("caju_")).map(str::to_owned)).collect()
+}
+
 /// The answer of the HTTP port: the status line, and the body.
 fn get(address: &str, method: &str, path: &str) -> (String, String) {
     let mut stream = TcpStream::connect(address).unwrap();
@@ -76,6 +83,15 @@ fn a_waiting_reader_raises_the_target_and_its_end_lowers_it() {
         assert!(metrics.lines().any(|l| l == line), "{line}: {metrics}");
     }
     assert!(metrics.contains("caju_job_target_workers{job=\"train\"} "), "{metrics}");
+    for name in documented_metrics() {
+        // There is no cache.
+        assert_ne!(metrics.contains(&name), name.starts_with("caju_cache_"), "{name}: {metrics}");
+    }
+    for line in metrics.lines().filter(|l| !l.starts_with('#')) {
+        let name = line.split(['{', ' ']).next().unwrap();
+        assert!(documented_metrics().iter().any(|n| n == name), "docs/metrics.md does not have {name}");
+    }
+    assert!(metrics.ends_with("# EOF\n"), "{metrics}");
 
     // KEDA asks the dispatcher's own port.
     let address = format!("http://{}", cluster.address());

@@ -4,14 +4,14 @@ use std::time::{Duration, Instant};
 
 use caju_proto::externalscaler::external_scaler_client::ExternalScalerClient;
 use caju_proto::externalscaler::{GetMetricsRequest, ScaledObjectRef};
-use caju_proto::grpc_health::HealthCheckRequest;
-use caju_proto::grpc_health::health_check_response::ServingStatus;
-use caju_proto::grpc_health::health_client::HealthClient;
 use caju_tests::pipeline::Report;
 use caju_tests::{Cluster, Pipeline};
 use serde_json::json;
 use tonic::Code;
 use tonic::transport::Channel;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
 
 /// Relative deviation that the autoscaler ignores.
 const TOLERANCE: f64 = 0.1;
