@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use caju_proto::{Bytes, v1};
+use caju_runtime::random_secret;
 use caju_types::{Error, IterationId, Result};
 use caju_wire::DispatcherLink;
 use tokio::time::Instant;
 
-use crate::config::{ClientConfig, DatasetRef, ReadRequest, SaveTo};
+use crate::config::{Attempt, ClientConfig, DatasetRef, ReadRequest, SaveTo};
 use crate::reader::Reader;
 use crate::reattach::OPEN_TIMEOUT;
 use crate::state::ReaderState;
@@ -194,6 +195,8 @@ impl Client {
             balance: request.consumer.map_or("", |c| c.balance.as_str()).to_string(),
             reattached_client: 0,
             announces_asking: true,
+            attempt: attempt(&request.states, request.states_of_all, request.attempt)?,
+            request_id: random_secret()?.to_vec().into(),
         };
         let call = |mut d: caju_wire::Dispatcher| {
             let open = open.clone();
@@ -208,4 +211,17 @@ impl Client {
             &request.states,
         )
     }
+}
+
+/// The attempt of a request that goes on from states.
+///
+/// # Errors
+/// `InvalidArgument` for states that are not of one reading.
+fn attempt(states: &[ReaderState], of_all: bool, given: Option<Attempt>) -> Result<Option<v1::Attempt>> {
+    let Some(Attempt { id, rank }) = given.filter(|_| !states.is_empty()) else { return Ok(None) };
+    let states_digest = match of_all {
+        true => ReaderState::union(states)?.digest().to_vec().into(),
+        false => Bytes::new(),
+    };
+    Ok(Some(v1::Attempt { id, states_digest, rank: rank.map_or(0, |rank| rank.saturating_add(1)) }))
 }

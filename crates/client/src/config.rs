@@ -158,6 +158,23 @@ pub struct ReadRequest {
     /// `states` are those of all readers, and each reader of the job is given them. Then the number of readers may differ from
     /// before. Else a reader whose state is given again begins the epoch again.
     pub states_of_all: bool,
+    /// With `states`: the launch of the user's program that restores them. It distinguishes a rank that comes late, which goes on
+    /// with the others, from a program that goes back to these states once more. None: it is not known.
+    pub attempt: Option<Attempt>,
+}
+
+/// A launch of a user's program, one or many processes that restore states of one step together.
+///
+/// A reader whose attempt and states are those with which an epoch was opened belongs to it, also when the other readers have
+/// read the epoch to its end: then it gets the end. A reader of another attempt begins the epoch again, and readers of the
+/// attempts before that are refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attempt {
+    /// The launch: all of its processes give the same, and a later launch gives another one.
+    pub id: String,
+    /// Which of its processes this one is. A rank that comes again when it is gone goes back to the states, and begins the epoch
+    /// again. None: whoever names the attempt belongs to it.
+    pub rank: Option<u32>,
 }
 
 /// Whether a job shares computed rows with other jobs that run at the same time.
@@ -362,6 +379,7 @@ impl ReadRequest {
             states: Vec::new(),
             num_states: 0,
             states_of_all: false,
+            attempt: None,
             consumer: None,
             sharing: Sharing::default(),
             transfer: Transfer::default(),

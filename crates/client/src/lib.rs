@@ -36,8 +36,8 @@ mod transfer;
 pub use caju_wire::Compression;
 pub use client::Client;
 pub use config::{
-    Balance, ClientConfig, Consumer, DatasetRef, EventFn, LostReaders, ReadRequest, ReaderEvent, SaveTo,
-    Sharing, Uneven, target_workers,
+    Attempt, Balance, ClientConfig, Consumer, DatasetRef, EventFn, LostReaders, ReadRequest, ReaderEvent,
+    SaveTo, Sharing, Uneven, target_workers,
 };
 pub use reader::{Element, Monitor, Reader};
 pub use state::ReaderState;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use caju_proto::{mode_from_name, mode_name, mode_names, v1};
-use caju_types::{Error, Result, TakenRows};
+use caju_types::{Error, Result, TakenRows, hash128};
 use serde::{Deserialize, Serialize};
 
 /// The version of the JSON form.
@@ -211,6 +211,16 @@ impl ReaderState {
             all.turn = 0;
         }
         Ok(all)
+    }
+
+    /// What identifies the rows that were taken, and by whom: equal for the union of the same states in any order.
+    pub(crate) fn digest(&self) -> [u8; 16] {
+        let mut bytes = Vec::new();
+        for number in [self.epoch, self.iteration].iter().chain(&self.readers) {
+            bytes.extend_from_slice(&number.to_le_bytes());
+        }
+        bytes.extend_from_slice(&self.taken.encode());
+        hash128(&bytes).to_le_bytes()
     }
 
     /// The iterations that a reader which goes on from this state goes on from.

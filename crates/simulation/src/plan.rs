@@ -63,6 +63,9 @@ pub(crate) enum Fault {
     DrainWorker { worker: usize },
     /// A reader dies.
     KillReader { reader: usize },
+    /// The dispatcher dies when it has opened an epoch for the reader after this number of readers, before it answers, and comes
+    /// back.
+    LoseOpen { after: u64, back: Duration },
 }
 
 /// Whose machine.
@@ -95,6 +98,8 @@ pub(crate) struct Plan {
     pub(crate) is_in_rounds: bool,
     /// Every reader stops after this number of rows, and others read on from their states.
     pub(crate) resumes_after: Option<u64>,
+    /// Readers that read on say that they belong to one attempt.
+    pub(crate) names_attempt: bool,
     pub(crate) is_deterministic: bool,
     pub(crate) shuffles: bool,
     pub(crate) filters: bool,
@@ -135,6 +140,7 @@ impl Plan {
             // Not drawn, so that what is drawn for a seed stays.
             is_in_rounds: matches!(division, Division::Consumers { .. }) && seed % 2 == 1,
             resumes_after: resumes.then(|| r.between(1, splits * SPLIT_ROWS)),
+            names_attempt: resumes && (seed / 2).is_multiple_of(2),
             is_deterministic: r.permille(150) && is_dynamic,
             shuffles: r.permille(250),
             filters: r.permille(250),
@@ -151,6 +157,12 @@ impl Plan {
             faults: Vec::new(),
         };
         plan.draw_faults(&mut r);
+        if seed % 4 == 1 {
+            // Not drawn, so that what is drawn for a seed stays.
+            let back = Duration::from_millis(200 + seed % 1_000);
+            let after = seed / 4 % (plan.readers as u64 * 2);
+            plan.faults.insert(0, (Duration::ZERO, Fault::LoseOpen { after, back }));
+        }
         plan
     }
 
@@ -268,6 +280,11 @@ impl Plan {
 }
 
 impl Fault {
+    /// Whether what the dispatcher holds in memory alone is lost.
+    pub(crate) fn ends_dispatcher(&self) -> bool {
+        matches!(self, Fault::KillDispatcher { .. } | Fault::FailDisk { .. } | Fault::LoseOpen { .. })
+    }
+
     /// Whether the tasks of a worker may be lost with it.
     fn may_lose_a_worker(&self) -> bool {
         matches!(

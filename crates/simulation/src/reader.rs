@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use arrow_array::cast::AsArray as _;
 use arrow_array::types::Int64Type;
-use caju_client::{Client, ReadRequest, Reader, ReaderState};
+use caju_client::{Attempt, Client, ReadRequest, Reader, ReaderState};
 use caju_types::{Error, Result};
 use caju_wire::Network;
 
@@ -28,7 +28,11 @@ pub(crate) async fn read_epochs(world: &World, reader: usize, network: Network) 
                 let state = read_part(world, reader, &client, request.clone(), rows).await?;
                 let states = world.gather_states(state).await;
                 let job = "train on".to_string();
-                let request = ReadRequest { job, states, states_of_all: true, ..request };
+                let attempt = world
+                    .plan()
+                    .names_attempt
+                    .then(|| Attempt { id: "the only one".to_string(), rank: u32::try_from(reader).ok() });
+                let request = ReadRequest { job, states, states_of_all: true, attempt, ..request };
                 drop(read_part(world, reader, &client, request, u64::MAX).await?);
             }
         }

@@ -117,6 +117,16 @@ async fn inflict(world: &World, fault: Fault) {
                 world.after(back, async move { again.start_dispatcher().await });
             }
         }
+        Fault::LoseOpen { after, back } => {
+            let lost = world.observed().lose_open_after(after);
+            world.after(Duration::ZERO, async move {
+                // The reader may have come before.
+                if lost.await.is_ok() && again.kill_dispatcher() {
+                    tokio::time::sleep(back).await;
+                    again.start_dispatcher().await;
+                }
+            });
+        }
         Fault::FailDisk { writes } => world.disk().fail_after(writes),
         Fault::Partition { between: (a, b), one_way, lasts } => {
             let mut links = vec![(a.to_string(), b.to_string())];
@@ -167,7 +177,7 @@ fn check(world: &World) -> Vec<String> {
     let (plan, log) = (world.plan(), world.log());
     let mut errors = Vec::new();
     let kills_reader = plan.has(|f| matches!(f, Fault::KillReader { .. }));
-    let loses_state = plan.has(|f| matches!(f, Fault::KillDispatcher { .. } | Fault::FailDisk { .. }));
+    let loses_state = plan.has(Fault::ends_dispatcher);
     let is_even = matches!(plan.division, Division::Consumers { .. });
     let readers = world.outcomes();
     for Outcome { reader, killed, error, .. } in &readers {

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use caju_proto::v1;
 use caju_proto::v1::dispatcher_client::DispatcherClient;
@@ -15,13 +16,15 @@ use caju_types::{Error, Result, RowSet};
 use caju_wire::Network;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected;
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Extensions, Request, Response, Status};
 
+use crate::ambient;
 use crate::log::EventLog;
+use crate::plan::CLIENT_TIMEOUT;
 
 /// Connections that wait for the server.
 const BACKLOG: usize = 16;
@@ -39,6 +42,8 @@ pub enum Spoil {
     ForgetDoneRange,
     /// The journal lacks a record of which it said that it is durable.
     LoseJournalRecord,
+    /// A call to open an epoch that is made again makes another reader.
+    ForgetCall,
 }
 
 /// What the taps of all dispatchers of a run have observed. Clones share it.
@@ -58,6 +63,10 @@ struct Inner {
     fenced: BTreeSet<(u64, u64)>,
     /// Clients that said what they had taken when they left.
     left: BTreeSet<u64>,
+    /// The reader that each call to open an epoch has made, and when.
+    opened: BTreeMap<Vec<u8>, (u64, Duration)>,
+    /// The answer to the reader after this number of readers is lost.
+    loses_open: Option<(u64, oneshot::Sender<()>)>,
 }
 
 impl Observed {
@@ -70,7 +79,16 @@ impl Observed {
             leases: Vec::new(),
             fenced: BTreeSet::new(),
             left: BTreeSet::new(),
+            opened: BTreeMap::new(),
+            loses_open: None,
         })))
+    }
+
+    /// The answer to a reader after this number of readers is lost: resolves when it would have been given.
+    pub(crate) fn lose_open_after(&self, readers: u64) -> oneshot::Receiver<()> {
+        let (lost, is_lost) = oneshot::channel();
+        self.0.lock().loses_open = Some((readers, lost));
+        is_lost
     }
 
     /// A client's user was handed more rows.
@@ -90,6 +108,22 @@ impl Observed {
 }
 
 impl Inner {
+    /// The dispatcher has opened an epoch for a client. True if its answer is lost.
+    fn on_opened(&mut self, call: Vec<u8>, client: u64) -> bool {
+        let now = ambient::elapsed();
+        let (first, at) = *self.opened.entry(call).or_insert((client, now));
+        // A reader that did not come back in time is expelled, and then another one.
+        if first != client && now < at + CLIENT_TIMEOUT {
+            self.log.violation(format!("one call has made client {first} and client {client}"));
+        }
+        let is_lost = self.loses_open.as_ref().is_some_and(|(after, _)| self.opened.len() as u64 > *after);
+        if let Some((_, lost)) = self.loses_open.take_if(|_| is_lost) {
+            self.log.event(format_args!("the answer to client {client} is lost"));
+            return lost.send(()).is_ok();
+        }
+        false
+    }
+
     fn acknowledged_by(&self, client: u64) -> u64 {
         self.acknowledged.get(&client).into_iter().flatten().map(|(_, rows)| rows.len()).sum()
     }
@@ -304,10 +338,25 @@ dispatcher! {
         drain_worker: v1::DrainWorkerRequest => v1::DrainWorkerResponse;
         register_dataset: v1::RegisterDatasetRequest => v1::RegisterDatasetResponse;
         get_dataset: v1::GetDatasetRequest => v1::GetDatasetResponse;
-        open_iteration: v1::OpenIterationRequest => v1::OpenIterationResponse;
         start_save: v1::StartSaveRequest => v1::SaveStatus;
         get_save: v1::GetSaveRequest => v1::SaveStatus;
         get_status: v1::GetStatusRequest => v1::GetStatusResponse;
+    }
+
+    async fn open_iteration(
+        &self,
+        mut request: Request<v1::OpenIterationRequest>,
+    ) -> Answer<v1::OpenIterationResponse> {
+        let call = request.get_ref().request_id.to_vec();
+        if self.observed.0.lock().spoil == Some(Spoil::ForgetCall) {
+            request.get_mut().request_id.clear();
+        }
+        let answer = self.dispatcher.clone().open_iteration(without_extensions(request)).await?;
+        if self.observed.0.lock().on_opened(call, answer.get_ref().client_id) {
+            // The dispatcher is about to die.
+            std::future::pending::<()>().await;
+        }
+        Ok(answer)
     }
 
     async fn close_client(&self, request: Request<v1::CloseClientRequest>) -> Answer<v1::CloseClientResponse> {

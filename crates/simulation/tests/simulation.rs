@@ -56,6 +56,7 @@ fn simulated_clusters_of_the_last_seeds_keep_every_promise() {
 /// - 278 and 565: the model took the nominal rows of an engine's batch for the most that a chunk has.
 /// - 233: readers that went on from states were taken for crashed by a dispatcher that had just been started again, so the
 ///   last one to come began the epoch again.
+/// - 669: a rank that came after the others had read the epoch to its end was taken for a job that goes back to its states.
 /// - 1177: a reader at the end of its epoch did not wait for a dispatcher that was away, so what it had taken last was not known.
 /// - 1310: the model counted what a reader was handed after it had opened its epoch again for its earlier number, and asked for
 ///   equally many elements in an epoch that was reported as incomplete.
@@ -63,7 +64,7 @@ fn simulated_clusters_of_the_last_seeds_keep_every_promise() {
 /// - 2215: a reader stopped while no dispatcher was there, so what it had taken was not reported; the model did not permit that
 ///   these rows come again.
 /// - 3725 and 5481: a worker that drained left before all readers had reported the ends of its tasks, which were taken for lost.
-const REGRESSIONS: &[u64] = &[233, 278, 565, 1177, 1310, 1838, 2215, 3725, 5481];
+const REGRESSIONS: &[u64] = &[233, 278, 565, 669, 1177, 1310, 1838, 2215, 3725, 5481];
 
 #[test]
 fn seeds_that_have_failed_pass() {
@@ -112,6 +113,11 @@ fn a_double_lease_is_found() {
 #[test]
 fn a_forgotten_done_range_is_found() {
     is_found("forget-done-range");
+}
+
+#[test]
+fn a_forgotten_call_is_found() {
+    is_found("forget-call");
 }
 
 #[test]

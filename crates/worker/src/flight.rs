@@ -119,6 +119,8 @@ impl FlightOnWorker {
             balance: String::new(),
             reattached_client: 0,
             announces_asking: false,
+            attempt: None,
+            request_id: Bytes::new(),
         })
     }
 }

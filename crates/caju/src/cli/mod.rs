@@ -327,6 +327,10 @@ pub(crate) struct ReadArgs {
     /// With --state: fail if the file is not there
     #[arg(long, requires = "state")]
     pub(crate) resume: bool,
+    /// With --state: the launch that this reader belongs to. Readers of one launch give the same name, and a later launch gives
+    /// another one: it begins the epoch again behind its states, and readers of earlier launches are refused
+    #[arg(long, value_name = "NAME", requires = "state", value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) attempt: Option<String>,
     /// Number of consumers of the job. All of them get the same number of elements, and each says --consumer-index. Without
     /// it the readers of a job share its elements as they come
     #[arg(long, value_name = "N", requires = "consumer_index", requires = "job", value_parser = clap::value_parser!(u32).range(1..))]

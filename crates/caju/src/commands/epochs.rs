@@ -58,6 +58,8 @@ pub(crate) struct Epochs<'a> {
     pub(crate) target: TargetWorkers,
     /// Whether each decision of the policy is printed when it is made.
     pub(crate) announce: bool,
+    /// The launch that restores the state.
+    pub(crate) attempt: Option<caju_client::Attempt>,
     /// Where the reader's state is kept.
     pub(crate) state_file: Option<StateFile<'a>>,
 }
@@ -171,6 +173,7 @@ impl Epochs<'_> {
             states: self.state_file.as_ref().map(|f| f.states(epoch)).unwrap_or_default(),
             num_states: 0,
             states_of_all: false,
+            attempt: self.attempt.clone(),
             consumer: self.consumer,
             sharing: self.sharing.clone(),
             transfer: self.transfer,

@@ -1,6 +1,6 @@
 //! `caju read`: reads a pipeline through a dispatcher that runs elsewhere.
 
-use caju_client::{Client, ClientConfig, Consumer, LostReaders, Sharing, Transfer, Uneven};
+use caju_client::{Attempt, Client, ClientConfig, Consumer, LostReaders, Sharing, Transfer, Uneven};
 use caju_runtime::SystemClock;
 use caju_types::Result;
 
@@ -59,6 +59,7 @@ pub(crate) async fn run(global: &Global, args: &ReadArgs) -> Result<()> {
         },
         transfer: Transfer { protocol: args.data_transfer_protocol, compression: args.compression },
         announce: false,
+        attempt: args.attempt.clone().map(|id| Attempt { id, rank: None }),
         state_file,
     };
     let outcome = Box::pin(epochs.read()).await?;

@@ -106,6 +106,7 @@ pub(crate) async fn embedded(job: Job<'_>, stores: Arc<Stores>, pool: CpuPool) -
             lost_readers: LostReaders::Fail,
             target: caju_proto::v1::TargetWorkers::Unspecified,
             announce: job.announce,
+            attempt: None,
             state_file: None,
         };
         Box::pin(epochs.read()).await

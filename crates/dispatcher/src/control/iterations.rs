@@ -3,7 +3,7 @@
 use caju_proto::v1;
 use caju_types::{Error, IterationId, JobName, Result};
 
-use super::{Core, Txn, consumers, reattach, resume};
+use super::{Core, Txn, attempts, consumers, reattach, resume};
 use crate::state::{Job, Mode, Resume, Update};
 
 /// The iteration to join; none if a Flight reader comes after its end.
@@ -16,7 +16,13 @@ pub(super) fn get_or_create(
     resume: Option<Resume>,
 ) -> Result<Option<IterationId>> {
     let (name, epoch) = (&job.name, request.epoch);
-    let known = txn.state.find_iteration(name, epoch).map(|i| i.id);
+    let known = txn.state.find_iteration(name, epoch);
+    if let Some(iteration) = known.filter(|i| i.opened_by(&request.request_id).is_some()) {
+        // The answer to this call was lost.
+        return Ok(Some(iteration.id));
+    }
+    let attempt = known.and_then(|i| i.resume.as_deref()?.attempt.clone());
+    let known = known.map(|i| i.id);
     if let (Some(id), Some(given)) = (known, &resume)
         && let Some(joined) = resume::join(txn, id, given, |client| core.called_recently(id, client))?
     {
@@ -25,9 +31,15 @@ pub(super) fn get_or_create(
     if let Some(given) = resume.as_ref().filter(|r| r.reattached) {
         reattach::check_over(job, epoch, given)?;
     }
-    if resume.is_some() {
+    if let Some(mut given) = resume {
+        if known.is_none() {
+            attempts::check_over(job, epoch, &given)?;
+        }
+        if let (Some(own), Some(before)) = (given.attempt.as_mut(), &attempt) {
+            own.replace(before);
+        }
         // What readers took since the state was taken is read again, whatever became of it.
-        return open_new(core, txn, job, epoch, at_ms, resume).map(Some);
+        return open_new(core, txn, job, epoch, at_ms, Some(given)).map(Some);
     }
     if let Some(iteration) = txn.state.find_iteration(name, epoch) {
         let id = iteration.id;

@@ -11,7 +11,7 @@ use super::acknowledgements;
 use super::clients::task_infos;
 use super::resume::{Facts, mode_of};
 use super::store::draw_secret;
-use super::{Core, Txn, consumers, secrets, targets};
+use super::{Core, Txn, attempts, consumers, secrets, targets};
 use crate::state::{Iteration, Job, State, Task, TaskState, Update, Worker, owed_tasks};
 
 impl Core {
@@ -32,6 +32,8 @@ impl Core {
         if let (Some(client), Some(iteration)) = (again, txn.state.iterations.get(&id)) {
             secrets::is_client(iteration, client, &request.client_secret)?;
         }
+        let known = txn.state.iterations.get(&id);
+        let again = again.or_else(|| known?.opened_by(&request.request_id));
         let given = given.or(again);
         let client = given.unwrap_or(ClientId(txn.state.next_id));
         let flight = request.flight.then_some(WorkerId(request.flight_worker_id));
@@ -80,6 +82,8 @@ impl Core {
                 consumer,
                 was,
                 may_load,
+                rank: attempts::rank(request)?,
+                request_id: request_id(request)?,
             });
             if flight.is_none() {
                 self.reports.lock().acknowledged.insert((id, client), Acknowledged::complete());
@@ -168,6 +172,24 @@ fn known_client(state: &State, client: ClientId, given: &[u8]) -> Result<()> {
         }
     }
     Err(Error::failed_precondition(format!("{client} reads nothing here; open the epoch as a new client")))
+}
+
+/// What identifies the call of a request.
+///
+/// # Errors
+/// `InvalidArgument` for another number of bytes than 16.
+pub(super) fn request_id(request: &v1::OpenIterationRequest) -> Result<Option<Secret>> {
+    if request.request_id.is_empty() {
+        return Ok(None);
+    }
+    let bytes = <[u8; Secret::BYTES]>::try_from(&*request.request_id).map_err(|_| {
+        Error::invalid(format!(
+            "the id of a call has {} bytes, and {} are wanted",
+            request.request_id.len(),
+            Secret::BYTES
+        ))
+    })?;
+    Ok(Some(Secret::from_bytes(bytes)))
 }
 
 /// Whether the reader accepts that rows went to readers that are lost.

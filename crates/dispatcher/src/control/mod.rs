@@ -7,6 +7,7 @@
 
 mod acknowledged_rows;
 mod acknowledgements;
+mod attempts;
 mod autocache;
 mod cache_size;
 mod clients;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use caju_engine::ShardBy;
 use caju_proto::v1;
-use caju_types::{DatasetId, Error, IterationId, JobName, Result};
+use caju_types::{DatasetId, Error, IterationId, JobName, Result, hash128};
 
 use super::datasets::{find, parse, register};
 use super::jobs::{ANONYMOUS, mode_of_message};
@@ -38,7 +38,11 @@ impl Core {
         targets::check_local(&request.local_workers)?;
         self.check_save_url(&request).await?;
         if request.job.is_empty() {
-            request.job = self.unique_name(ANONYMOUS);
+            request.job = match joining::request_id(&request)? {
+                // The same call again is of the same job.
+                Some(id) => format!("{ANONYMOUS}{:032x}", hash128(id.as_bytes())),
+                None => self.unique_name(ANONYMOUS),
+            };
         }
         let resume = resume::parse(&request)?;
         self.lose_silent_consumer(&request).await?;

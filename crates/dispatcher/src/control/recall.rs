@@ -69,6 +69,7 @@ pub(super) fn resume(
         needed: iteration.own_members().collect(),
         recalled: why.to_string(),
         stand_ins,
+        attempt: known.and_then(|k| k.attempt.clone()),
         ..Resume::default()
     }
 }
@@ -169,7 +170,10 @@ fn holder(state: &State, request: &v1::OpenIterationRequest) -> Option<(Iteratio
     let is_new = request.client_id == 0 && request.num_consumers > 0;
     let job = JobName(request.job.clone());
     let iteration = state.find_iteration(&job, request.epoch).filter(|i| is_new && i.failure.is_none())?;
-    // A reader that comes back is not another one.
+    // An answer that was lost is given again, and a reader that comes back is not another one.
+    if iteration.opened_by(&request.request_id).is_some() {
+        return None;
+    }
     let was = ClientId(request.reattached_client);
     let mut holders = iteration.members.iter().filter(|(_, m)| m.was.is_none_or(|known| known != was));
     let (client, _) = holders.find(|(_, m)| m.consumer == Some(request.consumer_index))?;

@@ -6,8 +6,10 @@ use caju_proto::v1;
 use caju_types::{ClientId, Error, IterationId, Result, TakenRows};
 
 use super::jobs::mode_of_message;
-use super::{Txn, reattach};
-use crate::state::{Dataset, Failure, Iteration, Job, Mode, READERS_NOTIFIED, Resume, State, Update};
+use super::{Txn, attempts, reattach};
+use crate::state::{
+    Attempt, AttemptRelation, Dataset, Failure, Iteration, Job, Mode, READERS_NOTIFIED, Resume, State, Update,
+};
 
 /// The states of a request, as one. None if it has no states.
 ///
@@ -18,6 +20,7 @@ pub(super) fn parse(request: &v1::OpenIterationRequest) -> Result<Option<Resume>
     if request.flight {
         return Err(Error::invalid("an Arrow Flight reader cannot go on from a state"));
     }
+    let attempt = attempts::parse(request)?;
     let mut all: Option<Resume> = None;
     for state in &request.states {
         if state.epoch != request.epoch {
@@ -43,6 +46,7 @@ pub(super) fn parse(request: &v1::OpenIterationRequest) -> Result<Option<Resume>
             reattached: request.reattached_client != 0,
             recalled: String::new(),
             stand_ins: None,
+            attempt: attempt.clone().map(Box::new),
             steps: state.steps.iter().map(|s| (s.consumer, s.elements)).collect(),
             taken: match state.taken_short.is_empty() {
                 true => TakenRows::decode(&state.taken)?,
@@ -110,10 +114,10 @@ pub(super) fn join(
     if given.reattached && known.resume.is_some() {
         return reattach::join(txn, iteration, given).map(Some);
     }
-    let has_readers = known.own_members().any(is_alive);
-    match place_of(known, given, has_readers) {
+    match place_of(known, given, is_alive) {
         Place::Joins => Ok(Some(iteration)),
         Place::Adds => reattach::add(txn, iteration, given).map(|()| Some(iteration)),
+        Place::Former => Err(attempts::replaced(known, given)),
         Place::TooLate => Err(Error::failed_precondition(format!(
             "{} has begun from other states, without this one: its rows may come twice; read the epoch again under another \
              job name, from the states of all readers at once, or say how many states there are",
@@ -143,12 +147,30 @@ enum Place {
     TooLate,
     /// It begins the epoch again.
     Replaces,
+    /// Another attempt has come in the place of its own.
+    Former,
 }
 
-fn place_of(iteration: &Iteration, given: &Resume, has_readers: bool) -> Place {
+fn place_of(iteration: &Iteration, given: &Resume, is_alive: impl Fn(ClientId) -> bool) -> Place {
+    let attempt = iteration.resume.as_deref().and_then(|r| r.attempt.as_deref());
+    let relation = Attempt::relation(attempt, given.attempt.as_deref());
+    if relation == AttemptRelation::Former {
+        return Place::Former;
+    }
     let Some(known) = iteration.resume.as_deref().filter(|known| known.is_of_one_reading_as(given)) else {
         return Place::Replaces;
     };
+    let is_failed = iteration.failure.is_some() && iteration.members.is_empty();
+    if relation == AttemptRelation::Other || relation == AttemptRelation::Same && is_failed {
+        return Place::Replaces;
+    }
+    // The readers of one attempt go on together, also when the others are at the end.
+    let gives_same = given.of_all || is_union_of(known, given);
+    if relation == AttemptRelation::Same && gives_same && !attempts::comes_again(iteration, given, &is_alive)
+    {
+        return if known.missing() > 0 && !given.of_all { Place::Adds } else { Place::Joins };
+    }
+    let has_readers = iteration.own_members().any(is_alive);
     // A reader that had taken nothing is not waited for. The others have read the epoch to its end before it came.
     let had_nothing = !given.of_all && given.taken.is_empty() && !given.given.is_empty();
     if iteration.is_finished()
@@ -172,8 +194,7 @@ fn place_of(iteration: &Iteration, given: &Resume, has_readers: bool) -> Place {
     if !given.given.is_disjoint(&known.given) {
         // A reader gives its state once: this is its next attempt. But readers that loaded the states of all and have taken
         // nothing since all give the same one.
-        let is_same = given.is_union() && given.given.is_subset(&known.given) && known.has_rows_of(given);
-        return match is_same && has_readers {
+        return match is_union_of(known, given) && has_readers {
             true if known.missing() > 0 => Place::Adds,
             true => Place::Joins,
             false => Place::Replaces,
@@ -184,6 +205,11 @@ fn place_of(iteration: &Iteration, given: &Resume, has_readers: bool) -> Place {
         0 => Place::TooLate,
         _ => Place::Adds,
     }
+}
+
+/// Whether a reader gives the union of states that were given.
+fn is_union_of(known: &Resume, given: &Resume) -> bool {
+    given.is_union() && given.given.is_subset(&known.given) && known.has_rows_of(given)
 }
 
 /// What the readers of an iteration have to know for their states.

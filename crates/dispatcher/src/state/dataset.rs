@@ -1,12 +1,18 @@
 //! What is read, and under which name.
 
+use std::collections::BTreeMap;
+
 use caju_autocache::{CachePlan, Document, HintDef, Policy, ReplanState};
 use caju_engine::ShardBy;
 use caju_planner::{Decision, Profile};
 use caju_types::{DatasetId, Fingerprint, JobName, RowRanges};
 use serde::{Deserialize, Serialize};
 
-use super::{Consumers, Mode, SaveTarget, Sharing, TargetWorkers};
+use super::{Attempt, Consumers, Mode, SaveTarget, Sharing, TargetWorkers};
+
+/// The most epochs of a job of which the attempt is remembered that read them to their end. Ranks of a program are at most an
+/// epoch apart.
+const MAX_ATTEMPTS: usize = 8;
 
 /// A registered definition, with what binding it has found out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -118,6 +124,9 @@ pub struct Job {
     /// Epochs that were read to their end with rows missing.
     #[serde(default, skip_serializing_if = "RowRanges::is_empty")]
     pub incomplete: RowRanges,
+    /// The attempts that read the latest of these epochs to their end, behind states.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub attempts: BTreeMap<u64, Attempt>,
 }
 
 impl Job {
@@ -133,6 +142,18 @@ impl Job {
             finished: RowRanges::default(),
             abandoned: RowRanges::default(),
             incomplete: RowRanges::default(),
+            attempts: BTreeMap::new(),
+        }
+    }
+
+    /// An epoch is removed: which attempt read it to its end is remembered. None: it was not read to its end behind states.
+    pub(super) fn note_attempt(&mut self, epoch: u64, attempt: Option<&Attempt>) {
+        match attempt {
+            Some(attempt) => drop(self.attempts.insert(epoch, attempt.clone())),
+            None => drop(self.attempts.remove(&epoch)),
+        }
+        while self.attempts.len() > MAX_ATTEMPTS {
+            self.attempts.pop_first();
         }
     }
 }

@@ -162,6 +162,12 @@ pub struct Member {
     /// The version of the iteration since which its user may have its first element in hand; 0 before that.
     #[serde(default, skip_serializing_if = "super::is_default")]
     pub takes_since: u64,
+    /// Which rank of its attempt it is, if it restored states and says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rank: Option<u32>,
+    /// The call with which it came: the same call again is answered as the first one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request_id: Option<Secret>,
 }
 
 impl Iteration {
@@ -210,6 +216,10 @@ impl Iteration {
         // Readers that know of each other know whose states are needed if the dispatcher loses its own.
         if member.flight.is_none() && self.members.len() < READERS_NOTIFIED {
             self.version += 1;
+        }
+        let attempt = self.resume.as_mut().and_then(|r| r.attempt.as_mut());
+        if let (Some(attempt), Some(rank)) = (attempt, member.rank) {
+            attempt.ranks.insert(rank);
         }
         self.members.insert(client, Member { since: self.version, ..member });
     }
@@ -281,6 +291,11 @@ impl Iteration {
     /// The reader that had this number at a dispatcher that lost its state.
     pub fn reattached(&self, was: ClientId) -> Option<ClientId> {
         self.members.iter().find(|(_, m)| m.was == Some(was)).map(|(client, _)| *client)
+    }
+
+    /// The reader that came with a call.
+    pub fn opened_by(&self, request_id: &[u8]) -> Option<ClientId> {
+        self.members.iter().find(|(_, m)| m.request_id.is_some_and(|id| id.is(request_id))).map(|(c, _)| *c)
     }
 
     /// Elements that the user of a consumer got before the iteration began.

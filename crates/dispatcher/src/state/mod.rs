@@ -4,6 +4,7 @@
 //! and [`follow_ups`] for what must follow from any change); what was decided is an [`Update`], and the
 //! updates are the journal: applying them again, in order, gives the same state.
 
+mod attempt;
 mod cache_plan;
 mod dataset;
 mod even;
@@ -32,6 +33,7 @@ use caju_engine::ShardBy;
 use caju_types::{ClientId, DatasetId, IterationId, JobName, TaskId, WorkerId};
 use serde::{Deserialize, Serialize};
 
+pub use attempt::{Attempt, AttemptKey, AttemptRelation, MAX_RANKS};
 pub use caju_autocache::{HintDef, Policy, SplitModes};
 pub use dataset::{Dataset, Job, JobSpec};
 pub use even::{Balance, Consumers, Deal, DealtPiece, Even, Tail, TailElement, Uneven, describe_steps};
@@ -298,6 +300,8 @@ impl State {
         self.task_index.retain(|_, i| *i != id);
         self.touched.0.insert(id);
         let Some(job) = self.jobs.get_mut(&iteration.job) else { return };
+        let attempt = iteration.resume.as_deref().and_then(|r| r.attempt.as_deref());
+        job.note_attempt(iteration.epoch, attempt.filter(|_| iteration.is_finished()));
         if job.spec.anonymous && !self.iterations.values().any(|i| i.job == iteration.job) {
             self.jobs.remove(&iteration.job);
         } else if iteration.is_finished() {
@@ -331,6 +335,8 @@ impl State {
                 consumer,
                 was,
                 may_load,
+                rank,
+                request_id,
                 ..
             } => {
                 iteration.join(
@@ -342,6 +348,8 @@ impl State {
                         consumer: *consumer,
                         was: *was,
                         may_load: *may_load,
+                        rank: *rank,
+                        request_id: *request_id,
                         ..Member::default()
                     },
                 );

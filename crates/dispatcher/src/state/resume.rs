@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use caju_types::{ClientId, Error, IterationId, Result, RowRanges, TakenRows};
 use serde::{Deserialize, Serialize};
 
-use super::FeedId;
+use super::{Attempt, FeedId};
 
 /// More rows than any split has: all rows of a split.
 const ALL_ROWS: (u64, u64) = (0, 1 << 48);
@@ -50,6 +50,9 @@ pub struct Resume {
     /// What stands in for the states of consumers that come back without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stand_ins: Option<Box<StandIns>>,
+    /// The launch of the user's program that gave the states, if its readers say so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attempt: Option<Box<Attempt>>,
     /// Of consumers: the number of elements that the user of each had got.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub steps: BTreeMap<u32, u64>,
@@ -166,6 +169,9 @@ impl Resume {
         self.at_least = self.at_least.max(more.at_least);
         self.reattached |= more.reattached;
         self.steps.extend(&more.steps);
+        if self.attempt.is_none() {
+            self.attempt.clone_from(&more.attempt);
+        }
         Ok(())
     }
 

@@ -176,6 +176,12 @@ pub enum Update {
         /// It gets no task until its user asks for an element: it may leave, and come again with a state.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         may_load: bool,
+        /// Which rank of its attempt it is, if it restored states and says so.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        rank: Option<u32>,
+        /// The call with which it came.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        request_id: Option<Secret>,
     },
     /// The user of a consumer that came without a state has asked for an element.
     ClientAsked {

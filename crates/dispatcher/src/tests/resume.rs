@@ -1,6 +1,7 @@
 //! Epochs that go on behind states of readers.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use caju_proto::v1;
 use caju_types::{ErrorKind, Listed, TakenRows};
@@ -185,5 +186,186 @@ fn a_reader_that_had_taken_nothing_and_comes_after_the_end_finds_the_end() {
         // The reader of the epoch itself goes back to its state.
         let again = behind(&w, &def, "j", &TakenRows::default(), 7).await;
         assert_ne!(w.core.open_iteration(again).await.unwrap().iteration_id, iteration);
+    });
+}
+
+/// A reader of an attempt that restores the states of all.
+async fn of_attempt(
+    w: &World,
+    def: &Value,
+    id: &str,
+    rank: Option<u32>,
+    taken: &TakenRows,
+) -> v1::OpenIterationRequest {
+    let attempt = v1::Attempt {
+        id: id.to_string(),
+        states_digest: caju_types::hash128(&taken.encode()).to_le_bytes().to_vec().into(),
+        rank: rank.map_or(0, |rank| rank + 1),
+    };
+    v1::OpenIterationRequest {
+        states_of_all: true,
+        attempt: Some(attempt),
+        ..behind(w, def, "j", taken, 7).await
+    }
+}
+
+/// Reads the rows of the only split behind the states, as a reader that is at its end then.
+async fn read_to_the_end(w: &World, worker: u64, open: &v1::OpenIterationResponse) {
+    let (client, iteration, task) = (open.client_id, open.iteration_id, open.tasks[0].task_id);
+    let leased = w.next(task, worker, 1, 9).await.unwrap();
+    assert!(leased.end || w.next(task, worker, 2, 9).await.unwrap().end);
+    w.finish_counted(task, worker, Some(&[(0, 5)])).await;
+    assert!(w.take(client, iteration, &[(0, 0, 5)], &[task]).await.accounted);
+    w.close(client, iteration, Vec::new()).await;
+}
+
+/// A rank that is late belongs to the reading of its attempt, whatever has become of it: the journal keeps that, and so does the
+/// job when the epoch is forgotten. Without a name, and under another one, the epoch begins again.
+#[test]
+fn a_rank_that_comes_after_the_end_belongs_to_its_attempt() {
+    run(async {
+        let (def, before) = (json!({"splits": 1}), TakenRows::default());
+        let mut w = World::new();
+        let worker = w.worker("a:1").await;
+        let first = of_attempt(&w, &def, "first", Some(0), &before).await;
+        let open = w.core.open_iteration(first.clone()).await.unwrap();
+        read_to_the_end(&w, worker, &open).await;
+        w.restart();
+        for rank in [Some(1), None] {
+            let late = of_attempt(&w, &def, "first", rank, &before).await;
+            let late = w.core.open_iteration(late).await.unwrap();
+            assert_eq!((late.iteration_id, late.finished, late.tasks.len()), (open.iteration_id, true, 0));
+            w.close(late.client_id, late.iteration_id, Vec::new()).await;
+        }
+        // Ranks that have come go back to the states, and so does a program that names no attempt.
+        let again = w.core.open_iteration(first.clone()).await.unwrap();
+        assert_ne!(again.iteration_id, open.iteration_id);
+        read_to_the_end(&w, worker, &again).await;
+        let unnamed = v1::OpenIterationRequest { attempt: None, ..first };
+        let unnamed = w.core.open_iteration(unnamed).await.unwrap();
+        assert_ne!(unnamed.iteration_id, again.iteration_id);
+    });
+}
+
+#[test]
+fn a_rank_that_comes_when_the_epoch_is_forgotten_is_told_so() {
+    run(async {
+        let (def, before) = (json!({"splits": 1}), TakenRows::default());
+        let mut w = World::new();
+        let worker = w.worker("a:1").await;
+        let rank = async |w: &World, rank| of_attempt(w, &def, "first", Some(rank), &before).await;
+        let open = w.core.open_iteration(rank(&w, 0).await).await.unwrap();
+        read_to_the_end(&w, worker, &open).await;
+        w.core.check();
+        w.clock.advance(w.core.config.timers.job_gc_timeout + Duration::from_secs(1));
+        w.core.check();
+        assert!(w.core.snapshot().iterations.values().all(|i| i.id.0 != open.iteration_id));
+        w.restart();
+        let e = w.core.open_iteration(rank(&w, 1).await).await.unwrap_err();
+        assert!(e.kind() == ErrorKind::FailedPrecondition && e.message().contains("nothing is left"), "{e}");
+        w.core.open_iteration(rank(&w, 0).await).await.unwrap();
+    });
+}
+
+#[test]
+fn readers_of_an_earlier_attempt_are_refused() {
+    run(async {
+        let (def, mut before) = (json!({"splits": 8}), TakenRows::default());
+        let mut w = World::new();
+        w.worker("a:1").await;
+        let first = w.core.open_iteration(of_attempt(&w, &def, "first", None, &before).await).await.unwrap();
+        let second =
+            w.core.open_iteration(of_attempt(&w, &def, "second", None, &before).await).await.unwrap();
+        assert_ne!(first.iteration_id, second.iteration_id);
+        w.restart();
+        let late = of_attempt(&w, &def, "first", None, &before).await;
+        let e = w.core.open_iteration(late).await.unwrap_err();
+        assert!(e.message().contains("`second`") && e.message().contains("`first`"), "{e}");
+        // The same attempt goes back to other states.
+        before.add_whole(3);
+        let back = w.core.open_iteration(of_attempt(&w, &def, "second", None, &before).await).await.unwrap();
+        assert_ne!(back.iteration_id, second.iteration_id);
+        let joined =
+            w.core.open_iteration(of_attempt(&w, &def, "second", None, &before).await).await.unwrap();
+        assert_eq!(joined.iteration_id, back.iteration_id);
+    });
+}
+
+/// Each reader gives its own state: those of two attempts are not mixed.
+#[test]
+fn own_states_of_another_attempt_begin_again() {
+    run(async {
+        let w = World::new();
+        w.worker("a:1").await;
+        let def = json!({"splits": 8});
+        let own = async |reader: u64, attempt: &str| v1::OpenIterationRequest {
+            attempt: Some(v1::Attempt { id: attempt.into(), ..Default::default() }),
+            ..behind(&w, &def, "j", &taken(0), reader).await
+        };
+        let first = w.core.open_iteration(own(8, "first").await).await.unwrap();
+        assert_eq!(first.states_missing, 1);
+        let second = w.core.open_iteration(own(9, "second").await).await.unwrap();
+        assert!(second.iteration_id != first.iteration_id && second.states_missing == 1);
+        let e = w.core.open_iteration(own(7, "first").await).await.unwrap_err();
+        assert!(e.message().contains("came before it"), "{e}");
+        let both = w.core.open_iteration(own(7, "second").await).await.unwrap();
+        assert_eq!((both.iteration_id, both.states_missing), (second.iteration_id, 0));
+    });
+}
+
+#[test]
+fn attempts_that_say_too_much_are_refused() {
+    run(async {
+        let w = World::new();
+        let request = of_attempt(&w, &json!({"splits": 1}), "a", None, &TakenRows::default()).await;
+        let good = request.attempt.clone().unwrap();
+        for (attempt, said) in [
+            (v1::Attempt { rank: 1 << 20, ..good.clone() }, "ranks below 65536"),
+            (v1::Attempt { states_digest: vec![1; 3].into(), ..good.clone() }, "this one has 3"),
+            (v1::Attempt { states_digest: Default::default(), ..good.clone() }, "this one has 0"),
+            (v1::Attempt { id: "a".repeat(2_000), ..good.clone() }, "2000 bytes"),
+        ] {
+            let attempt = Some(attempt);
+            let e = w.core.open_iteration(v1::OpenIterationRequest { attempt, ..request.clone() }).await;
+            let e = e.unwrap_err();
+            assert!(e.kind() == ErrorKind::InvalidArgument && e.message().contains(said), "{e}");
+        }
+    });
+}
+
+/// The dispatcher dies when it has opened an epoch, and before it answers. The same call again is answered by the next one.
+#[test]
+fn a_call_that_is_made_again_after_a_restart_opens_one_reader() {
+    run(async {
+        let mut w = World::new();
+        w.worker("a:1").await;
+        let def = json!({"splits": 8});
+        let consumer = |index: u8| v1::OpenIterationRequest {
+            num_consumers: 2,
+            consumer_index: index.into(),
+            ..open_request(&json!({"splits": 8, "batch": 2}), "even")
+        };
+        let own_state = behind(&w, &def, "behind", &taken(0), 8).await;
+        let (named, unnamed) = (open_request(&def, "named"), open_request(&def, ""));
+        for (id, request) in [(1, named), (2, unnamed), (3, consumer(0)), (4, consumer(1)), (5, own_state)] {
+            let request = v1::OpenIterationRequest { request_id: vec![id; 16].into(), ..request };
+            let first = w.core.open_iteration(request.clone()).await.unwrap();
+            w.restart();
+            let again = w.core.open_iteration(request).await.unwrap();
+            assert_eq!(
+                (again.job, again.iteration_id, again.client_id, again.client_secret),
+                (first.job, first.iteration_id, first.client_id, first.client_secret)
+            );
+        }
+        let other =
+            v1::OpenIterationRequest { request_id: vec![9; 16].into(), ..open_request(&def, "named") };
+        w.core.open_iteration(other).await.unwrap();
+        let members = |job: &str| {
+            let state = w.core.snapshot();
+            state.iterations.values().filter(|i| i.job.0 == job).map(|i| i.members.len()).sum::<usize>()
+        };
+        assert_eq!((members("named"), members("even"), members("behind")), (2, 2, 1));
+        let short = v1::OpenIterationRequest { request_id: vec![9; 3].into(), ..open_request(&def, "named") };
+        assert_eq!(w.core.open_iteration(short).await.unwrap_err().kind(), ErrorKind::InvalidArgument);
     });
 }

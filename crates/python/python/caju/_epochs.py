@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import _caju
+from ._attempt import attempt_named
 from ._cluster import embedded
 from ._errors import FailedPrecondition
 from ._iterator import DatasetIterator, connected
@@ -131,7 +132,7 @@ class Epochs:
         if epoch is None:
             epoch, self._epochs = self._epochs, self._epochs + 1
 
-        def reopen(at: int, states: Sequence[str], of_all: bool) -> _caju.Reader | None:
+        def reopen(at: int, states: Sequence[str], of_all: bool, attempt: str | None) -> _caju.Reader | None:
             if not service.job_name:
                 # Other iterators may have read epochs of this dataset's own job, and a job's epoch is read once.
                 self._job = None
@@ -143,7 +144,7 @@ class Epochs:
                 return None
             # A reader that gives its own state waits for those of all others.
             wanted = 0 if of_all else num_readers
-            given = {"states": states, "num_states": wanted, "states_of_all": of_all}
+            given = {"states": states, "num_states": wanted, "states_of_all": of_all, "attempt": attempt_named(attempt)}
             return self._read(self._connect(service), service, at, given)
 
         def skipped(iteration: int) -> tuple[int, list[str]] | None:

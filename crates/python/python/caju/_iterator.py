@@ -93,7 +93,7 @@ class DatasetIterator(Iterator[T], Generic[T]):
         take: Callable[[Reader], T | None],
         keep: Any,
         epoch: int,
-        reopen: Callable[[int, Sequence[str], bool], Reader | None],
+        reopen: Callable[[int, Sequence[str], bool, str | None], Reader | None],
         not_exact: str | None,
         shared: bool,
         skipped: Callable[[int], tuple[int, list[str]] | None] | None,
@@ -170,12 +170,18 @@ class DatasetIterator(Iterator[T], Generic[T]):
             )
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+    def load_state_dict(
+        self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, attempt: str | None = None
+    ) -> None:
         """Moves to the position of another iterator, or goes back to an earlier one of this iterator.
 
         A job of several readers goes on from the states of all of them at one step: each reader loads its own, or each
         loads the states of all as a list. With the list, the number of readers may differ from before. The epoch begins
         when all states were given. Rows that readers of this job took after the state are read again.
+
+        `attempt` names the launch of the program that restores the states: all of its processes give the same name, and a
+        later launch gives another one. A process that comes late then goes on with the others, also when they have read the
+        epoch to its end. Without a name it is the launch by torchrun or Slurm, if there is one.
 
         After the state of an exhausted iterator this one is exhausted too, and the next iterator reads the next epoch.
         """
@@ -198,16 +204,18 @@ class DatasetIterator(Iterator[T], Generic[T]):
         exhausted = union["exhausted"]
         # The other readers of a job need the rows of this state, also if nothing is left for this reader.
         alone = exhausted and not self._shared
-        self._begin_again(union["epoch"], [] if alone else texts, not isinstance(state, Mapping))
+        self._begin_again(union["epoch"], [] if alone else texts, not isinstance(state, Mapping), attempt)
         self._elements, self._exhausted, self._loaded = union["elements"], exhausted, union
         if exhausted:
             self.close()
 
-    def _begin_again(self, epoch: int, states: Sequence[str], of_all: bool = False) -> None:
+    def _begin_again(
+        self, epoch: int, states: Sequence[str], of_all: bool = False, attempt: str | None = None
+    ) -> None:
         self._leave(5.0, keep=True)
         self._failure = self._stopped = None
         try:
-            reader = self._reopen(epoch, states, of_all)
+            reader = self._reopen(epoch, states, of_all, attempt)
         except Exception as e:
             self._failure = e
             raise

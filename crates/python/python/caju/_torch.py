@@ -77,6 +77,7 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
         self._current: weakref.ref[DatasetIterator[Any]] | None = None
         self._ended: list[dict[str, Any]] = []
         self._to_load: dict[str, str] = {}
+        self._attempt: str | None = None
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next iteration. Without a call, epochs are counted from 0.
@@ -112,7 +113,7 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
         states, self._to_load = [json.loads(text) for text in self._to_load.values()], {}
         iterator = self._dataset._open(take, epoch, moved, readers)
         if states:
-            iterator.load_state_dict(states if len(states) > 1 else states[0])
+            iterator.load_state_dict(states if len(states) > 1 else states[0], attempt=self._attempt)
             if iterator._exhausted:
                 iterator = self._dataset._open(take, iterator.epoch + 1, moved, readers)
                 moved(iterator.epoch)
@@ -146,8 +147,8 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
             return {"epoch": int(self._epochs[0]), name: ""}
         return {"epoch": states[0]["epoch"], name: json.dumps(states[0])}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a position with the next loop.
+    def load_state_dict(self, state: Mapping[str, Any], *, attempt: str | None = None) -> None:
+        """Goes on from a position with the next loop. `attempt` is that of `DatasetIterator.load_state_dict`.
 
         With the states of several ranks, as the dicts of `state_dict` of all ranks merged into one, this rank goes on from
         all of them: then the number of ranks may be another one, provided that every rank loads the same.
@@ -157,6 +158,7 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
         if not isinstance(state, Mapping) or not isinstance(state.get("epoch"), int):
             raise InvalidPipeline(f"this is not a state of a caju dataset for PyTorch: {state!r}")
         self._to_load = {name: text for name, text in state.items() if name.startswith(RANK) and text}
+        self._attempt = attempt
         self._epochs.zero_()
         self._epochs[0] = state["epoch"]
         self._current, self._ended = None, []

@@ -109,6 +109,8 @@ fn plain_updates() -> Vec<Update> {
             consumer: None,
             was: None,
             may_load: false,
+            rank: None,
+            request_id: None,
         },
         Update::ClientJoined {
             client: ClientId(1003),
@@ -120,6 +122,8 @@ fn plain_updates() -> Vec<Update> {
             consumer: None,
             was: None,
             may_load: false,
+            rank: None,
+            request_id: None,
         },
         Update::TaskCreated { task: TaskId(1004), iteration, worker, feed: FeedId::SHARED, secret: None },
         Update::TaskCreated {
