@@ -51,6 +51,34 @@ fn simulated_clusters_of_the_last_seeds_keep_every_promise() {
     pass(3 * SEEDS);
 }
 
+/// Several jobs that share rows. Each gets each row of its epochs once, with the draws of its seed, whenever it joins, at any
+/// speed and with any window, while workers, readers and the dispatcher are lost or stand still.
+fn share(first: u64) {
+    let seeds = ["--first", &first.to_string(), "--seeds", &SEEDS.to_string(), "--jobs", "1"];
+    let output = simulate(&[&["--scenario", "sharing"], &seeds[..]].concat());
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+}
+
+#[test]
+fn jobs_that_share_get_their_epochs() {
+    share(0);
+}
+
+#[test]
+fn jobs_that_share_get_their_epochs_of_further_seeds() {
+    share(SEEDS);
+}
+
+#[test]
+fn jobs_that_share_get_their_epochs_of_still_further_seeds() {
+    share(2 * SEEDS);
+}
+
+#[test]
+fn jobs_that_share_get_their_epochs_of_the_last_seeds() {
+    share(3 * SEEDS);
+}
+
 /// Seeds beyond those that have failed once, each with its cause.
 ///
 /// - 278 and 565: the model took the nominal rows of an engine's batch for the most that a chunk has.

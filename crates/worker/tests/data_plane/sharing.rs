@@ -22,7 +22,7 @@ const AHEAD: u64 = 40 * SPLIT;
 /// A window that has space for everything, and tasks that wait for each other as long as a test may take: each row is
 /// computed once.
 fn patient(window_bytes: u64, lag: SharingLag) -> SharingSettings {
-    SharingSettings { window_bytes, lag, wait: PATIENCE }
+    SharingSettings { window_bytes, backlog_bytes: window_bytes, lag, wait: PATIENCE }
 }
 
 async fn cluster(workers: usize, sharing: SharingSettings) -> Cluster {
@@ -176,6 +176,7 @@ async fn xtr_05_each_job_gets_its_epoch_at_any_speed() {
         let draw = |n: u64, most: u64| mix64(mix64(77, seed), n) % most;
         let settings = SharingSettings {
             window_bytes: [0, 500, 40_000, 300_000, 1 << 30][usize::try_from(draw(0, 5)).unwrap()],
+            backlog_bytes: [0, 10_000, 1 << 30][usize::try_from(draw(7, 3)).unwrap()],
             lag: if draw(1, 2) == 0 { SharingLag::Drop } else { SharingLag::Throttle },
             wait: Duration::from_millis(1 + draw(2, 50)),
         };
@@ -246,7 +247,9 @@ async fn a_lost_worker_costs_no_row_of_any_job() {
 async fn a_job_that_stands_still_holds_up_nobody() {
     for lag in [SharingLag::Drop, SharingLag::Throttle] {
         let wait = Duration::from_millis(50);
-        let cluster = cluster(1, SharingSettings { window_bytes: 100_000, lag, wait }).await;
+        let cluster =
+            cluster(1, SharingSettings { window_bytes: 100_000, lag, wait, ..SharingSettings::default() })
+                .await;
         let client = cluster.client().await;
         let mut readers =
             begun(&client, vec![shared(&squares(), "still"), shared(&squares(), "quick")]).await;
