@@ -168,7 +168,12 @@ impl Plan {
             faults: Vec::new(),
         };
         if shares {
-            let sharing = Sharing::draw(&mut r, (plan.rows, SPLIT_ROWS), caching == Caching::PutGet);
+            let sharing = Sharing::draw(
+                &mut r,
+                (plan.rows, SPLIT_ROWS),
+                caching == Caching::PutGet,
+                !plan.is_deterministic,
+            );
             // Each job has a reader at least.
             plan.readers = sharing.jobs.len() + usize::try_from(r.between(0, 3)).unwrap_or(0);
             plan.sharing = Some(sharing);
@@ -275,6 +280,11 @@ impl Plan {
     /// Whether two readers belong to one job.
     pub(crate) fn are_of_one_job(&self, one: usize, other: usize) -> bool {
         self.sharing.as_ref().is_none_or(|sharing| sharing.job_of(one) == sharing.job_of(other))
+    }
+
+    /// Whether the job of a reader skips rows that have left the window.
+    pub(crate) fn is_relaxed(&self, reader: usize) -> bool {
+        self.sharing.as_ref().and_then(|sharing| sharing.of(reader)).is_some_and(|job| job.is_relaxed)
     }
 
     /// The number of jobs.

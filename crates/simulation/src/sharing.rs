@@ -28,6 +28,8 @@ pub(crate) struct Sharing {
 #[derive(Debug, Clone)]
 pub(crate) struct SharingJob {
     pub(crate) seed: u64,
+    /// It skips rows that have left the window.
+    pub(crate) is_relaxed: bool,
     /// When its first reader begins.
     begins: Duration,
     /// How long its users work on an element, at most.
@@ -36,8 +38,9 @@ pub(crate) struct SharingJob {
 }
 
 impl Sharing {
-    /// Draws what a run shares. `rows`: those of an epoch and of a split; `stores`: rows are stored at a hint of the pipeline.
-    pub(crate) fn draw(r: &mut Random, (rows, split_rows): (u64, u64), stores: bool) -> Self {
+    /// Draws what a run shares. `rows`: those of an epoch and of a split; `stores`: rows are stored at a hint of the pipeline;
+    /// `may_skip`: jobs may be relaxed.
+    pub(crate) fn draw(r: &mut Random, (rows, split_rows): (u64, u64), stores: bool, may_skip: bool) -> Self {
         let (epoch_bytes, split_bytes) = (rows * ROW_BYTES, split_rows * ROW_BYTES);
         let bytes = [0, split_bytes / 6, split_bytes * 3, epoch_bytes / 2, 1 << 30];
         let waits = [1, 20, 200, 2_000];
@@ -54,6 +57,7 @@ impl Sharing {
             begins: if r.permille(400) { Duration::ZERO } else { r.ms(1, 5_000) },
             pace: r.pick(&[0, 5, 20, 100]).map_or(Duration::ZERO, Duration::from_millis),
             batch: r.between(8, 200),
+            is_relaxed: may_skip && r.permille(250),
         };
         let jobs = (0..count).map(|_| job(r)).collect();
         // Rows behind draws are not shared by jobs that store some.

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use caju_client::{Balance, Client, ClientConfig, Consumer, LostReaders, ReadRequest, ReaderState, Uneven};
+use caju_client::{
+    Balance, Client, ClientConfig, Consumer, LostReaders, ReadRequest, ReaderState, Sharing, Uneven,
+};
 use caju_dispatcher::{Dispatcher, DispatcherConfig, DispatcherHandle, EngineCatalog, Timers, WorkerList};
 use caju_engine::WindowUsage;
 use caju_kernels::{Limits, Registry};
@@ -386,8 +388,9 @@ impl World {
             epoch,
             seed,
             sharing: match plan.sharing {
-                Some(_) => caju_client::Sharing::Exact { trainer_id: None },
-                None => caju_client::Sharing::AsJob,
+                Some(_) if plan.is_relaxed(reader) => Sharing::Relaxed { trainer_id: None },
+                Some(_) => Sharing::Exact { trainer_id: None },
+                None => Sharing::AsJob,
             },
             policy: policy.to_string(),
             mode: if plan.division == Division::ByRow {

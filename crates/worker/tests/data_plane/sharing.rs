@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use caju_client::{Client, ReadRequest, Reader, Sharing};
 use caju_engine::{SharingLag, SharingSettings};
-use caju_proto::v1::{JobStatus, SharedUse};
+use caju_proto::v1::{JobStatus, ProcessingMode, SharedUse};
 use caju_types::{ErrorKind, mix64};
 use serde_json::{Value, json};
 
@@ -134,6 +134,40 @@ async fn a_late_job_computes_what_it_has_missed() {
     assert!(uses[1].window_rows > 0, "{uses:?}");
     let usage = cluster.workers[0].window_usage();
     assert!(usage.peak_bytes <= window && usage.peak_bytes > 0, "{usage:?}");
+}
+
+/// `sharing: relaxed`: a late job leaves out what another one computed and what has left the window, and counts that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn xtr_22_a_relaxed_job_counts_the_rows_that_it_skips() {
+    let cluster = cluster(1, patient(8 * SPLIT * 250, SharingLag::Drop)).await;
+    let client = cluster.client().await;
+    let relaxed = |job: &str| ReadRequest {
+        sharing: Sharing::Relaxed { trainer_id: None },
+        ..request(&squares(), job)
+    };
+    let (mut early, mut of_early) = begun(&client, vec![relaxed("early")]).await.remove(0);
+    while of_early.iter().map(Vec::len).sum::<usize>() < 48 * 1024 {
+        of_early.push(ids(&early.next().await.unwrap().unwrap().batch));
+    }
+    let (mut late, mut of_late) = begun(&client, vec![relaxed("late")]).await.remove(0);
+    let (a, b) = futures::join!(drain(&mut early), drain(&mut late));
+    of_early.extend(a.unwrap());
+    of_late.extend(b.unwrap());
+    let mut skipped = Vec::new();
+    for (reader, got) in [(early, of_early), (late, of_late)] {
+        let mut got = got.concat();
+        let rows = got.len() as u64;
+        got.sort_unstable();
+        got.dedup();
+        assert_eq!(got.len() as u64, rows, "rows came twice");
+        let status = status(&client, reader).await;
+        assert_eq!(status.sharing, "relaxed");
+        let shared = shared_use(&status);
+        assert_eq!(rows + shared.skipped_rows, ROWS, "{shared:?}");
+        skipped.push(shared.skipped_rows);
+    }
+    // The early job's user had taken 48 splits, and 8 fit the window.
+    assert!(skipped[1] >= 30 * SPLIT, "{skipped:?}");
 }
 
 /// Pipelines that differ below a hint share the rows above it.
@@ -313,6 +347,15 @@ async fn xtr_12_what_cannot_be_shared_is_refused() {
     };
     let both = ReadRequest { consumer: Some(consumer), ..shared(&squares(), "j") };
     refused(both, ErrorKind::InvalidArgument, "num_consumers and sharing exclude each other").await;
+    let relaxed = |def: &Value| ReadRequest {
+        sharing: Sharing::Relaxed { trainer_id: None },
+        ..request(def, "relaxed")
+    };
+    let mut ordered = squares();
+    ordered["deterministic"] = json!(true);
+    refused(relaxed(&ordered), ErrorKind::InvalidArgument, "promises the order of all rows").await;
+    let by_row = ReadRequest { mode: ProcessingMode::Data, ..relaxed(&squares()) };
+    refused(by_row, ErrorKind::InvalidArgument, "divides its rows in processing mode").await;
     let (reader, _) = begun(&client, vec![shared(&squares(), "j")]).await.remove(0);
     let off = ReadRequest { sharing: Sharing::Off, ..request(&squares(), "j") };
     refused(off, ErrorKind::AlreadyExists, "runs with sharing `exact`, not `off`").await;
