@@ -51,8 +51,9 @@ def test_every_trainer_of_a_job_gets_all_rows():
 
 
 @pytest.mark.parametrize("arguments, text", [
-    ({"job_name": "j", "sharing": "relaxd"}, "not one of exact, off"),
+    ({"job_name": "j", "sharing": "relaxd"}, "not one of exact, relaxed, off"),
     ({"sharing": "exact"}, "needs job_name="),
+    ({"sharing": "relaxed"}, "needs job_name="),
     ({"job_name": "j", "trainer_id": "a"}, "belongs to sharing="),
     ({"job_name": "j", "sharing": "off", "trainer_id": "a"}, "belongs to sharing="),
     ({"job_name": "j", "sharing": "exact", "trainer_id": " "}, "must be a name that is not empty"),

@@ -113,7 +113,7 @@ pub(crate) struct SharedReport {
     pub(crate) window_hits: u64,
     /// Of these: splits whose remaining rows the job's own tasks computed.
     pub(crate) taken_over: u64,
-    /// Rows of the epoch that the job did not get: 0 under `exact`.
+    /// Rows of the epoch that the job did not get, counted at the last place at which they were shared: 0 under `exact`.
     pub(crate) skipped: u64,
 }
 
@@ -124,7 +124,7 @@ impl From<SharedUse> for SharedReport {
             window_rows: shared.window_rows,
             window_hits: shared.window_hits,
             taken_over: shared.taken_over,
-            skipped: 0,
+            skipped: shared.skipped_rows,
         }
     }
 }

@@ -194,10 +194,16 @@ pub enum Sharing {
         /// the readers of the job divide its rows.
         trainer_id: Option<String>,
     },
+    /// As [`Sharing::Exact`], but no row is computed twice in an epoch: rows that another job computed and that no window has
+    /// any more are left out. The status and the report count them.
+    Relaxed {
+        /// As in [`Sharing::Exact`].
+        trainer_id: Option<String>,
+    },
 }
 
 impl Sharing {
-    /// The sharing of a name: `exact` or `off`.
+    /// The sharing of a name: `exact`, `relaxed` or `off`.
     ///
     /// # Errors
     /// `InvalidArgument` for another word, and for a trainer id that is empty or belongs to nothing.
@@ -216,13 +222,15 @@ impl Sharing {
         }
         match (name, trainer_id) {
             ("exact", trainer_id) => Ok(Sharing::Exact { trainer_id }),
+            ("relaxed", trainer_id) => Ok(Sharing::Relaxed { trainer_id }),
             ("off", None) => Ok(Sharing::Off),
             ("off", Some(_)) => {
-                Err(Error::invalid("a trainer id belongs to sharing `exact`, and this reader has `off`"))
+                let why = "a trainer id belongs to sharing `exact` or `relaxed`, and this reader has `off`";
+                Err(Error::invalid(why))
             }
             (other, _) => Err(Error::invalid(format!(
-                "sharing `{other}`{}: say `exact` or `off`",
-                did_you_mean(other, ["exact", "off"])
+                "sharing `{other}`{}: say `exact`, `relaxed` or `off`",
+                did_you_mean(other, ["exact", "relaxed", "off"])
             ))),
         }
     }
@@ -233,13 +241,14 @@ impl Sharing {
             Sharing::AsJob => "",
             Sharing::Off => "off",
             Sharing::Exact { .. } => "exact",
+            Sharing::Relaxed { .. } => "relaxed",
         }
     }
 
     /// The trainer id; empty if there is none.
     pub fn trainer_id(&self) -> &str {
         match self {
-            Sharing::Exact { trainer_id: Some(id) } => id,
+            Sharing::Exact { trainer_id: Some(id) } | Sharing::Relaxed { trainer_id: Some(id) } => id,
             _ => "",
         }
     }

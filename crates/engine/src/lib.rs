@@ -26,7 +26,8 @@ pub use probing::{Findings, HintParts, HintProbe};
 pub use row_checks::{RowChecks, RowChecksum};
 pub use shard::{ListingDigest, Shard, ShardBy, ShardSplits};
 pub use sharing::{
-    SharedCounts, SharingLag, SharingMember, SharingPoint, SharingSettings, SharingWindow, WindowUsage,
+    SharedCounts, SharingJob, SharingLag, SharingMember, SharingPoint, SharingSettings, SharingWindow,
+    WindowUsage,
 };
 pub use stats::TaskStats;
 pub use task::{TaskOptions, TaskRun, run_task};

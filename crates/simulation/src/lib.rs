@@ -7,6 +7,7 @@
 //! ```sh
 //! cargo run -p caju-simulation -- --seeds 10000      # many seeds, each in a process of its own
 //! cargo run -p caju-simulation -- --seed 4711        # one seed, with every event
+//! cargo run -p caju-simulation -- --scenario sharing # several jobs that share rows
 //! ```
 //!
 //! # Why not `turmoil`
@@ -27,8 +28,10 @@ mod random;
 mod reader;
 mod run;
 mod seat;
+mod sharing;
 mod tap;
 mod world;
 
+pub use plan::Scenario;
 pub use run::{Report, run};
 pub use tap::Spoil;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use caju_simulation::{Report, Spoil, run};
+use caju_simulation::{Report, Scenario, Spoil, run};
 use caju_types::{Error, Result};
 use clap::Parser;
 use parking_lot::Mutex;
@@ -29,6 +29,9 @@ struct Args {
     /// Processes at a time.
     #[arg(long, default_value_t = 2)]
     jobs: usize,
+    /// What the runs are about.
+    #[arg(long, value_enum, default_value_t)]
+    scenario: Scenario,
     /// Put a fault of the code into every run.
     #[arg(long, value_enum)]
     spoil: Option<Spoil>,
@@ -55,7 +58,7 @@ fn one(seed: u64, args: &Args) -> ExitCode {
     if let Some(level) = &args.log {
         tracing_subscriber::fmt().with_env_filter(level).with_writer(std::io::stderr).init();
     }
-    let report = match run(seed, args.spoil, !args.json) {
+    let report = match run(seed, args.scenario, args.spoil, !args.json) {
         Ok(report) => report,
         Err(e) => {
             eprintln!("error: {e}");
@@ -120,27 +123,32 @@ fn many(args: &Args) -> ExitCode {
     ExitCode::from(u8::from(!failed.is_empty()))
 }
 
-/// The line that repeats a run.
-fn replay(seed: u64, args: &Args) -> String {
-    let spoil = match args.spoil {
-        Some(spoil) => format!(" --spoil {}", name(spoil)),
-        None => String::new(),
-    };
-    format!("cargo run -p caju-simulation -- --seed {seed}{spoil}")
+/// The arguments of one seed.
+fn arguments(seed: u64, args: &Args) -> Vec<String> {
+    let mut of = vec!["--seed".to_string(), seed.to_string()];
+    if args.scenario != Scenario::default() {
+        of.extend(["--scenario".to_string(), name(args.scenario)]);
+    }
+    if let Some(spoil) = args.spoil {
+        of.extend(["--spoil".to_string(), name(spoil)]);
+    }
+    of
 }
 
-fn name(spoil: Spoil) -> String {
-    clap::ValueEnum::to_possible_value(&spoil).map_or_else(String::new, |v| v.get_name().to_string())
+/// The line that repeats a run.
+fn replay(seed: u64, args: &Args) -> String {
+    format!("cargo run -p caju-simulation -- {}", arguments(seed, args).join(" "))
+}
+
+fn name(value: impl clap::ValueEnum) -> String {
+    clap::ValueEnum::to_possible_value(&value).map_or_else(String::new, |v| v.get_name().to_string())
 }
 
 /// Runs a seed in a process of its own.
 fn child(seed: u64, args: &Args) -> Result<Report> {
     let failed = |e: &dyn std::fmt::Display| Error::internal(format!("the run did not end in order: {e}"));
     let mut command = Command::new(std::env::current_exe().map_err(|e| failed(&e))?);
-    command.args(["--seed", &seed.to_string(), "--json"]);
-    if let Some(spoil) = args.spoil {
-        command.args(["--spoil", &name(spoil)]);
-    }
+    command.args(arguments(seed, args)).arg("--json");
     let output = command.stdin(Stdio::null()).output().map_err(|e| failed(&e))?;
     let said = String::from_utf8_lossy(&output.stdout);
     serde_json::from_str(said.trim()).map_err(|_| {

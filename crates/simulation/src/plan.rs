@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::pipe::Quality;
 use crate::random::Random;
+use crate::sharing::Sharing;
 
 /// Rows of a split: the least that a `range` makes.
 pub(crate) const SPLIT_ROWS: u64 = 1024;
@@ -14,8 +15,9 @@ pub(crate) const SPLIT_ROWS: u64 = 1024;
 const MAX_LOSSES: usize = 2;
 /// Rows in the buffer of a `shuffle`.
 const SHUFFLE_ROWS: u64 = 500;
-/// Bytes of a row: two columns of 64-bit integers.
+/// Bytes of a row: two columns of 64-bit integers, and where jobs share two more columns.
 const ROW_BYTES: u64 = 16;
+const SHARED_ROW_BYTES: u64 = 32;
 /// Rows after which a reader's user works on them for a while.
 pub(crate) const ROWS_PER_PAUSE: usize = 64;
 /// The timeouts of the cluster.
@@ -40,6 +42,16 @@ pub(crate) enum Division {
     ByRow,
     /// Splits are leased; every reader gets equally many elements. With `pads` some are repeated, else some dropped.
     Consumers { pads: bool },
+}
+
+/// What runs are about.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Scenario {
+    /// One job with several readers.
+    #[default]
+    OneJob,
+    /// Several jobs that share the rows they compute.
+    Sharing,
 }
 
 /// A fault.
@@ -112,18 +124,22 @@ pub(crate) struct Plan {
     pub(crate) quality: Quality,
     pub(crate) buffer_bytes: usize,
     pub(crate) prefetch_bytes: usize,
+    /// The jobs that share rows; none: all readers belong to one job.
+    pub(crate) sharing: Option<Sharing>,
     /// Faults, with the time of each since the beginning of the first epoch.
     pub(crate) faults: Vec<(Duration, Fault)>,
 }
 
 impl Plan {
     /// The plan of a seed.
-    pub(crate) fn of(seed: u64) -> Self {
-        let mut r = Random::new(seed, 10);
+    pub(crate) fn of(seed: u64, scenario: Scenario) -> Self {
+        let shares = scenario == Scenario::Sharing;
+        let mut r = Random::new(seed, if shares { 11 } else { 10 });
         let workers = usize::try_from(r.between(1, 5)).unwrap_or(1);
         let readers = usize::try_from(r.between(1, 5)).unwrap_or(1);
         let splits = r.between(3, 21);
         let division = match r.between(0, 10) {
+            _ if shares => Division::Dynamic,
             0 => Division::ByRow,
             1 => Division::Consumers { pads: r.permille(500) },
             _ => Division::Dynamic,
@@ -154,8 +170,20 @@ impl Plan {
             },
             buffer_bytes: usize::try_from(r.between(4 << 10, 256 << 10)).unwrap_or(64 << 10),
             prefetch_bytes: usize::try_from(r.between(4 << 10, 256 << 10)).unwrap_or(64 << 10),
+            sharing: None,
             faults: Vec::new(),
         };
+        if shares {
+            let sharing = Sharing::draw(
+                &mut r,
+                (plan.rows, SPLIT_ROWS),
+                caching == Caching::PutGet,
+                !plan.is_deterministic,
+            );
+            // Each job has a reader at least.
+            plan.readers = sharing.jobs.len() + usize::try_from(r.between(0, 3)).unwrap_or(0);
+            plan.sharing = Some(sharing);
+        }
         plan.draw_faults(&mut r);
         if seed % 4 == 1 {
             // Not drawn, so that what is drawn for a seed stays.
@@ -229,8 +257,8 @@ impl Plan {
         computing.max(taking) + 200
     }
 
-    /// The pipeline.
-    pub(crate) fn definition(&self) -> Value {
+    /// The pipeline of a reader.
+    pub(crate) fn definition(&self, reader: usize) -> Value {
         let mut steps = vec![json!({ "with_columns": { "x": "id * 3 + 1" } })];
         if self.filters {
             steps.push(json!({ "filter": "id % 3 <> 0" }));
@@ -241,13 +269,39 @@ impl Plan {
         if self.row_us > 0 {
             steps.push(json!({ "sleep": { "per_row": format!("{}us", self.row_us) } }));
         }
-        if self.shuffles {
-            steps.push(json!({ "shuffle": { "buffer": SHUFFLE_ROWS, "seed": 7 } }));
-        }
-        if let Some(size) = self.batch {
-            steps.push(json!({ "batch": size }));
+        match &self.sharing {
+            Some(sharing) => steps.extend(sharing.steps_of(reader, self.shuffle())),
+            None => {
+                steps.extend(self.shuffle());
+                steps.extend(self.batch.map(|size| json!({ "batch": size })));
+            }
         }
         json!({ "source": { "range": self.rows }, "steps": steps, "deterministic": self.is_deterministic })
+    }
+
+    /// The stage that mixes splits, if there is one.
+    fn shuffle(&self) -> Option<Value> {
+        self.shuffles.then(|| json!({ "shuffle": { "buffer": SHUFFLE_ROWS, "seed": 7 } }))
+    }
+
+    /// When a reader begins, and how long its user works on an element at most.
+    pub(crate) fn times_of(&self, reader: usize) -> (Duration, Duration) {
+        self.sharing.as_ref().map_or((Duration::ZERO, self.pace), |sharing| sharing.times_of(reader))
+    }
+
+    /// Whether two readers belong to one job.
+    pub(crate) fn are_of_one_job(&self, one: usize, other: usize) -> bool {
+        self.sharing.as_ref().is_none_or(|sharing| sharing.job_of(one) == sharing.job_of(other))
+    }
+
+    /// Whether the job of a reader skips rows that have left the window.
+    pub(crate) fn is_relaxed(&self, reader: usize) -> bool {
+        self.sharing.as_ref().and_then(|sharing| sharing.of(reader)).is_some_and(|job| job.is_relaxed)
+    }
+
+    /// The number of jobs.
+    pub(crate) fn jobs(&self) -> usize {
+        self.sharing.as_ref().map_or(1, |sharing| sharing.jobs.len())
     }
 
     /// The values of `id` that the readers of an epoch get, in order.
@@ -259,7 +313,8 @@ impl Plan {
     /// The most bytes that wait in one task of a worker: its buffer, and the chunk that was computed when there was space
     /// in it. How large a chunk is shows only when it is computed.
     pub(crate) fn max_task_bytes(&self) -> usize {
-        self.buffer_bytes + usize::try_from(self.max_chunk_rows() * ROW_BYTES).unwrap_or(usize::MAX)
+        let row_bytes = if self.sharing.is_some() { SHARED_ROW_BYTES } else { ROW_BYTES };
+        self.buffer_bytes + usize::try_from(self.max_chunk_rows() * row_bytes).unwrap_or(usize::MAX)
     }
 
     /// Rows of the largest chunk. Batches of the engine grow from `batch_rows` to eight times that where rows cost little, so
@@ -316,6 +371,9 @@ impl fmt::Display for Plan {
             if says {
                 write!(f, ", {word}")?;
             }
+        }
+        if let Some(sharing) = &self.sharing {
+            write!(f, ", sharing: {sharing}")?;
         }
         for (at, fault) in &self.faults {
             write!(f, "; {} ms: {fault:?}", at.as_millis())?;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use arrow_array::cast::AsArray as _;
-use arrow_array::types::Int64Type;
+use arrow_array::types::{Float64Type, Int64Type};
 use caju_client::{Attempt, Client, ReadRequest, Reader, ReaderState};
 use caju_types::{Error, Result};
 use caju_wire::Network;
@@ -12,6 +12,7 @@ use crate::ambient;
 use crate::plan::ROWS_PER_PAUSE;
 use crate::random::Random;
 use crate::seat::Epoch;
+use crate::sharing::DRAWN;
 use crate::world::World;
 
 /// Reads every epoch of the plan.
@@ -19,6 +20,7 @@ use crate::world::World;
 /// # Errors
 /// Why an epoch could not be read to its end.
 pub(crate) async fn read_epochs(world: &World, reader: usize, network: Network) -> Result<()> {
+    tokio::time::sleep(world.plan().times_of(reader).0).await;
     let client = world.client(network).await?;
     for epoch in 0..world.plan().epochs() {
         let request = world.request(reader, epoch)?;
@@ -26,8 +28,8 @@ pub(crate) async fn read_epochs(world: &World, reader: usize, network: Network) 
             None => drop(read_part(world, reader, &client, request, u64::MAX).await?),
             Some(rows) => {
                 let state = read_part(world, reader, &client, request.clone(), rows).await?;
-                let states = world.gather_states(state).await;
-                let job = "train on".to_string();
+                let states = world.gather_states(reader, state).await;
+                let job = format!("{} on", request.job);
                 let attempt = world
                     .plan()
                     .names_attempt
@@ -82,7 +84,7 @@ fn with_seat(world: &World, reader: usize, change: impl FnOnce(&mut Vec<Epoch>))
 /// True at the end of the epoch.
 async fn take_rows(world: &World, reader: usize, open: &mut Reader, most_rows: u64) -> Result<bool> {
     let mut random = Random::new(reader as u64, 30);
-    let pace = u64::try_from(world.plan().pace.as_micros()).unwrap_or(0);
+    let pace = u64::try_from(world.plan().times_of(reader).1.as_micros()).unwrap_or(0);
     let (mut since_pause, mut rows) = (0, 0);
     while let Some(element) = open.next().await? {
         let column = element
@@ -101,6 +103,10 @@ async fn take_rows(world: &World, reader: usize, open: &mut Reader, most_rows: u
                 last.elements += 1;
                 if !element.is_padding {
                     last.ids.extend_from_slice(ids);
+                    if let Some(drawn) = element.batch.column_by_name(DRAWN) {
+                        last.drawn
+                            .extend(drawn.as_primitive::<Float64Type>().values().iter().map(|u| u.to_bits()));
+                    }
                 }
             }
         });

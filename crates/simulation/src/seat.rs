@@ -16,6 +16,8 @@ pub(crate) struct Epoch {
     pub(crate) elements: u64,
     /// The values of `id`, in the order of their delivery.
     pub(crate) ids: Vec<i64>,
+    /// The bits of the random number of each of them, where rows have one.
+    pub(crate) drawn: Vec<u64>,
     /// The reader said that this is all.
     pub(crate) is_over: bool,
     /// When it was left, in simulated time.

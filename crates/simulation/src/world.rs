@@ -3,8 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use caju_client::{Balance, Client, ClientConfig, Consumer, LostReaders, ReadRequest, ReaderState, Uneven};
+use caju_client::{
+    Balance, Client, ClientConfig, Consumer, LostReaders, ReadRequest, ReaderState, Sharing, Uneven,
+};
 use caju_dispatcher::{Dispatcher, DispatcherConfig, DispatcherHandle, EngineCatalog, Timers, WorkerList};
+use caju_engine::WindowUsage;
 use caju_kernels::{Limits, Registry};
 use caju_pipeline::DatasetDef;
 use caju_proto::v1::ProcessingMode;
@@ -54,7 +57,7 @@ struct Inner {
     /// Readers that have ended.
     ended: watch::Sender<usize>,
     /// The states of readers that stopped.
-    states: watch::Sender<Vec<ReaderState>>,
+    states: watch::Sender<Vec<(usize, ReaderState)>>,
 }
 
 /// A dispatcher and its tap.
@@ -260,6 +263,7 @@ impl World {
             connect_timeout: CONNECT_TIMEOUT,
             registry: inner.registry.clone(),
             batch_rows: Some(inner.plan.batch_rows),
+            sharing: inner.plan.sharing.as_ref().map(|s| s.settings).unwrap_or_default(),
             ..WorkerConfig::new(DISPATCHER, Arc::clone(&inner.stores))
         }
     }
@@ -301,6 +305,12 @@ impl World {
         let workers = self.0.workers.lock();
         let running = workers.iter().filter_map(|w| w.handle.as_ref());
         running.map(|w| (w.buffered_bytes(), w.tasks().len())).collect()
+    }
+
+    /// The window of each worker.
+    pub(crate) fn windows(&self) -> Vec<WindowUsage> {
+        let workers = self.0.workers.lock();
+        workers.iter().filter_map(|w| w.handle.as_ref()).map(WorkerHandle::window_usage).collect()
     }
 
     // ---- readers
@@ -369,11 +379,19 @@ impl World {
     /// If the plan's definition is none.
     pub(crate) fn request(&self, reader: usize, epoch: u64) -> Result<ReadRequest> {
         let plan = &self.0.plan;
-        let def = DatasetDef::from_json(&plan.definition())?;
+        let def = DatasetDef::from_json(&plan.definition(reader))?;
+        let shared = plan.sharing.as_ref().map(|s| s.name_of(reader));
+        let (job, seed) = shared.unwrap_or_else(|| ("train".to_string(), None));
         let policy = if plan.caching == Caching::PutGet { "hint:stored" } else { "compute" };
         Ok(ReadRequest {
-            job: "train".to_string(),
+            job,
             epoch,
+            seed,
+            sharing: match plan.sharing {
+                Some(_) if plan.is_relaxed(reader) => Sharing::Relaxed { trainer_id: None },
+                Some(_) => Sharing::Exact { trainer_id: None },
+                None => Sharing::AsJob,
+            },
             policy: policy.to_string(),
             mode: if plan.division == Division::ByRow {
                 ProcessingMode::Data
@@ -394,11 +412,17 @@ impl World {
         Some(Consumer { uneven, balance, ..Consumer::new(index, count) })
     }
 
-    /// Gives a reader's state, and waits for those of all readers.
-    pub(crate) async fn gather_states(&self, state: ReaderState) -> Vec<ReaderState> {
-        self.0.states.send_modify(|states| states.push(state));
-        let (all, mut given) = (self.0.plan.readers, self.0.states.subscribe());
-        given.wait_for(|states| states.len() >= all).await.map(|states| states.clone()).unwrap_or_default()
+    /// Gives a reader's state, and waits for those of all readers of its job.
+    pub(crate) async fn gather_states(&self, reader: usize, state: ReaderState) -> Vec<ReaderState> {
+        self.0.states.send_modify(|states| states.push((reader, state)));
+        let plan = &self.0.plan;
+        let all = (0..plan.readers).filter(|other| plan.are_of_one_job(reader, *other)).count();
+        let of_job = |states: &[(usize, ReaderState)]| -> Vec<ReaderState> {
+            let given = states.iter().filter(|(other, _)| plan.are_of_one_job(reader, *other));
+            given.map(|(_, state)| state.clone()).collect()
+        };
+        let mut given = self.0.states.subscribe();
+        given.wait_for(|states| of_job(states).len() >= all).await.map(|s| of_job(&s)).unwrap_or_default()
     }
 
     /// Ends everything, without waiting.
@@ -427,6 +451,7 @@ fn worker_address(host: &str) -> String {
 }
 
 /// What came of a reader.
+#[derive(Clone)]
 pub(crate) struct Outcome {
     pub(crate) reader: usize,
     pub(crate) killed: Option<Duration>,

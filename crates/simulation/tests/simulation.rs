@@ -51,6 +51,34 @@ fn simulated_clusters_of_the_last_seeds_keep_every_promise() {
     pass(3 * SEEDS);
 }
 
+/// Several jobs that share rows. Each gets each row of its epochs once, with the draws of its seed, whenever it joins, at any
+/// speed and with any window, while workers, readers and the dispatcher are lost or stand still.
+fn share(first: u64) {
+    let seeds = ["--first", &first.to_string(), "--seeds", &SEEDS.to_string(), "--jobs", "1"];
+    let output = simulate(&[&["--scenario", "sharing"], &seeds[..]].concat());
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+}
+
+#[test]
+fn jobs_that_share_get_their_epochs() {
+    share(0);
+}
+
+#[test]
+fn jobs_that_share_get_their_epochs_of_further_seeds() {
+    share(SEEDS);
+}
+
+#[test]
+fn jobs_that_share_get_their_epochs_of_still_further_seeds() {
+    share(2 * SEEDS);
+}
+
+#[test]
+fn jobs_that_share_get_their_epochs_of_the_last_seeds() {
+    share(3 * SEEDS);
+}
+
 /// Seeds beyond those that have failed once, each with its cause.
 ///
 /// - 278 and 565: the model took the nominal rows of an engine's batch for the most that a chunk has.
@@ -83,16 +111,21 @@ fn a_seed_gives_the_same_run_each_time() {
 
 /// Some seed fails with this fault of the code, and passes without it.
 fn is_found(spoil: &str) {
-    let seeds = SEEDS_TO_FIND.to_string();
-    let output = simulate(&["--seeds", &seeds, "--until-failure", "--jobs", "1", "--spoil", spoil]);
+    is_found_in("one-job", spoil);
+}
+
+fn is_found_in(scenario: &str, spoil: &str) {
+    let (seeds, of) = (SEEDS_TO_FIND.to_string(), ["--scenario", scenario]);
+    let args = ["--seeds", &seeds, "--until-failure", "--jobs", "1", "--spoil", spoil];
+    let output = simulate(&[&args[..], &of].concat());
     let said = text(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "no seed finds {spoil}: {said}");
     let line =
         said.lines().find_map(|l| l.trim().strip_prefix("replay: ")).unwrap_or_else(|| panic!("{said}"));
-    let (_, seed) = line.strip_suffix(&format!(" --spoil {spoil}")).unwrap().rsplit_once(' ').unwrap();
-    let seed = seed.parse().unwrap();
-    assert_eq!(report(seed, &[]).violations, Vec::<String>::new(), "seed {seed} fails without {spoil}");
-    println!("{spoil}: seed {seed}: {}", report(seed, &["--spoil", spoil]).violations.join("; "));
+    let seed = line.split_once("--seed ").unwrap().1.split(' ').next().unwrap().parse().unwrap();
+    assert_eq!(report(seed, &of).violations, Vec::<String>::new(), "seed {seed} fails without {spoil}");
+    let spoilt = report(seed, &[&["--spoil", spoil], &of[..]].concat());
+    println!("{spoil}: seed {seed}: {}", spoilt.violations.join("; "));
 }
 
 #[test]
@@ -108,6 +141,16 @@ fn a_skipped_fence_is_found() {
 #[test]
 fn a_double_lease_is_found() {
     is_found("double-lease");
+}
+
+#[test]
+fn a_double_lease_is_found_among_jobs_that_share() {
+    is_found_in("sharing", "double-lease");
+}
+
+#[test]
+fn a_forgotten_done_range_is_found_among_jobs_that_share() {
+    is_found_in("sharing", "forget-done-range");
 }
 
 #[test]

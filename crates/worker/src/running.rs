@@ -309,5 +309,6 @@ fn shared_use(counts: SharedCounts) -> v1::SharedUse {
         window_rows: counts.window_rows,
         window_hits: counts.window_hits,
         taken_over: counts.taken_over,
+        skipped_rows: counts.skipped_rows,
     }
 }

@@ -5,7 +5,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use caju_cache::Cache;
-use caju_engine::{BoundPipeline, Shard, SharingMember, SplitModes, TaskOptions, TaskRun, run_task};
+use caju_engine::{
+    BoundPipeline, Shard, SharingJob, SharingMember, SplitModes, TaskOptions, TaskRun, run_task,
+};
 use caju_proto::v1;
 use caju_runtime::caught;
 use caju_types::{Error, ErrorKind, IterationId, Result, Secret, TaskId};
@@ -76,10 +78,12 @@ impl Manager {
     fn share(&self, def: &v1::TaskDef, pipeline: &BoundPipeline) -> Result<Option<Arc<SharingMember>>> {
         match def.sharing.as_str() {
             "" => Ok(None),
-            "exact" => {
+            name @ ("exact" | "relaxed") => {
                 let points = pipeline.sharing_points(def.seed, def.epoch, def.caching);
                 let shares = !points.is_empty() && self.config.sharing.window_bytes > 0;
-                Ok(shares.then(|| self.window.join(points)))
+                let (iteration, is_relaxed) = (def.iteration_id, name == "relaxed");
+                let job = SharingJob { iteration, epoch: def.epoch, is_relaxed };
+                Ok(shares.then(|| self.window.join(job, points)))
             }
             other => Err(Error::failed_precondition(format!(
                 "this worker does not know sharing `{other}`; run the same version of caju as the dispatcher"

@@ -25,11 +25,12 @@ fn sum(epochs: &[Value], field: &str) -> u64 {
     epochs.iter().map(|e| e["shared"][field].as_u64().unwrap()).sum()
 }
 
-/// `--sharing`, `--trainer-id`, `--sharing-window`, `--sharing-wait`: one trainer stands still, the other one computes the rows
+/// `--sharing`, `--trainer-id`, `--sharing-window`, `--sharing-backlog`, `--sharing-wait`: one trainer stands still, the other one computes the rows
 /// for both, and each gets all of them.
 #[test]
 fn what_one_trainer_computed_the_other_one_reads() {
-    let worker = ["--buffer", "1MiB", "--sharing-window", "1GiB", "--sharing-wait", "200ms"];
+    let window = ["--sharing-window", "1GiB", "--sharing-backlog", "1GiB", "--sharing-wait", "200ms"];
+    let worker = [&["--buffer", "1MiB"], &window[..]].concat();
     let cluster = Cluster::start_with(1, &[], &worker);
     let p = wide();
     let whole = p.report(&[]).checksums();
@@ -80,6 +81,22 @@ fn jobs_that_share_end_with_any_window() {
     }
 }
 
+/// `--sharing-backlog`: a job that shares and is alone takes no more memory than that for it.
+#[test]
+fn a_job_that_is_alone_fills_no_window() {
+    for backlog in ["0", "3MiB"] {
+        let cluster = Cluster::start_with(1, &[], &["--sharing-backlog", backlog, "--sharing-wait", "60s"]);
+        let p = wide();
+        start(&cluster, &p, "alone.json", &["--job", "alone"]).wait().expect_code(0);
+        assert_eq!(epoch(&p, "alone.json")["rows"], 20_000);
+        let usage = &cluster.status()["workers"][0]["usage"]["sharing"];
+        let most = if backlog == "0" { 0 } else { 3 << 20 };
+        let peak = usage["peak_bytes"].as_u64().unwrap();
+        assert!(peak <= most && (peak > 0) == (most > 0), "backlog {backlog}: {usage}");
+        cluster.stop();
+    }
+}
+
 /// `--sharing` without `--job`, and a trainer without `--sharing`, are refused with the reason.
 #[test]
 fn xtr_18_what_names_no_trainer_is_refused() {
@@ -87,7 +104,7 @@ fn xtr_18_what_names_no_trainer_is_refused() {
     let p = wide();
     for (args, part) in [
         (&["--sharing", "exact"][..], "--job"),
-        (&["--job", "a", "--sharing", "relaxed"], "relaxed"),
+        (&["--job", "a", "--sharing", "relaxd"], "relaxed"),
         (&["--job", "a", "--trainer-id", "one"], "--sharing"),
         (&["--job", "a", "--sharing", "exact", "--trainer-id", ""], "--trainer-id"),
         (&["--job", "a", "--sharing", "off", "--trainer-id", "one"], "belongs to sharing `exact`"),

@@ -343,11 +343,12 @@ pub(crate) struct ReadArgs {
     #[arg(long, value_name = "drop|pad", default_value = "drop", requires = "num_consumers")]
     pub(crate) uneven: UnevenArg,
     /// Share computed rows with other jobs that run at the same time and compute the same rows, down to a common hint at least:
-    /// a worker computes them once for all. `exact`: this job gets each row of its epochs once. A new job shares nothing by
-    /// default
-    #[arg(long, value_name = "exact|off", requires = "job", value_parser = ["exact", "off"])]
+    /// a worker computes them once for all. `exact`: this job gets each row of its epochs once. `relaxed`: it does not get rows
+    /// that another job computed in the same epoch and that no worker holds any more; the report counts them. A new job shares
+    /// nothing by default
+    #[arg(long, value_name = "exact|relaxed|off", requires = "job", value_parser = ["exact", "relaxed", "off"])]
     pub(crate) sharing: Option<String>,
-    /// With --sharing exact: one of several trainers that read the job under this --job and other ids. Each gets all rows
+    /// With --sharing exact or relaxed: one of several trainers that read the job under this --job and other ids. Each gets all rows
     #[arg(long, value_name = "ID", requires = "sharing", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) trainer_id: Option<String>,
     /// What the n-th elements of all consumers have in common: `bucket`, the class of bucket_by_length and the length of

@@ -265,6 +265,10 @@ pub(crate) struct TaskArgs {
     /// The most bytes of computed rows that are held for other jobs that share them; 0 shares nothing
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = size)]
     pub(crate) sharing_window: u64,
+    /// The most bytes of these rows that all running jobs have had, for a job that begins later; 0: it computes what it has
+    /// missed
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = size)]
+    pub(crate) sharing_backlog: u64,
     /// What happens to a job that falls behind the window of shared rows: `drop`, it computes what it has missed itself; or
     /// `throttle`, the others wait for it, for --sharing-wait at most
     #[arg(long, value_name = "drop|throttle", default_value = "drop", value_parser = SharingLag::from_name)]

@@ -52,6 +52,7 @@ async fn serve(args: &WorkerArgs) -> Result<()> {
         slowdown: args.tasks.slowdown,
         sharing: SharingSettings {
             window_bytes: args.tasks.sharing_window,
+            backlog_bytes: args.tasks.sharing_backlog,
             lag: args.tasks.sharing_lag,
             wait: args.tasks.sharing_wait,
         },

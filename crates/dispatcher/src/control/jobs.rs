@@ -49,12 +49,14 @@ impl Wanted {
     /// # Errors
     /// `InvalidArgument` for names and numbers that mean nothing.
     fn parse(core: &Core, request: &v1::OpenIterationRequest, dataset: &Dataset) -> Result<Self> {
+        let (mode, sharing) = (mode_of_message(request.mode)?, sharing::wanted(request)?);
+        sharing::check_dataset(sharing, dataset, mode)?;
         Ok(Self {
             seed: request.has_seed.then_some(request.seed),
-            mode: mode_of_message(request.mode)?,
+            mode,
             target: targets::wanted(request)?,
             consumers: consumers::wanted(request)?,
-            sharing: sharing::wanted(request)?,
+            sharing,
             caching: core.snapshots.wanted(request, dataset)?,
             epochs: (request.epochs > 0).then_some(request.epochs),
         })

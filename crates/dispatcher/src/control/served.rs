@@ -85,5 +85,6 @@ fn both(sum: SharedUse, one: SharedUse) -> SharedUse {
         window_rows: sum.window_rows.saturating_add(one.window_rows),
         window_hits: sum.window_hits.saturating_add(one.window_hits),
         taken_over: sum.taken_over.saturating_add(one.taken_over),
+        skipped_rows: sum.skipped_rows.saturating_add(one.skipped_rows),
     }
 }

@@ -4,15 +4,15 @@
 //! first what is in the window of its worker, then splits that no task of another such job was given, and last what it has
 //! missed. Nothing of this is in the journal: after a restart tasks get the same splits in another order.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use caju_proto::{split_name, v1};
-use caju_types::{Error, IterationId, Result, did_you_mean};
+use caju_types::{Error, IterationId, Result, WorkerId, did_you_mean};
 
 use super::Txn;
 use super::fairness::fair_count;
 use crate::splits::SharedProvider;
-use crate::state::{Feed, FeedId, Iteration, Job, Mode, Sharing, SplitRecord, State, Task, Update};
+use crate::state::{Dataset, Feed, FeedId, Iteration, Job, Mode, Sharing, SplitRecord, State, Task, Update};
 
 /// The iterations whose tasks share rows, by what their workers said.
 #[derive(Debug, Default)]
@@ -24,8 +24,8 @@ pub(super) struct SharingIterations {
 struct SharingIteration {
     /// Names of the places of its pipeline at which its rows are shared.
     points: BTreeSet<u64>,
-    /// Splits that its tasks were given, by name.
-    given: HashSet<u64>,
+    /// Splits that its tasks were given, by name, with the worker of the last one.
+    given: HashMap<u64, WorkerId>,
     /// Splits that wait in its feed, by name.
     waiting: HashMap<u64, u64>,
 }
@@ -46,7 +46,7 @@ impl SharingIterations {
         for lease in leases {
             let name = split_name(&lease.split);
             known.waiting.remove(&name);
-            known.given.insert(name);
+            known.given.insert(name, task.worker);
         }
     }
 
@@ -121,7 +121,7 @@ impl SharingIterations {
             return choice;
         }
         let others: Vec<&SharingIteration> = self.related(state, iteration.id).map(|(_, o)| o).collect();
-        let is_given = |name: &u64| others.iter().any(|other| other.given.contains(name));
+        let is_given = |name: &u64| others.iter().any(|other| other.given.contains_key(name));
         let fresh = listed.iter().enumerate().filter(|(_, name)| !is_given(name)).map(|(at, _)| at);
         let left = provider.and_then(|p| p.left()).unwrap_or(usize::MAX);
         choice.listed.extend(fresh.take(fair_count(iteration, feed, want, left)));
@@ -131,8 +131,20 @@ impl SharingIterations {
         }
         // The others were given all of these; they wait until the others are at their ends.
         choice.passed = listed.len();
-        let left = known.pending.len();
-        choice.waiting.extend(known.pending.keys().take(fair_count(iteration, feed, want, left)));
+        let count = fair_count(iteration, feed, want, known.pending.len());
+        if is_relaxed(state, iteration) {
+            // Its worker knows that it computed them, and skips those that have left its window.
+            let here = Some(&WorkerId(request.worker_id));
+            let is_here = |name: &u64| others.iter().any(|other| other.given.get(name) == here);
+            let names = self.iterations.get(&iteration.id).map(|known| &known.waiting);
+            let mut indices: Vec<u64> =
+                names.into_iter().flatten().filter(|(n, _)| is_here(n)).map(|(_, i)| *i).collect();
+            indices.sort_unstable();
+            choice.waiting.extend(indices.into_iter().take(count));
+        }
+        if choice.waiting.is_empty() {
+            choice.waiting.extend(known.pending.keys().take(count));
+        }
         if choice.waiting.is_empty() && !listed.is_empty() {
             choice.listed.extend(0..fair_count(iteration, feed, want, left).min(listed.len()));
         }
@@ -181,10 +193,14 @@ pub(super) fn take(
 
 /// Whether the tasks of an iteration may get its splits in any order, and share them.
 pub(super) fn has_free_order(state: &State, iteration: &Iteration) -> bool {
-    let is_shared = state.jobs.get(&iteration.job).is_some_and(|job| job.spec.sharing == Sharing::Exact);
+    let is_shared = state.jobs.get(&iteration.job).is_some_and(|job| job.spec.sharing.is_shared());
     // Splits that share a part of a set are given together.
     let has_set = iteration.plan.as_ref().and_then(|p| p.value()).is_some_and(|p| p.set.is_some());
     is_shared && iteration.mode == Mode::Dynamic && !iteration.exclusive && !has_set
+}
+
+fn is_relaxed(state: &State, iteration: &Iteration) -> bool {
+    state.jobs.get(&iteration.job).is_some_and(|job| job.spec.sharing == Sharing::Relaxed)
 }
 
 /// What a reader asks for; none if it says nothing.
@@ -196,14 +212,15 @@ pub(super) fn wanted(request: &v1::OpenIterationRequest) -> Result<Option<Sharin
         "" => None,
         "off" => Some(Sharing::Off),
         "exact" => Some(Sharing::Exact),
+        "relaxed" => Some(Sharing::Relaxed),
         other => {
-            let hint = did_you_mean(other, ["exact", "off"]);
-            return Err(Error::invalid(format!("sharing `{other}`{hint}: say `exact` or `off`")));
+            let hint = did_you_mean(other, ["exact", "relaxed", "off"]);
+            return Err(Error::invalid(format!("sharing `{other}`{hint}: say `exact`, `relaxed` or `off`")));
         }
     };
-    if !request.trainer_id.is_empty() && sharing != Some(Sharing::Exact) {
+    if !request.trainer_id.is_empty() && !sharing.is_some_and(Sharing::is_shared) {
         return Err(Error::invalid(format!(
-            "trainer_id `{}` belongs to sharing `exact`, which this reader does not ask for",
+            "trainer_id `{}` belongs to sharing `exact` or `relaxed`, which this reader does not ask for",
             request.trainer_id
         )));
     }
@@ -215,7 +232,7 @@ pub(super) fn wanted(request: &v1::OpenIterationRequest) -> Result<Option<Sharin
 /// # Errors
 /// `InvalidArgument` without a job name, and together with consumers.
 pub(super) fn job_name(request: &v1::OpenIterationRequest) -> Result<String> {
-    if wanted(request)? != Some(Sharing::Exact) {
+    if !wanted(request)?.is_some_and(Sharing::is_shared) {
         return Ok(request.job.clone());
     }
     if request.job.is_empty() {
@@ -232,6 +249,22 @@ pub(super) fn job_name(request: &v1::OpenIterationRequest) -> Result<String> {
         trainer if request.job.ends_with(&format!("@{trainer}")) => Ok(request.job.clone()),
         trainer => Ok(format!("{}@{trainer}", request.job)),
     }
+}
+
+/// Whether a job over a dataset can share like that.
+///
+/// # Errors
+/// `InvalidArgument` if rows may not be left out of it.
+pub(super) fn check_dataset(sharing: Option<Sharing>, dataset: &Dataset, mode: Option<Mode>) -> Result<()> {
+    let why = match mode {
+        _ if sharing != Some(Sharing::Relaxed) => return Ok(()),
+        _ if dataset.deterministic => "promises the order of all rows (`deterministic`)".to_string(),
+        Some(mode) if mode != Mode::Dynamic => format!("divides its rows in processing mode `{mode}`"),
+        _ => return Ok(()),
+    };
+    Err(Error::invalid(format!(
+        "sharing `relaxed` leaves rows out, and this job {why}: take sharing `exact`"
+    )))
 }
 
 /// Whether a job shares as a reader asks.

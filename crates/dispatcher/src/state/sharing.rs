@@ -11,6 +11,8 @@ pub enum Sharing {
     Off,
     /// Its rows may be computed by other jobs. It gets each of them exactly once.
     Exact,
+    /// As `Exact`, but rows that another job computed and that no window has any more are left out.
+    Relaxed,
 }
 
 impl Sharing {
@@ -19,6 +21,12 @@ impl Sharing {
         match self {
             Sharing::Off => "off",
             Sharing::Exact => "exact",
+            Sharing::Relaxed => "relaxed",
         }
+    }
+
+    /// Whether other jobs may compute its rows.
+    pub fn is_shared(self) -> bool {
+        self != Sharing::Off
     }
 }

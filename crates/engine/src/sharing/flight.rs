@@ -6,6 +6,7 @@ use std::sync::Arc;
 use caju_wire::Chunk;
 use parking_lot::Mutex;
 
+use super::job::MayShare;
 use super::member::{SharedRows, SharingMember, Writer};
 use super::shared_split::SplitRef;
 use crate::context::TaskContext;
@@ -18,6 +19,16 @@ pub(crate) struct Flights {
     /// The number of the definition's stages above each place.
     stages: HashMap<usize, usize>,
     splits: Mutex<HashMap<u64, Flight>>,
+}
+
+/// How a task comes by the rows of a split.
+pub(crate) enum Begin {
+    /// It computes them.
+    Compute,
+    /// They are in the window, or will be.
+    Read(SharedRows),
+    /// It leaves them out.
+    Skip,
 }
 
 /// A split on its way.
@@ -43,24 +54,23 @@ impl Flights {
         Self { member, ctx, stages, splits: Mutex::default() }
     }
 
-    /// A split begins. Returns its rows if they are in the window, or will be. `below`: the place of a hint at which a stored
-    /// part has them; `may_read`: false for a split that this task computes in any case.
-    pub(crate) async fn begin(
-        &self,
-        lease: &LeasedSplit,
-        below: Option<usize>,
-        may_read: bool,
-    ) -> Option<SharedRows> {
+    /// A split begins. `below`: the place of a hint at which a stored part has its rows.
+    pub(crate) async fn begin(&self, lease: &LeasedSplit, below: Option<usize>, may: MayShare) -> Begin {
         // Rows of a part of a split have gaps.
         if lease.split.trim.is_some() || lease.split.stride.is_some() || lease.group.is_some() {
-            return None;
+            return Begin::Compute;
         }
+        // Of a split that is run again some rows may be with readers: then it has the others, too.
+        let may = if lease.done.is_empty() || may != MayShare::Skip { may } else { MayShare::Read };
         let of = SplitRef { key: lease.split.key.0, repetition: lease.split.repetition };
-        let begun = self.member.begin(of, lease.name, below, may_read).await;
+        let begun = self.member.begin(of, lease.name, below, may).await;
+        if begun.is_skipped {
+            return Begin::Skip;
+        }
         let is_computed = begun.read.is_none() && below.is_none();
         let flight = Flight { of, name: lease.name, writers: begun.write, is_computed, had: None };
         self.splits.lock().insert(lease.index, flight);
-        begun.read
+        begun.read.map_or(Begin::Compute, Begin::Read)
     }
 
     /// The task computes a split of which it has read the first `rows` rows at a place.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use arrow_array::RecordBatch;
 
+use super::job::MayShare;
 use super::point::SharingPoint;
 use super::shared_split::{Next, SharedSplit, SplitRef};
 use super::stats::{Counters, SharedCounts};
@@ -67,10 +68,13 @@ impl SharingMember {
         of: SplitRef,
         name: u64,
         below: Option<usize>,
-        may_read: bool,
+        may: MayShare,
     ) -> Begun {
         let from = below.and_then(|place| self.places().position(|p| p == place)).map_or(0, |at| at + 1);
-        let begun = self.window.begin(self.id, of, name, from, may_read).await;
+        let begun = self.window.begin(self.id, of, name, from, may).await;
+        if let Some(rows) = begun.skip {
+            self.counters.add_skipped(rows);
+        }
         let read = begun.read.and_then(|(at, split)| {
             let place = self.points.get(at)?.place;
             Some(SharedRows { member: Arc::clone(self), split, place, batches: 0 })
@@ -79,7 +83,7 @@ impl SharingMember {
             self.counters.add_hit();
         }
         let write = begun.write.into_iter().filter_map(|(at, split)| self.writer(at, split)).collect();
-        Begun { read, write }
+        Begun { read, write, is_skipped: begun.skip.is_some() }
     }
 
     /// The task computes the remaining rows of a split that it read at a place.
@@ -109,6 +113,8 @@ pub(super) struct Begun {
     pub(super) read: Option<SharedRows>,
     /// Where its rows go to.
     pub(super) write: Vec<Writer>,
+    /// Its rows are left out.
+    pub(super) is_skipped: bool,
 }
 
 /// The rows of a split in the window, for a task that reads them.
@@ -153,7 +159,7 @@ impl SharedRows {
 
 impl Drop for SharedRows {
     fn drop(&mut self) {
-        self.split.remove_reader();
+        self.member.window.remove_reader(&self.split);
     }
 }
 

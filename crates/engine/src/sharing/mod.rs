@@ -5,10 +5,15 @@
 //! bytes. The first task that runs a split puts the rows that pass a point into the window. A task of another job that leases
 //! the split reads them there. Rows keep their ordinals, so each job acknowledges, repeats and resumes as it does alone.
 //!
+//! Under `sharing: relaxed` a task computes no row that another job computed in the same epoch: rows that have left the window
+//! are skipped, and counted.
+//!
 //! A task never depends on another one. It computes the remaining rows of a split itself when the task that computed them
 //! fails, ends, or gives no row for [`SharingSettings::wait`], and when the window had no space for them.
 
+mod departed;
 mod flight;
+mod job;
 mod member;
 mod point;
 mod settings;
@@ -16,7 +21,9 @@ mod shared_split;
 mod stats;
 mod window;
 
-pub(crate) use flight::Flights;
+pub(crate) use flight::{Begin, Flights};
+pub(crate) use job::MayShare;
+pub use job::SharingJob;
 pub(crate) use member::SharedRows;
 pub use member::SharingMember;
 pub use point::SharingPoint;

@@ -22,12 +22,17 @@ impl SharingLag {
     ///
     /// ```
     /// use caju_engine::SharingLag;
+    /// assert!(SharingLag::from_name("spill").unwrap_err().message().contains("in memory alone"));
     /// assert_eq!(SharingLag::from_name("throttle").unwrap(), SharingLag::Throttle);
     /// ```
     pub fn from_name(name: &str) -> Result<Self> {
         match name {
             "drop" => Ok(SharingLag::Drop),
             "throttle" => Ok(SharingLag::Throttle),
+            "spill" => Err(Error::invalid(
+                "sharing lag `spill`: shared rows are held in memory alone. Say `drop`, and give the pipeline an `autocache` hint \
+                 with a cache where computing them again is expensive; or `throttle`",
+            )),
             other => {
                 let hint = did_you_mean(other, ["drop", "throttle"]);
                 Err(Error::invalid(format!("sharing lag `{other}`{hint}: say `drop` or `throttle`")))
@@ -41,6 +46,8 @@ impl SharingLag {
 pub struct SharingSettings {
     /// The most bytes of rows in the window; 0: no rows are shared.
     pub window_bytes: u64,
+    /// Of these the most bytes of rows that every running task of the jobs that share has had: for a job that begins later.
+    pub backlog_bytes: u64,
     /// What happens to a job that falls behind.
     pub lag: SharingLag,
     /// How long a task waits for rows that another task computes before it computes them itself. Under
@@ -49,9 +56,13 @@ pub struct SharingSettings {
     pub wait: Duration,
 }
 
-/// The default size of a window in bytes: a quarter of the default memory tier of the cache would be 256 MiB; decoded images
-/// take four times the bytes of stored ones.
+/// The default size of a window in bytes: it bounds how far jobs may be apart. A quarter of the default memory tier of the
+/// cache would be 256 MiB; decoded images take four times the bytes of stored ones.
 const DEFAULT_WINDOW_BYTES: u64 = 1 << 30;
+
+/// The default of [`SharingSettings::backlog_bytes`]: as much as a task buffers for its readers, so that a job which is alone
+/// takes hardly more memory, and no time for it, than a job that does not share.
+const DEFAULT_BACKLOG_BYTES: u64 = 64 << 20;
 
 /// The default of [`SharingSettings::wait`]: longer than a chunk takes to compute, except of the slowest stages, and short
 /// enough that a job whose neighbour stands still hardly notices it.
@@ -59,6 +70,11 @@ const DEFAULT_WAIT: Duration = Duration::from_secs(2);
 
 impl Default for SharingSettings {
     fn default() -> Self {
-        Self { window_bytes: DEFAULT_WINDOW_BYTES, lag: SharingLag::default(), wait: DEFAULT_WAIT }
+        Self {
+            window_bytes: DEFAULT_WINDOW_BYTES,
+            backlog_bytes: DEFAULT_BACKLOG_BYTES,
+            lag: SharingLag::default(),
+            wait: DEFAULT_WAIT,
+        }
     }
 }

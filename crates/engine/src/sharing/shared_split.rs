@@ -5,6 +5,8 @@ use caju_wire::batch_bytes;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use super::job::SharingJob;
+
 /// Names the rows of a split at a sharing point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct SplitId {
@@ -29,6 +31,8 @@ pub(super) struct SharedSplit {
     pub(super) name: u64,
     /// Its place in the order of the window.
     pub(super) number: u64,
+    /// The job whose task began to compute it.
+    pub(super) by: SharingJob,
     rows: Mutex<Rows>,
     /// Rows were added, or none follow.
     pub(super) changed: Notify,
@@ -75,8 +79,8 @@ pub(crate) enum Next {
 }
 
 impl SharedSplit {
-    pub(super) fn new(id: SplitId, name: u64, number: u64) -> Self {
-        Self { id, name, number, rows: Mutex::default(), changed: Notify::new() }
+    pub(super) fn new(id: SplitId, name: u64, number: u64, by: SharingJob) -> Self {
+        Self { id, name, number, by, rows: Mutex::default(), changed: Notify::new() }
     }
 
     /// Adds the rows from ordinal `start` on that are not there yet. Returns the bytes that were added.
@@ -97,6 +101,12 @@ impl SharedSplit {
             rows.count = at;
         }
         rows.bytes - before
+    }
+
+    /// All rows of the split, and no more.
+    pub(super) fn whole_rows(&self) -> Option<u64> {
+        let rows = self.rows.lock();
+        matches!(rows.state, State::Whole { .. }).then_some(rows.count)
     }
 
     /// A task has computed all `rows` rows of the split. False if rows are missing here.
@@ -177,7 +187,7 @@ mod tests {
 
     fn split() -> SharedSplit {
         let id = SplitId { point: 1, split: SplitRef { key: 2, repetition: 0 } };
-        SharedSplit::new(id, 3, 4)
+        SharedSplit::new(id, 3, 4, SharingJob { iteration: 1, epoch: 0, is_relaxed: false })
     }
 
     fn ids(split: &SharedSplit) -> Vec<i64> {

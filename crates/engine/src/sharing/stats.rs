@@ -13,6 +13,8 @@ pub struct SharedCounts {
     pub window_hits: u64,
     /// Of these, splits whose remaining rows it computed itself.
     pub taken_over: u64,
+    /// Rows that it left out because another job computed them and they have left the window.
+    pub skipped_rows: u64,
 }
 
 /// The counters behind [`SharedCounts`].
@@ -22,6 +24,7 @@ pub(super) struct Counters {
     window_rows: AtomicU64,
     window_hits: AtomicU64,
     taken_over: AtomicU64,
+    skipped_rows: AtomicU64,
 }
 
 impl Counters {
@@ -41,12 +44,17 @@ impl Counters {
         self.taken_over.fetch_add(1, Ordering::Relaxed);
     }
 
+    pub(super) fn add_skipped(&self, rows: u64) {
+        self.skipped_rows.fetch_add(rows, Ordering::Relaxed);
+    }
+
     pub(super) fn snapshot(&self) -> SharedCounts {
         SharedCounts {
             computed_rows: self.computed_rows.load(Ordering::Relaxed),
             window_rows: self.window_rows.load(Ordering::Relaxed),
             window_hits: self.window_hits.load(Ordering::Relaxed),
             taken_over: self.taken_over.load(Ordering::Relaxed),
+            skipped_rows: self.skipped_rows.load(Ordering::Relaxed),
         }
     }
 }

@@ -12,6 +12,8 @@ use caju_runtime::Clock;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use super::departed::Departed;
+use super::job::{MayShare, SharingJob};
 use super::member::SharingMember;
 use super::point::SharingPoint;
 use super::settings::{SharingLag, SharingSettings};
@@ -37,6 +39,11 @@ struct State {
     next_split: u64,
     next_member: u64,
     bytes: u64,
+    /// The splits that no task needs or reads, by number, with the bytes of each.
+    idle: BTreeMap<u64, u64>,
+    idle_bytes: u64,
+    /// What has left.
+    departed: Departed,
     /// The bytes of a whole split at each point: the mean of the last ones.
     sizes: HashMap<u128, u64>,
     /// Since when no task has a point.
@@ -47,6 +54,7 @@ struct State {
 /// A task that shares.
 #[derive(Debug)]
 struct Member {
+    job: SharingJob,
     /// The keys of its points, from the source on.
     points: Vec<u128>,
     /// Splits that it computed or read.
@@ -64,6 +72,8 @@ pub(super) struct Begun {
     pub(super) read: Option<(usize, Arc<SharedSplit>)>,
     /// The points at which the task puts rows into the window.
     pub(super) write: Vec<(usize, Arc<SharedSplit>)>,
+    /// The task leaves the split out, with this number of rows.
+    pub(super) skip: Option<u64>,
 }
 
 impl SharingWindow {
@@ -72,15 +82,16 @@ impl SharingWindow {
         Arc::new(Self { settings, clock, state: Mutex::default(), freed: Notify::new() })
     }
 
-    /// Adds a task that shares its rows at these points. It leaves when the handle is dropped.
-    pub fn join(self: &Arc<Self>, points: Vec<SharingPoint>) -> Arc<SharingMember> {
+    /// Adds a task of a job that shares its rows at these points. It leaves when the handle is dropped.
+    pub fn join(self: &Arc<Self>, job: SharingJob, points: Vec<SharingPoint>) -> Arc<SharingMember> {
         let mut state = self.state.lock();
         let id = state.next_member;
         state.next_member += 1;
         let keys: Vec<u128> = points.iter().map(|p| p.key).collect();
         state.unused.retain(|point, _| !keys.contains(point));
-        let member = Member { points: keys, had: HashSet::new(), is_out: false, is_waiting: false };
+        let member = Member { job, points: keys, had: HashSet::new(), is_out: false, is_waiting: false };
         state.members.insert(id, member);
+        state.refresh_all();
         drop(state);
         Arc::new(SharingMember::new(Arc::clone(self), id, points))
     }
@@ -115,22 +126,31 @@ impl SharingWindow {
         names
     }
 
-    /// A task begins a split. `from`: the first point at which rows of it can be shared; `may_read`: whether the task may read
-    /// rows that others compute.
+    /// A task begins a split. `from`: the first point at which rows of it can be shared.
     pub(super) async fn begin(
         &self,
         member: u64,
         of: SplitRef,
         name: u64,
         from: usize,
-        may_read: bool,
+        may: MayShare,
     ) -> Begun {
-        let is_new = {
+        let may_read = may != MayShare::GiveOnly;
+        let (is_new, mut read) = {
             let mut state = self.state.lock();
             let Some(me) = state.members.get_mut(&member) else { return Begun::default() };
             me.is_out = false;
             me.had.insert(of);
-            state.find(member, of, from).is_none()
+            let found = state.find(member, of, from);
+            let is_new = found.is_none();
+            let read = found.filter(|_| may_read).inspect(|(_, split)| split.add_reader());
+            state.refresh_points(member, of);
+            state.trim(self.settings.backlog_bytes);
+            let skip = state.skipped(member, of, from).filter(|_| is_new && may == MayShare::Skip);
+            if skip.is_some() {
+                return Begun { skip, ..Begun::default() };
+            }
+            (is_new, read)
         };
         if is_new && self.settings.lag == SharingLag::Throttle {
             self.wait_for_others(member).await;
@@ -139,18 +159,18 @@ impl SharingWindow {
             self.freed.notify_waiters();
         }
         let mut state = self.state.lock();
-        let read = state.find(member, of, from).filter(|_| may_read);
+        if read.is_none() && may_read {
+            read = state.find(member, of, from).inspect(|(_, split)| split.add_reader());
+            state.refresh_points(member, of);
+        }
         match &read {
-            Some((_, split)) => {
-                split.add_reader();
-                state.counts.hits += 1;
-            }
+            Some(_) => state.counts.hits += 1,
             None => state.counts.misses += 1,
         }
         let below = read.as_ref().map_or(from, |(at, _)| at + 1);
         let write = state.useful_points(member).into_iter().filter(|at| *at >= below).collect::<Vec<_>>();
         let write = write.into_iter().filter_map(|at| state.open(member, at, of, name)).collect();
-        Begun { read, write }
+        Begun { read, write, skip: None }
     }
 
     /// A task that read a split at a point computes its remaining rows: it gives them to others, too.
@@ -204,6 +224,8 @@ impl SharingWindow {
         let added = split.add(start, pieces);
         if added > 0 {
             state.bytes += added;
+            state.refresh(split);
+            state.trim(self.settings.backlog_bytes);
             state.evict(split, self.settings.window_bytes);
             state.counts.peak_bytes = state.counts.peak_bytes.max(state.bytes);
         }
@@ -217,6 +239,9 @@ impl SharingWindow {
         if split.finish(rows, skipped) {
             let bytes = split.bytes();
             state.sizes.entry(split.id.point).and_modify(|mean| *mean = (*mean + bytes) / 2).or_insert(bytes);
+        } else if !state.splits.contains_key(&split.number) {
+            // It left the window before its end.
+            state.depart(split, rows);
         }
         drop(state);
         split.changed.notify_waiters();
@@ -233,6 +258,14 @@ impl SharingWindow {
         self.freed.notify_waiters();
     }
 
+    /// A task reads a split no more.
+    pub(super) fn remove_reader(&self, split: &Arc<SharedSplit>) {
+        let mut state = self.state.lock();
+        split.remove_reader();
+        state.refresh(split);
+        state.trim(self.settings.backlog_bytes);
+    }
+
     /// A task leaves. Rows at points that no other task has stay for a while: the next epoch of its job may need them.
     pub(super) fn leave(&self, member: u64) {
         let now = self.clock.now();
@@ -244,12 +277,20 @@ impl SharingWindow {
             }
         }
         state.prune(now, self.settings.wait);
+        state.forget_departed();
+        state.refresh_all();
+        state.trim(self.settings.backlog_bytes);
         drop(state);
         self.freed.notify_waiters();
     }
 }
 
 impl Member {
+    /// Whether it has a point in an epoch.
+    fn is_in(&self, point: u128, epoch: u64) -> bool {
+        self.job.epoch == epoch && self.points.contains(&point)
+    }
+
     /// Whether it has not had a split, and can read it.
     fn needs(&self, split: &SharedSplit) -> bool {
         self.points.contains(&split.id.point) && !self.had.contains(&split.id.split)
@@ -264,6 +305,27 @@ impl State {
             let number = self.by_id.get(&SplitId { point: *point, split: of })?;
             self.splits.get(number).map(|split| (at, Arc::clone(split)))
         })
+    }
+
+    /// The rows of a split that a member skips.
+    fn skipped(&self, member: u64, of: SplitRef, from: usize) -> Option<u64> {
+        let member = self.members.get(&member)?;
+        let points = member.points.iter().skip(from).rev();
+        let mut ids = points.map(|point| SplitId { point: *point, split: of });
+        ids.find_map(|id| self.departed.skipped(&id, member.job))
+    }
+
+    /// All rows of a split are gone: tasks that are in its epoch need to know that.
+    fn depart(&mut self, split: &SharedSplit, rows: u64) {
+        if self.members.values().any(|m| m.is_in(split.id.point, split.by.epoch)) {
+            self.departed.add(split.id, rows, split.by);
+        }
+    }
+
+    /// Forgets what left the window in epochs that no task is in.
+    fn forget_departed(&mut self) {
+        let members = &self.members;
+        self.departed.retain(|point, epoch| members.values().any(|m| m.is_in(point, epoch)));
     }
 
     /// The points at which rows of a member are of use: for each other task the last one that both have. Without such a task
@@ -283,7 +345,7 @@ impl State {
 
     /// The rows of a split at a point, for a task that computes them.
     fn open(&mut self, member: u64, at: usize, of: SplitRef, name: u64) -> Option<(usize, Arc<SharedSplit>)> {
-        let point = *self.members.get(&member)?.points.get(at)?;
+        let (job, point) = self.members.get(&member).and_then(|m| Some((m.job, *m.points.get(at)?)))?;
         let id = SplitId { point, split: of };
         let known = self.by_id.get(&id).and_then(|number| self.splits.get(number));
         let split = match known {
@@ -291,9 +353,10 @@ impl State {
             None => {
                 let number = self.next_split;
                 self.next_split += 1;
-                let split = Arc::new(SharedSplit::new(id, name, number));
+                let split = Arc::new(SharedSplit::new(id, name, number, job));
                 self.splits.insert(number, Arc::clone(&split));
                 self.by_id.insert(id, number);
+                self.refresh(&split);
                 split
             }
         };
@@ -332,16 +395,55 @@ impl State {
         }
     }
 
+    /// Notes whether a split is idle: no task needs or reads it.
+    fn refresh(&mut self, split: &SharedSplit) {
+        let before = self.idle.remove(&split.number).unwrap_or(0);
+        self.idle_bytes = self.idle_bytes.saturating_sub(before);
+        let is_idle = !split.is_read() && !self.members.values().any(|m| m.needs(split));
+        if is_idle && self.splits.contains_key(&split.number) {
+            let bytes = split.bytes();
+            self.idle.insert(split.number, bytes);
+            self.idle_bytes += bytes;
+        }
+    }
+
+    /// Notes whether a split is idle at each point of a member.
+    fn refresh_points(&mut self, member: u64, of: SplitRef) {
+        let points = self.members.get(&member).map(|m| m.points.clone()).unwrap_or_default();
+        for point in points {
+            let split = self.by_id.get(&SplitId { point, split: of }).and_then(|n| self.splits.get(n));
+            if let Some(split) = split.cloned() {
+                self.refresh(&split);
+            }
+        }
+    }
+
+    fn refresh_all(&mut self) {
+        let splits: Vec<_> = self.splits.values().cloned().collect();
+        splits.iter().for_each(|split| self.refresh(split));
+    }
+
+    /// Removes idle splits, the oldest first, until they take this number of bytes at most.
+    fn trim(&mut self, most: u64) {
+        while self.idle_bytes > most {
+            let oldest = self.idle.first_key_value().and_then(|(number, _)| self.splits.get(number)).cloned();
+            let Some(oldest) = oldest else { return };
+            self.remove(&oldest);
+        }
+    }
+
     /// Removes splits until the window is within its bound: first those that no task needs, then the oldest whole ones, then
     /// the last of those that tasks compute. What tasks read stays: else they would compute it again.
     fn evict(&mut self, growing: &Arc<SharedSplit>, limit: u64) {
         while self.bytes > limit {
             let is_needed = |s: &SharedSplit| self.members.values().any(|m| m.needs(s));
-            let idle = |s: &SharedSplit| s.is_whole() && !s.is_read();
+            let is_free = |s: &SharedSplit| s.is_whole() && !s.is_read();
             let all = || self.splits.values();
-            let victim = all()
-                .find(|s| idle(s) && !is_needed(s))
-                .or_else(|| all().find(|s| idle(s)))
+            let idle = self.idle.keys().filter_map(|number| self.splits.get(number));
+            let victim = idle
+                .into_iter()
+                .find(|s| s.is_whole())
+                .or_else(|| all().find(|s| is_free(s)))
                 .or_else(|| all().rev().find(|s| !s.is_whole() && !s.is_read() && s.bytes() > 0))
                 .unwrap_or(growing);
             let victim = Arc::clone(victim);
@@ -371,8 +473,12 @@ impl State {
     }
 
     fn remove(&mut self, split: &SharedSplit) {
+        if let Some(rows) = split.whole_rows() {
+            self.depart(split, rows);
+        }
         self.bytes = self.bytes.saturating_sub(split.remove());
         self.splits.remove(&split.number);
+        self.refresh(split);
         if self.by_id.get(&split.id) == Some(&split.number) {
             self.by_id.remove(&split.id);
         }

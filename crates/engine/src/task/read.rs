@@ -19,7 +19,7 @@ use crate::bind::{BoundPipeline, Branch, BranchKind, Step};
 use crate::caching::{Entry, OpenPart, TaskCache};
 use crate::context::TaskContext;
 use crate::lease::LeasedSplit;
-use crate::sharing::{END, Flights, Next, SharedRows, entry_place};
+use crate::sharing::{Begin, END, Flights, MayShare, Next, SharedRows, entry_place};
 use crate::stats::SplitReads;
 
 /// How splits are read.
@@ -115,18 +115,19 @@ impl Reader {
     ) -> Result<()> {
         match self.cache.enter(&lease).await {
             Entry::Skip => {}
-            Entry::Compute => match self.share(&lease, None, true).await {
-                Some(rows) => self.follow(rows, &lease, out).await?,
-                None => self.compute(&lease, out).await?,
+            Entry::Compute => match self.share(&lease, None, MayShare::Skip).await {
+                Begin::Read(rows) => self.follow(rows, &lease, out).await?,
+                Begin::Compute => self.compute(&lease, out).await?,
+                Begin::Skip => {}
             },
             Entry::Put | Entry::Buffer => {
                 // Its rows are stored by this task, so they are computed here. Others read them.
-                self.share(&lease, None, false).await;
+                self.share(&lease, None, MayShare::GiveOnly).await;
                 self.compute(&lease, out).await?;
                 self.cache.source_was_read(lease.index, reads.bytes());
             }
             Entry::Get { hint, part } => {
-                if let Some(rows) = self.share(&lease, Some(hint), true).await {
+                if let Begin::Read(rows) = self.share(&lease, Some(hint), MayShare::Read).await {
                     drop(part);
                     self.follow(rows, &lease, out).await?;
                 } else if let Some(rows) = self.get(hint, part, &lease, out, &mut permit).await? {
@@ -138,11 +139,11 @@ impl Reader {
         out.send(Item::EndOfSplit(lease.index)).await
     }
 
-    /// The rows of a split that another task computes, if this one may read them below the given hint.
-    async fn share(&self, lease: &LeasedSplit, below: Option<usize>, may_read: bool) -> Option<SharedRows> {
+    /// How this task comes by the rows of a split below the given hint.
+    async fn share(&self, lease: &LeasedSplit, below: Option<usize>, may: MayShare) -> Begin {
         match &self.sharing {
-            Some(sharing) => sharing.begin(lease, below, may_read).await,
-            None => None,
+            Some(sharing) => sharing.begin(lease, below, may).await,
+            None => Begin::Compute,
         }
     }
 

@@ -125,7 +125,9 @@ class Dataset(Stages, Epochs):
 
         With `sharing="exact"` jobs that run at the same time and compute the same rows, down to a common `autocache` hint or to
         their last stage above `shuffle` and `batch`, compute them once per worker. Each job still gets each row of its epochs
-        exactly once, whenever it begins and however fast it is: rows that a worker holds no more are computed for it. Trainers
+        exactly once, whenever it begins and however fast it is: rows that a worker holds no more are computed for it. With
+        `sharing="relaxed"` such rows are left out, if another job computed them in the same epoch: rows are lost on purpose, and
+        the job's status counts them. Trainers
         that read one `job_name` with different `trainer_id`s get all rows each, as jobs of different names do.
 
         `balance` says what the n-th elements of all consumers, a round, have in common. "bucket": they are of one worker and

@@ -11,7 +11,7 @@ from ._errors import InvalidPipeline, NotFound
 from ._numbers import whole
 
 MODES = ("dynamic", "off", "file", "data", "file_or_data", "hint")
-SHARING = ("exact", "off")
+SHARING = ("exact", "relaxed", "off")
 """Whether a job shares computed rows with other jobs."""
 UNEVEN = ("drop", "pad")
 BALANCES = ("none", "bucket", "tokens")
@@ -205,14 +205,14 @@ def sharing_of(
         raise InvalidPipeline(f"trainer_id={trainer_id!r} must be a name that is not empty, one for each trainer of the job")
     if sharing is None:
         if trainer_id is not None:
-            raise InvalidPipeline("trainer_id= belongs to sharing=\"exact\", which is not given")
+            raise InvalidPipeline("trainer_id= belongs to sharing=\"exact\" or \"relaxed\", which is not given")
         return None
     if sharing not in SHARING:
         raise InvalidPipeline(f"sharing={sharing!r} is not one of {', '.join(SHARING)}")
     if sharing == "off" and trainer_id is not None:
-        raise InvalidPipeline("trainer_id= belongs to sharing=\"exact\", and this dataset has sharing=\"off\"")
-    if sharing == "exact" and job_name is None:
-        raise InvalidPipeline("sharing=\"exact\" needs job_name=: sharing requires named jobs")
-    if sharing == "exact" and consumer is not None:
+        raise InvalidPipeline("trainer_id= belongs to sharing=\"exact\" or \"relaxed\", and this dataset has sharing=\"off\"")
+    if sharing != "off" and job_name is None:
+        raise InvalidPipeline(f"sharing=\"{sharing}\" needs job_name=: sharing requires named jobs")
+    if sharing != "off" and consumer is not None:
         raise InvalidPipeline("num_consumers= and sharing= exclude each other: consumers divide one epoch, jobs that share have one each")
     return sharing, trainer_id

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use caju_client::{Client, ReadRequest, Reader, Sharing};
 use caju_engine::{SharingLag, SharingSettings};
-use caju_proto::v1::{JobStatus, SharedUse};
+use caju_proto::v1::{JobStatus, ProcessingMode, SharedUse};
 use caju_types::{ErrorKind, mix64};
 use serde_json::{Value, json};
 
@@ -22,7 +22,7 @@ const AHEAD: u64 = 40 * SPLIT;
 /// A window that has space for everything, and tasks that wait for each other as long as a test may take: each row is
 /// computed once.
 fn patient(window_bytes: u64, lag: SharingLag) -> SharingSettings {
-    SharingSettings { window_bytes, lag, wait: PATIENCE }
+    SharingSettings { window_bytes, backlog_bytes: window_bytes, lag, wait: PATIENCE }
 }
 
 async fn cluster(workers: usize, sharing: SharingSettings) -> Cluster {
@@ -136,6 +136,40 @@ async fn a_late_job_computes_what_it_has_missed() {
     assert!(usage.peak_bytes <= window && usage.peak_bytes > 0, "{usage:?}");
 }
 
+/// `sharing: relaxed`: a late job leaves out what another one computed and what has left the window, and counts that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn xtr_22_a_relaxed_job_counts_the_rows_that_it_skips() {
+    let cluster = cluster(1, patient(8 * SPLIT * 250, SharingLag::Drop)).await;
+    let client = cluster.client().await;
+    let relaxed = |job: &str| ReadRequest {
+        sharing: Sharing::Relaxed { trainer_id: None },
+        ..request(&squares(), job)
+    };
+    let (mut early, mut of_early) = begun(&client, vec![relaxed("early")]).await.remove(0);
+    while of_early.iter().map(Vec::len).sum::<usize>() < 48 * 1024 {
+        of_early.push(ids(&early.next().await.unwrap().unwrap().batch));
+    }
+    let (mut late, mut of_late) = begun(&client, vec![relaxed("late")]).await.remove(0);
+    let (a, b) = futures::join!(drain(&mut early), drain(&mut late));
+    of_early.extend(a.unwrap());
+    of_late.extend(b.unwrap());
+    let mut skipped = Vec::new();
+    for (reader, got) in [(early, of_early), (late, of_late)] {
+        let mut got = got.concat();
+        let rows = got.len() as u64;
+        got.sort_unstable();
+        got.dedup();
+        assert_eq!(got.len() as u64, rows, "rows came twice");
+        let status = status(&client, reader).await;
+        assert_eq!(status.sharing, "relaxed");
+        let shared = shared_use(&status);
+        assert_eq!(rows + shared.skipped_rows, ROWS, "{shared:?}");
+        skipped.push(shared.skipped_rows);
+    }
+    // The early job's user had taken 48 splits, and 8 fit the window.
+    assert!(skipped[1] >= 30 * SPLIT, "{skipped:?}");
+}
+
 /// Pipelines that differ below a hint share the rows above it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pipelines_share_down_to_their_common_hint() {
@@ -176,6 +210,7 @@ async fn xtr_05_each_job_gets_its_epoch_at_any_speed() {
         let draw = |n: u64, most: u64| mix64(mix64(77, seed), n) % most;
         let settings = SharingSettings {
             window_bytes: [0, 500, 40_000, 300_000, 1 << 30][usize::try_from(draw(0, 5)).unwrap()],
+            backlog_bytes: [0, 10_000, 1 << 30][usize::try_from(draw(7, 3)).unwrap()],
             lag: if draw(1, 2) == 0 { SharingLag::Drop } else { SharingLag::Throttle },
             wait: Duration::from_millis(1 + draw(2, 50)),
         };
@@ -246,7 +281,9 @@ async fn a_lost_worker_costs_no_row_of_any_job() {
 async fn a_job_that_stands_still_holds_up_nobody() {
     for lag in [SharingLag::Drop, SharingLag::Throttle] {
         let wait = Duration::from_millis(50);
-        let cluster = cluster(1, SharingSettings { window_bytes: 100_000, lag, wait }).await;
+        let cluster =
+            cluster(1, SharingSettings { window_bytes: 100_000, lag, wait, ..SharingSettings::default() })
+                .await;
         let client = cluster.client().await;
         let mut readers =
             begun(&client, vec![shared(&squares(), "still"), shared(&squares(), "quick")]).await;
@@ -310,6 +347,15 @@ async fn xtr_12_what_cannot_be_shared_is_refused() {
     };
     let both = ReadRequest { consumer: Some(consumer), ..shared(&squares(), "j") };
     refused(both, ErrorKind::InvalidArgument, "num_consumers and sharing exclude each other").await;
+    let relaxed = |def: &Value| ReadRequest {
+        sharing: Sharing::Relaxed { trainer_id: None },
+        ..request(def, "relaxed")
+    };
+    let mut ordered = squares();
+    ordered["deterministic"] = json!(true);
+    refused(relaxed(&ordered), ErrorKind::InvalidArgument, "promises the order of all rows").await;
+    let by_row = ReadRequest { mode: ProcessingMode::Data, ..relaxed(&squares()) };
+    refused(by_row, ErrorKind::InvalidArgument, "divides its rows in processing mode").await;
     let (reader, _) = begun(&client, vec![shared(&squares(), "j")]).await.remove(0);
     let off = ReadRequest { sharing: Sharing::Off, ..request(&squares(), "j") };
     refused(off, ErrorKind::AlreadyExists, "runs with sharing `exact`, not `off`").await;

@@ -218,13 +218,16 @@ fn sharing(job: &JobStatus, out: &mut String) {
         true => "no running job".to_string(),
         false => job.shares_with.join(", "),
     };
-    let line = format!(
+    let mut line = format!(
         "sharing {} with {with}: {} rows computed, {} rows of {} splits from others",
         job.sharing,
         format_count(shared.computed_rows),
         format_count(shared.window_rows),
         format_count(shared.window_hits)
     );
+    if shared.skipped_rows > 0 {
+        line += &format!(", {} rows skipped", format_count(shared.skipped_rows));
+    }
     out.push_str(&format!("  {}\n", wrapped(&line, 2)));
 }
 

@@ -170,7 +170,13 @@ fn readers_that_take_nothing_come_first() {
 
 #[test]
 fn jobs_that_share_are_named_with_what_they_read_of_each_other() {
-    let shared = SharedUse { computed_rows: 1_500, window_rows: 4_500, window_hits: 9, taken_over: 1 };
+    let shared = SharedUse {
+        computed_rows: 1_500,
+        window_rows: 4_500,
+        window_hits: 9,
+        taken_over: 1,
+        skipped_rows: 77,
+    };
     let served = TaskServed { shared: Some(shared), ..Default::default() };
     let shares = JobStatus {
         sharing: "exact".into(),
@@ -188,8 +194,7 @@ fn jobs_that_share_are_named_with_what_they_read_of_each_other() {
         ..Default::default()
     };
     let shown = text("h:1", &status, false);
-    let line =
-        "sharing exact with b epoch 0, c epoch 2: 1,500 rows computed, 4,500 rows of 9 splits from others";
+    let line = "sharing exact with b epoch 0, c epoch 2: 1,500 rows computed, 4,500 rows of 9 splits from others, 77 rows skipped";
     assert_eq!(shown.matches("sharing").count(), 1, "{shown}");
     assert!(shown.split_whitespace().collect::<Vec<_>>().join(" ").contains(line), "{shown}");
     let json = json::status(&status);

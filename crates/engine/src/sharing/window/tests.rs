@@ -11,11 +11,18 @@ use super::*;
 const SPLIT: u64 = 800;
 
 fn window(window_bytes: u64, lag: SharingLag, wait: Duration) -> Arc<SharingWindow> {
-    SharingWindow::new(SharingSettings { window_bytes, lag, wait }, SystemClock::shared())
+    SharingWindow::new(
+        SharingSettings { window_bytes, backlog_bytes: window_bytes, lag, wait },
+        SystemClock::shared(),
+    )
 }
 
 fn join(window: &Arc<SharingWindow>, points: &[(u128, usize)]) -> Arc<SharingMember> {
-    window.join(points.iter().map(|(key, place)| SharingPoint { key: *key, place: *place }).collect())
+    join_as(window, SharingJob { iteration: 1, epoch: 0, is_relaxed: false }, points)
+}
+
+fn join_as(window: &Arc<SharingWindow>, job: SharingJob, points: &[(u128, usize)]) -> Arc<SharingMember> {
+    window.join(job, points.iter().map(|(key, place)| SharingPoint { key: *key, place: *place }).collect())
 }
 
 fn rows() -> RecordBatch {
@@ -28,7 +35,7 @@ fn of(split: u64) -> SplitRef {
 }
 
 async fn begin(member: &Arc<SharingMember>, split: u64) -> Begun {
-    member.begin(of(split), split, None, true).await
+    member.begin(of(split), split, None, MayShare::Skip).await
 }
 
 /// A member computes a split, or reads it.
@@ -75,6 +82,47 @@ async fn xtr_22_the_window_grows_to_its_bound() {
     assert!(!run(&two, 0).await, "it has left the window");
     assert_eq!((window.usage().hits, window.usage().misses), (5, 106));
     assert!(window.usage().peak_bytes <= 5 * SPLIT);
+}
+
+/// What a job that is alone computed stays within the backlog, and so does what all jobs have had. What a job has not had
+/// stays within the window.
+#[tokio::test]
+async fn rows_that_no_job_needs_are_held_within_the_backlog() {
+    let wait = Duration::from_secs(60);
+    let settings =
+        SharingSettings { window_bytes: 50 * SPLIT, backlog_bytes: 3 * SPLIT, lag: SharingLag::Drop, wait };
+    let window = SharingWindow::new(settings, SystemClock::shared());
+    let one = join(&window, &[(1, END)]);
+    for split in 0..20 {
+        run(&one, split).await;
+        assert!(window.usage().bytes <= 3 * SPLIT);
+    }
+    let two = join(&window, &[(1, END)]);
+    assert_eq!(two.unread_splits(), [17, 18, 19]);
+    for split in 20..40 {
+        run(&one, split).await;
+    }
+    assert_eq!(window.usage().bytes, 23 * SPLIT, "the second job needs them");
+    for split in 17..30 {
+        assert!(run(&two, split).await);
+    }
+    assert_eq!(window.usage().bytes, 13 * SPLIT, "ten that it needs, and the backlog");
+    // What is read stays, whoever has had it.
+    let mut read = begin(&two, 30).await.read.unwrap();
+    for split in 31..40 {
+        assert!(run(&two, split).await);
+    }
+    assert_eq!(window.usage().bytes, 4 * SPLIT);
+    assert!(matches!(read.next().await, Next::Batch(_)) && matches!(read.next().await, Next::End { .. }));
+    drop(read);
+    assert_eq!((window.usage().bytes, window.usage().evicted_unread), (3 * SPLIT, 0));
+    // Rows of a split that is computed while nobody needs it are bounded, too.
+    let mut begun = begin(&one, 50).await;
+    for at in 0..10 {
+        begun.write[0].pass(at * 100, &[rows()]);
+    }
+    two.leave();
+    assert!(window.usage().bytes <= 3 * SPLIT, "{:?}", window.usage());
 }
 
 #[tokio::test]
@@ -169,9 +217,9 @@ async fn rows_go_to_the_last_point_that_each_other_job_has() {
     assert_eq!(read.place, 1);
     assert_eq!(begin(&equal, 2).await.read.unwrap().place, END);
     // A stored part gives the rows at a hint: what is above it is of no use.
-    let below = equal.begin(of(2), 2, Some(1), true).await;
+    let below = equal.begin(of(2), 2, Some(1), MayShare::Read).await;
     assert_eq!(below.read.unwrap().place, END);
-    assert!(differs.begin(of(2), 2, Some(1), true).await.read.is_none());
+    assert!(differs.begin(of(2), 2, Some(1), MayShare::Read).await.read.is_none());
 }
 
 /// The next epoch of a job reads what the last one computed, if it begins soon.
@@ -185,4 +233,51 @@ async fn rows_stay_for_a_while_when_their_last_task_has_left() {
         assert_eq!(window.usage().splits, u64::from(stays));
         assert_eq!(run(&join(&window, &[(1, END)]), 7).await, stays);
     }
+}
+
+/// XTR-22 and `sharing: relaxed`: rows of the same epoch that another job computed and that have left the window are skipped
+/// and counted. Nothing else is.
+#[tokio::test]
+async fn xtr_22_a_relaxed_job_skips_what_has_left_the_window() {
+    let window = window(5 * SPLIT, SharingLag::Drop, Duration::from_secs(60));
+    let job = |iteration, epoch, is_relaxed| SharingJob { iteration, epoch, is_relaxed };
+    let first = join_as(&window, job(1, 0, true), &[(1, END)]);
+    for split in 0..20 {
+        assert!(!run(&first, split).await);
+    }
+    let late = join_as(&window, job(2, 0, true), &[(1, END)]);
+    for split in 15..20 {
+        assert!(run(&late, split).await);
+    }
+    let begun = begin(&late, 3).await;
+    assert!(begun.is_skipped && begun.read.is_none() && begun.write.is_empty());
+    assert_eq!((late.counts().skipped_rows, late.counts().window_rows), (100, 500));
+    // Rows that some of its readers have, and those of a split that nobody has computed.
+    assert!(!late.begin(of(4), 4, None, MayShare::Read).await.is_skipped && !run(&late, 30).await);
+    for (of_job, what) in [
+        (job(3, 0, false), "exact"),
+        (job(4, 1, true), "another epoch"),
+        (job(1, 0, true), "its own rows, computed by a task that was lost"),
+    ] {
+        assert!(!begin(&join_as(&window, of_job, &[(1, END)]), 5).await.is_skipped, "{what}");
+    }
+    // When nobody is in this epoch any more, it is computed again.
+    drop((first, late));
+    assert!(!begin(&join_as(&window, job(5, 0, true), &[(1, END)]), 6).await.is_skipped);
+}
+
+/// Rows that left the window before their split was computed to its end are skipped, too, when their number is known.
+#[tokio::test]
+async fn a_split_that_left_early_is_skipped_when_it_has_ended() {
+    let window = window(SPLIT, SharingLag::Drop, Duration::from_secs(60));
+    let job = |iteration| SharingJob { iteration, epoch: 0, is_relaxed: true };
+    let (one, two) = (join_as(&window, job(1), &[(1, END)]), join_as(&window, job(2), &[(1, END)]));
+    let mut begun = begin(&one, 0).await;
+    begun.write[0].pass(0, &[rows(), rows()]);
+    assert_eq!(window.usage().bytes, 0, "it is larger than the window");
+    assert!(!begin(&two, 0).await.is_skipped, "nobody knows its rows yet");
+    let three = join_as(&window, job(3), &[(1, END)]);
+    begun.write.remove(0).finish(0);
+    assert!(begin(&three, 0).await.is_skipped);
+    assert_eq!(three.counts().skipped_rows, 200);
 }

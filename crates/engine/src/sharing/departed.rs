@@ -1,0 +1,75 @@
+//! The splits that have left a window: what a job under `sharing: relaxed` skips.
+
+use std::collections::{HashMap, VecDeque};
+
+use super::job::SharingJob;
+use super::shared_split::SplitId;
+
+/// The most splits that a window remembers when their rows are gone: about 6 MiB. A split that it has forgotten is computed.
+const MAX_DEPARTED: usize = 65_536;
+
+/// The splits that left a window, the last ones.
+#[derive(Debug, Default)]
+pub(super) struct Departed {
+    splits: HashMap<SplitId, DepartedSplit>,
+    /// In the order in which they left. A split that left twice is there twice.
+    order: VecDeque<SplitId>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct DepartedSplit {
+    rows: u64,
+    /// Who computed it.
+    iteration: u64,
+    epoch: u64,
+}
+
+impl Departed {
+    /// All rows of a split are gone. `by`: who computed it.
+    pub(super) fn add(&mut self, id: SplitId, rows: u64, by: SharingJob) {
+        self.splits.insert(id, DepartedSplit { rows, iteration: by.iteration, epoch: by.epoch });
+        self.order.push_back(id);
+        while self.order.len() > MAX_DEPARTED {
+            let forgotten = self.order.pop_front();
+            forgotten.and_then(|id| self.splits.remove(&id));
+        }
+    }
+
+    /// The rows of a split that a job skips there; none if it does not skip it.
+    pub(super) fn skipped(&self, id: &SplitId, job: SharingJob) -> Option<u64> {
+        let split = self.splits.get(id).filter(|_| job.is_relaxed)?;
+        (split.epoch == job.epoch && split.iteration != job.iteration).then_some(split.rows)
+    }
+
+    /// Forgets the splits that no task needs to know any more.
+    pub(super) fn retain(&mut self, is_known: impl Fn(u128, u64) -> bool) {
+        self.splits.retain(|id, split| is_known(id.point, split.epoch));
+        self.order.retain(|id| self.splits.contains_key(id));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::shared_split::SplitRef;
+    use super::*;
+
+    #[test]
+    fn the_oldest_ones_are_forgotten() {
+        let of = |key| SplitId { point: 1, split: SplitRef { key, repetition: 0 } };
+        let job = |iteration, epoch| SharingJob { iteration, epoch, is_relaxed: true };
+        let mut departed = Departed::default();
+        for key in 0..MAX_DEPARTED as u128 + 1 {
+            departed.add(of(key), 7, job(1, 0));
+        }
+        assert_eq!(
+            (departed.skipped(&of(0), job(2, 0)), departed.skipped(&of(1), job(2, 0))),
+            (None, Some(7))
+        );
+        assert_eq!(departed.splits.len(), MAX_DEPARTED);
+        assert_eq!(departed.skipped(&of(1), job(1, 0)), None, "its own");
+        assert_eq!(departed.skipped(&of(1), job(2, 1)), None, "another epoch");
+        assert_eq!(departed.skipped(&of(1), SharingJob { is_relaxed: false, ..job(2, 0) }), None);
+        departed.retain(|_, epoch| epoch == 1);
+        assert!(departed.splits.is_empty() && departed.order.is_empty());
+    }
+}

@@ -1,0 +1,24 @@
+//! Jobs that share.
+
+/// Whose task shares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SharingJob {
+    /// The iteration of the task.
+    pub iteration: u64,
+    /// Which epoch of its job that is.
+    pub epoch: u64,
+    /// Whether the task skips rows that another job computed in the same epoch and that have left the window. Else it computes
+    /// them.
+    pub is_relaxed: bool,
+}
+
+/// What a task may do with a split that it begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MayShare {
+    /// It computes the rows in any case. Others may read them.
+    GiveOnly,
+    /// It reads rows that others compute, and gives those that it computes.
+    Read,
+    /// And it may leave the split out, if its job may.
+    Skip,
+}
