@@ -7,6 +7,7 @@ mod sample;
 mod save;
 mod scale;
 mod service;
+mod up;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -28,8 +29,10 @@ pub(crate) use save::SaveArgs;
 pub(crate) use scale::ScaleArgs;
 use service::ReadWaitArgs;
 pub(crate) use service::{
-    ConnectionArgs, DispatcherArgs, ServeArgs, StatusArgs, StatusFormat, StoreArgs, WorkerArgs, WorkerCommand,
+    ConnectionArgs, DispatcherArgs, DispatcherSettings, ServeArgs, StatusArgs, StatusFormat, StoreArgs,
+    WorkerArgs, WorkerCommand,
 };
+pub(crate) use up::{UpArgs, WorkerCount};
 
 const EXAMPLES: &str = "\
 Try it:
@@ -41,6 +44,7 @@ Try it:
   caju explain examples/pipelines/imagenet-train.yaml --cache data/cache
 
 As separate processes, on one machine or many:
+  caju up --allow data/                            a dispatcher, and as many workers as readers need
   caju dispatcher --listen 127.0.0.1:7070 --allow data/
   caju worker --dispatcher 127.0.0.1:7070 --allow data/
   caju read examples/pipelines/imagenet-train.yaml --dispatcher 127.0.0.1:7070
@@ -110,6 +114,8 @@ pub(crate) enum Command {
     Dispatcher(DispatcherArgs),
     /// Start a worker, or drain one: workers compute and serve rows
     Worker(WorkerArgs),
+    /// Start a dispatcher and workers on this machine, as many workers as the readers need
+    Up(UpArgs),
     /// Show the workers, jobs, rates and bottlenecks of a running dispatcher
     Status(StatusArgs),
     /// Decide what is worth storing, from a measured profile, and explain it
