@@ -18,6 +18,7 @@ use clap::builder::NonEmptyStringValueParser;
 use clap::builder::ValueHint;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::rank::Launcher;
 pub(crate) use bench::{
     BenchArgs, BenchCommand, DispatcherBenchArgs, DispatcherPart, ExactlyOnceArgs, JournalArgs, OneTrial,
     PoliciesArgs, ProfilingOverheadArgs, StateBenchArgs,
@@ -335,14 +336,20 @@ pub(crate) struct ReadArgs {
     pub(crate) resume: bool,
     /// Number of consumers of the job. All of them get the same number of elements, and each says --consumer-index. Without
     /// it the readers of a job share its elements as they come
-    #[arg(long, value_name = "N", requires = "consumer_index", requires = "job", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", requires = "consumer_index", requires = "job", group = "consumers",
+          value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) num_consumers: Option<u32>,
     /// Which of the consumers this reader is, from 0
     #[arg(long, value_name = "I", requires = "num_consumers")]
     pub(crate) consumer_index: Option<u32>,
+    /// Take --num-consumers and --consumer-index from the launcher that started this process: the number of its processes,
+    /// and the rank of this one. `auto` reads the variables of every launcher; those that are set must agree
+    #[arg(long, value_name = "LAUNCHER", num_args = 0..=1, require_equals = true, default_missing_value = "auto",
+          requires = "job", group = "consumers")]
+    pub(crate) rank_from_env: Option<Launcher>,
     /// What happens to the elements that are left when all consumers have had equally many: they are dropped, or the other
     /// consumers get copies of them
-    #[arg(long, value_name = "drop|pad", default_value = "drop", requires = "num_consumers")]
+    #[arg(long, value_name = "drop|pad", default_value = "drop", requires = "consumers")]
     pub(crate) uneven: UnevenArg,
     /// Share computed rows with other jobs that run at the same time and compute the same rows, down to a common hint at least:
     /// a worker computes them once for all. `exact`: this job gets each row of its epochs once. A new job shares nothing by
@@ -355,7 +362,7 @@ pub(crate) struct ReadArgs {
     /// What the n-th elements of all consumers have in common: `bucket`, the class of bucket_by_length and the length of
     /// padded lists; `tokens`, nearly the same number of items in all lists, for which rows are packed. Then the consumers
     /// read at the same time
-    #[arg(long, value_name = "none|bucket|tokens", default_value = "none", requires = "num_consumers")]
+    #[arg(long, value_name = "none|bucket|tokens", default_value = "none", requires = "consumers")]
     pub(crate) balance: BalanceArg,
     /// From which workers to read: `any`, or `auto`, which leaves out workers with the tag COLOCATED: they are read in their
     /// own processes. `local` reads workers of the reader's process alone, and this command has none
