@@ -465,6 +465,7 @@ def test_registered_datasets(cluster):
     (lambda: cj.range(3).distribute("h:1", num_consumers=0), ValueError, "from 1 to 65536"),
     (lambda: cj.range(3).distribute("h:1", num_consumers=2, uneven="dorp"), ValueError, "not one of drop, pad"),
     (lambda: cj.range(3).distribute("h:1", consumer_index=0), ValueError, "belong to num_consumers"),
+    (lambda: cj.range(3).distribute("h:1", uneven="drop"), ValueError, "neither torch.distributed nor jax.distributed is"),
     (lambda: cj.range(3).distribute("h:1", num_consumers=2, balance="tokesn"), ValueError, "not one of none, bucket, tokens"),
     (lambda: cj.range(3).distribute("h:1", balance="bucket"), ValueError, "belong to num_consumers"),
     (lambda: cj.range(3).batch(2).map(lambda row: row), cj.InvalidPipeline, "above `batch`"),

@@ -5,6 +5,7 @@ import gc
 import itertools
 import json
 import pathlib
+import re
 import runpy
 import subprocess
 import sys
@@ -366,3 +367,27 @@ def test_the_example_learns(caju, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     out = runpy.run_path(str(EXAMPLES / "torch_imagenet.py"))["main"](["--count", "96", "--epochs", "2"])
     assert len(out) == 2 and out[1] < out[0]
+
+
+def shares(cluster, count, command):
+    """What the ranks of an example printed: their numbers of steps and last losses."""
+    service = f"caju://{cluster(workers=2).dispatcher.address}"
+    arguments = ["--service", service, "--count", "5000", "--epochs", "2"]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = re.findall(r"rank (\d) of (\d): (\d+) steps, losses \[(.*?), (.*?)\]", done.stdout)
+    assert sorted(int(rank) for rank, *_ in said) == list(range(count)), done.stdout
+    assert {int(world) for _, world, *_ in said} == {count}
+    # 157 batches in each of two epochs; what fills no step of all ranks is dropped.
+    assert {int(steps) for _, _, steps, *_ in said} == {2 * (157 // count)}, done.stdout
+    assert all(float(last) < 0.1 for *_, last in said), done.stdout
+
+
+def test_the_ddp_example_gives_its_ranks_equal_shares(cluster):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "--standalone"]
+    shares(cluster, 3, [*launcher, str(EXAMPLES / "torch_ddp.py")])
+
+
+def test_the_lightning_example_gives_its_ranks_equal_shares(cluster):
+    pytest.importorskip("lightning.pytorch")
+    shares(cluster, 2, [sys.executable, str(EXAMPLES / "lightning_ddp.py"), "--devices", "2"])

@@ -9,6 +9,7 @@ mod output;
 mod plot;
 mod process;
 mod progress;
+mod rank;
 mod report;
 mod text;
 

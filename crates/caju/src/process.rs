@@ -8,6 +8,7 @@ use caju_types::{Error, Result};
 use tracing_subscriber::EnvFilter;
 
 use crate::cli::{Cli, Command, Global};
+use crate::commands::OwnCommand;
 use crate::{commands, config, output};
 
 /// Runs the command that the arguments say, the program's name first, to its exit code: 0, 1 our fault, 2 the
@@ -21,7 +22,7 @@ pub fn run(args: Vec<OsString>) -> u8 {
 }
 
 fn start(args: Vec<OsString>) -> u8 {
-    let relaunch = relaunch(&args);
+    let own = own_command(&args);
     let cli = match config::parse(args, std::env::var_os("CAJU_CONFIG")) {
         Ok(cli) => cli,
         Err(config::Failure::Clap(e)) => {
@@ -31,7 +32,7 @@ fn start(args: Vec<OsString>) -> u8 {
         }
         Err(config::Failure::Error(e)) => return failed(&e),
     };
-    match execute(cli, relaunch) {
+    match execute(cli, own) {
         Ok(code) => code,
         Err(e) => failed(&e),
     }
@@ -42,26 +43,29 @@ fn failed(error: &Error) -> u8 {
     error.kind().exit_code()
 }
 
-/// The command line that starts this process again: the command itself, or an interpreter that contains it. None if the
-/// process was started with other arguments than this command.
-fn relaunch(args: &[OsString]) -> Option<Vec<OsString>> {
-    let mut own: Vec<OsString> = std::env::args_os().collect();
+/// The command line of this process; none if the process was started with other arguments than this command.
+fn own_command(args: &[OsString]) -> Option<OwnCommand> {
+    let own: Vec<OsString> = std::env::args_os().collect();
+    let (_, given) = args.split_first()?;
     if own == args {
         // An interpreter is started by its name, which may select an environment. The command's own name may be anything.
-        *own.first_mut()? = std::env::current_exe().ok()?.into();
-        return Some(own);
+        return Some(OwnCommand {
+            program: vec![std::env::current_exe().ok()?.into()],
+            args: given.to_vec(),
+        });
     }
-    args.get(1..).is_some_and(|args| own.len() > args.len() && own.ends_with(args)).then_some(own)
+    let program = own.strip_suffix(given).filter(|program| !program.is_empty())?;
+    Some(OwnCommand { program: program.to_vec(), args: given.to_vec() })
 }
 
-fn execute(cli: Cli, relaunch: Option<Vec<OsString>>) -> Result<u8> {
+fn execute(cli: Cli, own: Option<OwnCommand>) -> Result<u8> {
     init_log(&cli.global, &cli.command)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .thread_name("caju-io")
         .build()
         .map_err(|e| Error::exhausted(format!("cannot start threads: {e}")))?;
-    let result = runtime.block_on(commands::run(cli, relaunch));
+    let result = runtime.block_on(commands::run(cli, own));
     // Blocking reads whose result is no longer needed must not delay the exit.
     runtime.shutdown_background();
     result

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arrow_flight::flight_service_server::FlightServiceServer;
+use caju_planner::ScalingTarget;
 use caju_proto::externalscaler::external_scaler_server::ExternalScalerServer;
 use caju_proto::v1::dispatcher_server::DispatcherServer;
 use caju_proto::{Intercept, refuse_other_major};
@@ -12,7 +13,7 @@ use caju_types::{Error, Result};
 use caju_wire::{
     CallLayer, ConnectionGate, GrpcConnection, PendingConnection, Protocol, Stream, accept, grpc_connections,
 };
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Server;
 use tonic_health::server::health_reporter;
@@ -184,6 +185,21 @@ impl DispatcherHandle {
     /// The saves that were asked for: somebody in this process has to drive them, with a client.
     pub fn saves(&self) -> crate::control::Saves {
         crate::control::Saves::of(&self.core)
+    }
+
+    /// The last target of workers, and notices of later ones.
+    pub fn scaling_target(&self) -> watch::Receiver<ScalingTarget> {
+        self.core.scaling_target()
+    }
+
+    /// Epochs that readers are in the middle of.
+    pub fn epochs_read(&self) -> u64 {
+        self.core.cluster_counts().1
+    }
+
+    /// Opens no epoch any more, as [`DispatcherHandle::drain`] does first: present readers go on.
+    pub fn open_no_more(&self) {
+        self.core.open_no_more();
     }
 
     /// Ends in order: opens no epoch any more, waits until the readers that are in the middle of one have ended, then stops

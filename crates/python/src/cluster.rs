@@ -6,6 +6,7 @@ use std::time::Duration;
 use caju_dispatcher::{DispatcherConfig, DispatcherHandle, EngineCatalog};
 use caju_embedded::{ClusterConfig, SaveDriver};
 use caju_kernels::Registry;
+use caju_planner::ScalingTarget;
 use caju_runtime::{CpuPool, IoCounters, PrivateFolder, private_cache};
 use caju_sources::{SourceContext, SourceLimits};
 use caju_types::Error;
@@ -13,6 +14,7 @@ use caju_wire::LocalWorkers;
 use caju_worker::{WorkerConfig, WorkerHandle};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
+use tokio::sync::watch;
 
 use crate::bounds::Bounds;
 use crate::definition::{FunctionOrigin, registry_with_python, stores};
@@ -167,13 +169,19 @@ pub(crate) struct Dispatcher {
     running: Running<(SaveDriver, DispatcherHandle)>,
     #[pyo3(get)]
     address: String,
+    target: watch::Receiver<ScalingTarget>,
 }
+
+/// The fewest and the most workers of the target, the seconds between its computations, and the seconds after which it falls.
+type Scaling = (u64, u64, f64, f64);
 
 #[pymethods]
 impl Dispatcher {
     /// Listens on `host:port`; port 0 takes a free port. With a state folder it survives restarts.
     #[new]
-    #[pyo3(signature = (listen="127.0.0.1:0", state_dir=None, cache=None, allow_python=false, bounds=None))]
+    #[pyo3(signature = (
+        listen="127.0.0.1:0", state_dir=None, cache=None, allow_python=false, bounds=None, scaling=None
+    ))]
     fn new(
         py: Python<'_>,
         listen: &str,
@@ -181,6 +189,7 @@ impl Dispatcher {
         cache: Option<String>,
         allow_python: bool,
         bounds: Option<Bounds>,
+        scaling: Option<Scaling>,
     ) -> PyResult<Self> {
         let limits = bounds.unwrap_or_default().limits(py)?;
         let runtime = RuntimeHandle::get().into_py(py)?;
@@ -193,15 +202,29 @@ impl Dispatcher {
         let cache_url = cache.unwrap_or_default();
         let catalog = Arc::new(EngineCatalog::new(registry, ctx).with_cache(&cache_url));
         let listen = listen.to_owned();
-        let config = DispatcherConfig { listen, state_dir, cache_url, ..DispatcherConfig::default() };
+        let mut config = DispatcherConfig { listen, state_dir, cache_url, ..DispatcherConfig::default() };
+        if let Some((min_workers, max_workers, interval_s, down_after_s)) = scaling {
+            let time = |s| Duration::try_from_secs_f64(s).unwrap_or(Duration::MAX);
+            config.timers.scaling_interval = time(interval_s);
+            config.scaling.min_workers = min_workers;
+            config.scaling.max_workers = max_workers;
+            config.scaling.scale_down_after = time(down_after_s);
+        }
         let start = caju_dispatcher::Dispatcher::start(config, catalog);
         let start = async {
             let dispatcher = start.await?;
             Ok::<_, Error>((SaveDriver::start(&dispatcher, local_workers()), dispatcher))
         };
         let dispatcher = runtime.wait(py, start)?.into_py(py)?;
-        let address = dispatcher.1.address().to_owned();
-        Ok(Self { running: Running::new(dispatcher, runtime), address })
+        let (address, target) = (dispatcher.1.address().to_owned(), dispatcher.1.scaling_target());
+        Ok(Self { running: Running::new(dispatcher, runtime), address, target })
+    }
+
+    /// How many workers should run, and why.
+    #[getter]
+    fn target(&self) -> (u64, String) {
+        let target = self.target.borrow();
+        (target.workers, target.reason.clone())
     }
 
     /// Stops it.

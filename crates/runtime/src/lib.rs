@@ -30,7 +30,8 @@ pub use ordered::{LockRank, OrderedGuard, OrderedMutex};
 pub use panics::{Caught, catch, caught, panic_text};
 pub use private::{PrivateFolder, private_cache};
 pub use process::{
-    ProcessIdentity, cpu_time, environment, peak_rss_bytes, rss_bytes, thread_blocks_read, thread_cpu_time,
+    ProcessIdentity, cpu_time, environment, peak_rss_bytes, rss_bytes, terminate, thread_blocks_read,
+    thread_cpu_time,
 };
 pub use random::random_secret;
 pub use simulation::{is_simulated, simulate};

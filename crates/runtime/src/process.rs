@@ -127,6 +127,14 @@ fn exists(pid: u32) -> bool {
     sent || std::io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
 }
 
+/// Asks a process to end (SIGTERM). For a child that its parent has not waited for: its id belongs to no other process.
+#[allow(unsafe_code, reason = "kill has no safe wrapper in std")]
+pub fn terminate(child: u32) {
+    let Some(pid) = libc::pid_t::try_from(child).ok().filter(|pid| *pid > 0) else { return };
+    // SAFETY: a call without pointers. A process that has ended gets nothing.
+    let _sent = unsafe { libc::kill(pid, libc::SIGTERM) };
+}
+
 #[cfg(test)]
 #[cfg(target_os = "linux")]
 mod tests {

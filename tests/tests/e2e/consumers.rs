@@ -1,5 +1,8 @@
 //! Consumers of a job through `caju read`: the same number of elements for each.
 
+use std::process::Command;
+
+use caju_tests::binary::caju_binary;
 use caju_tests::cluster::Cluster;
 use caju_tests::pipeline::{Pipeline, Report};
 use caju_tests::process::Process;
@@ -244,4 +247,92 @@ fn det_06_what_divides_evenly_comes_exactly_once() {
         }
         cluster.stop();
     }
+}
+
+/// `--rank-from-env`: processes that carry the environment of a launcher are its consumers. Contradictions name both.
+#[test]
+fn consumers_take_their_rank_from_the_launcher() {
+    let cluster = Cluster::start(2);
+    let p = Pipeline::of(json!({ "range": 10_000 }), json!([{ "shuffle": 200 }, { "batch": 64 }]));
+    let read = |job: &str, flag: &str, report: &str, variables: &[(&str, &str)]| {
+        let mut command = Command::new(caju_binary());
+        command.args([
+            "read",
+            "pipeline.yaml",
+            "--dispatcher",
+            cluster.address(),
+            "--job",
+            job,
+            "--uneven",
+            "pad",
+        ]);
+        command.args([flag, "--report", report]).current_dir(p.folder()).envs(variables.iter().copied());
+        Process::start(command, format!("{variables:?}"))
+    };
+    for (rank, size, flag) in [
+        ("SLURM_PROCID", "SLURM_NTASKS", "--rank-from-env"),
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "--rank-from-env=openmpi"),
+    ] {
+        let running = ["0", "1"].map(|i| {
+            let of_launcher = [(rank, i), (size, "2"), ("RANK", "7")];
+            // A variable of another launcher does not matter when this one is named.
+            let variables = if flag.contains('=') { &of_launcher[..] } else { &of_launcher[..2] };
+            read(rank, flag, &format!("rank-{i}.json"), variables)
+        });
+        running.into_iter().for_each(|process| drop(process.wait().expect_code(0)));
+        let load = |i| Report::load(&p.folder().join(format!("rank-{i}.json"))).0;
+        let reports = [load(0), load(1)];
+        assert_eq!(field(&reports, "batches"), [79, 79]);
+        assert_eq!(sum(&reports), u128::from_str_radix(&cluster.report(&p, &[]).checksums()[0], 16).unwrap());
+    }
+    let slurm_and_torchrun =
+        [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2"), ("RANK", "1"), ("WORLD_SIZE", "4")];
+    let ended = read("both", "--rank-from-env", "both.json", &slurm_and_torchrun).wait();
+    ended.expect_code(2).expect_error(&["SLURM_PROCID=0 of SLURM_NTASKS=2", "RANK=1 of WORLD_SIZE=4"]);
+    let ended = read("none", "--rank-from-env=pmi", "none.json", &[]).wait();
+    ended.expect_code(2).expect_error(&["tells no rank (PMI_RANK and PMI_SIZE)"]);
+    let both =
+        cluster.read(&p, &["--job", "j", "--rank-from-env", "--num-consumers", "2", "--consumer-index", "0"]);
+    both.expect_code(2);
+    assert!(both.stderr.contains("cannot be used with"), "{}", both.stderr);
+    cluster.stop();
+}
+
+/// The batch script of docs/slurm.md, with stand-ins for `srun` and `scontrol` that start the processes on this machine.
+#[test]
+fn the_batch_script_for_slurm_reads_each_row_once() {
+    let p = Pipeline::of(json!({ "range": 10_000 }), json!([{ "batch": 50 }]));
+    let wanted = p.report(&[]).checksums();
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/slurm.md")).unwrap();
+    let script = page.split("```sh\n").nth(1).unwrap().split("```").next().unwrap();
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let script =
+        script.replace("7070", &free).replace("train.yaml", "pipeline.yaml").replace("/shared/caju", "cache");
+    // Background servers end with the job.
+    let script = format!("set -e\n{script}\nkill $(jobs -p); wait\n");
+    let folder = p.folder();
+    let tool = |name: &str, text: &str| {
+        let path = folder.join(name);
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    };
+    tool("scontrol", "#!/bin/bash\necho 127.0.0.1\n");
+    // `--ntasks=N` processes, by default the 4 of the job; all on one machine.
+    let srun = r#"#!/bin/bash
+count=4 processes=()
+trap 'kill "${processes[@]}"; wait; exit 0' TERM
+while [[ $1 == --* ]]; do [[ $1 == --ntasks=* ]] && count=${1#--ntasks=}; shift; done
+for ((i = 0; i < count; i++)); do SLURM_PROCID=$i SLURM_NTASKS=$count "$@" & processes+=($!); done
+for process in "${processes[@]}"; do wait "$process" || exit 1; done
+"#;
+    tool("srun", srun);
+    std::os::unix::fs::symlink(caju_binary(), folder.join("caju")).unwrap();
+    let mut command = Command::new("bash");
+    let path = format!("{}:{}", folder.display(), std::env::var_os("PATH").unwrap().display());
+    command.args(["-c", &script]).current_dir(folder).env("PATH", path);
+    command.envs([("SLURM_JOB_NODELIST", "one"), ("SLURM_JOB_NUM_NODES", "2"), ("SLURM_JOB_ID", "17")]);
+    Process::start(command, "the batch script".into()).wait().expect_code(0);
+    let reports = [0, 1, 2, 3].map(|i| Report::load(&folder.join(format!("report-{i}.json"))).0);
+    assert_eq!(field(&reports, "batches"), [50; 4]);
+    assert_eq!(sum(&reports), u128::from_str_radix(&wanted[0], 16).unwrap());
 }

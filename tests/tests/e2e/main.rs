@@ -46,4 +46,5 @@ mod silent_peers;
 mod snapshots;
 mod speed;
 mod stragglers;
+mod up;
 mod zombies;

@@ -7,6 +7,7 @@ mod sample;
 mod save;
 mod scale;
 mod service;
+mod up;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,6 +18,7 @@ use clap::builder::NonEmptyStringValueParser;
 use clap::builder::ValueHint;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::rank::Launcher;
 pub(crate) use bench::{
     BenchArgs, BenchCommand, DispatcherBenchArgs, DispatcherPart, ExactlyOnceArgs, JournalArgs, OneTrial,
     PoliciesArgs, ProfilingOverheadArgs, StateBenchArgs,
@@ -28,8 +30,10 @@ pub(crate) use save::SaveArgs;
 pub(crate) use scale::ScaleArgs;
 use service::ReadWaitArgs;
 pub(crate) use service::{
-    ConnectionArgs, DispatcherArgs, ServeArgs, StatusArgs, StatusFormat, StoreArgs, WorkerArgs, WorkerCommand,
+    ConnectionArgs, DispatcherArgs, DispatcherSettings, ServeArgs, StatusArgs, StatusFormat, StoreArgs,
+    WorkerArgs, WorkerCommand,
 };
+pub(crate) use up::{UpArgs, WorkerCount};
 
 const EXAMPLES: &str = "\
 Try it:
@@ -41,6 +45,7 @@ Try it:
   caju explain examples/pipelines/imagenet-train.yaml --cache data/cache
 
 As separate processes, on one machine or many:
+  caju up --allow data/                            a dispatcher, and as many workers as readers need
   caju dispatcher --listen 127.0.0.1:7070 --allow data/
   caju worker --dispatcher 127.0.0.1:7070 --allow data/
   caju read examples/pipelines/imagenet-train.yaml --dispatcher 127.0.0.1:7070
@@ -110,6 +115,8 @@ pub(crate) enum Command {
     Dispatcher(DispatcherArgs),
     /// Start a worker, or drain one: workers compute and serve rows
     Worker(WorkerArgs),
+    /// Start a dispatcher and workers on this machine, as many workers as the readers need
+    Up(UpArgs),
     /// Show the workers, jobs, rates and bottlenecks of a running dispatcher
     Status(StatusArgs),
     /// Decide what is worth storing, from a measured profile, and explain it
@@ -333,14 +340,20 @@ pub(crate) struct ReadArgs {
     pub(crate) attempt: Option<String>,
     /// Number of consumers of the job. All of them get the same number of elements, and each says --consumer-index. Without
     /// it the readers of a job share its elements as they come
-    #[arg(long, value_name = "N", requires = "consumer_index", requires = "job", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", requires = "consumer_index", requires = "job", group = "consumers",
+          value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) num_consumers: Option<u32>,
     /// Which of the consumers this reader is, from 0
     #[arg(long, value_name = "I", requires = "num_consumers")]
     pub(crate) consumer_index: Option<u32>,
+    /// Take --num-consumers and --consumer-index from the launcher that started this process: the number of its processes,
+    /// and the rank of this one. `auto` reads the variables of every launcher; those that are set must agree
+    #[arg(long, value_name = "LAUNCHER", num_args = 0..=1, require_equals = true, default_missing_value = "auto",
+          requires = "job", group = "consumers")]
+    pub(crate) rank_from_env: Option<Launcher>,
     /// What happens to the elements that are left when all consumers have had equally many: they are dropped, or the other
     /// consumers get copies of them
-    #[arg(long, value_name = "drop|pad", default_value = "drop", requires = "num_consumers")]
+    #[arg(long, value_name = "drop|pad", default_value = "drop", requires = "consumers")]
     pub(crate) uneven: UnevenArg,
     /// Share computed rows with other jobs that run at the same time and compute the same rows, down to a common hint at least:
     /// a worker computes them once for all. `exact`: this job gets each row of its epochs once. `relaxed`: it does not get rows
@@ -354,7 +367,7 @@ pub(crate) struct ReadArgs {
     /// What the n-th elements of all consumers have in common: `bucket`, the class of bucket_by_length and the length of
     /// padded lists; `tokens`, nearly the same number of items in all lists, for which rows are packed. Then the consumers
     /// read at the same time
-    #[arg(long, value_name = "none|bucket|tokens", default_value = "none", requires = "num_consumers")]
+    #[arg(long, value_name = "none|bucket|tokens", default_value = "none", requires = "consumers")]
     pub(crate) balance: BalanceArg,
     /// From which workers to read: `any`, or `auto`, which leaves out workers with the tag COLOCATED: they are read in their
     /// own processes. `local` reads workers of the reader's process alone, and this command has none

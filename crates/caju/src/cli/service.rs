@@ -85,6 +85,9 @@ pub(crate) struct ServeArgs {
     /// After SIGTERM or Ctrl-C: how long running work may continue. A second signal ends the process at once
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub(crate) drain_timeout: Duration,
+    /// End at once when standard input ends. For a process that starts this one with a pipe: if it is killed, the pipe closes
+    #[arg(long)]
+    pub(crate) until_stdin_ends: bool,
 }
 
 /// What holds a journal.
@@ -115,6 +118,17 @@ Examples:
 
 The first line on standard output is: caju dispatcher listening on HOST:PORT")]
 pub(crate) struct DispatcherArgs {
+    /// The workers that may register, in order: worker k of n has shard k of n in the processing modes file, data,
+    /// file_or_data and hint. A port may be %port% (any port), and * is any address. Without it any worker may register
+    #[arg(long, value_name = "HOST:PORT,...", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) workers: Vec<String>,
+    #[command(flatten)]
+    pub(crate) settings: DispatcherSettings,
+}
+
+/// The settings of a dispatcher, in a process of its own or in `caju up`.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct DispatcherSettings {
     /// Address to listen on; port 0 takes any free one
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7070")]
     pub(crate) listen: String,
@@ -162,10 +176,6 @@ pub(crate) struct DispatcherArgs {
     /// How long an unused job, with its finished epochs, and an unused dataset without a name are remembered
     #[arg(long, value_name = "TIME", default_value = "168h", value_parser = duration)]
     pub(crate) forget_after: Duration,
-    /// The workers that may register, in order: worker k of n has shard k of n in the processing modes file, data,
-    /// file_or_data and hint. A port may be %port% (any port), and * is any address. Without it any worker may register
-    #[arg(long, value_name = "HOST:PORT,...", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
-    pub(crate) workers: Vec<String>,
     /// Folder to record the autocache events of each job in, for `caju plan --replay`
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) record_autocache_events: Option<PathBuf>,
@@ -175,13 +185,13 @@ pub(crate) struct DispatcherArgs {
     /// How often the dispatcher looks for silent workers and readers, and for stragglers
     #[arg(long, value_name = "TIME", default_value = "250ms", value_parser = duration)]
     pub(crate) check_interval: Duration,
-    /// The fewest workers that the target of `caju status` names, also while no job runs
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=10_000))]
-    pub(crate) min_workers: u64,
-    /// The most workers that the target of `caju status` names
-    #[arg(long, value_name = "N", default_value_t = caju_planner::DEFAULT_MAX_WORKERS,
-          value_parser = clap::value_parser!(u64).range(1..=10_000))]
-    pub(crate) max_workers: u64,
+    /// The fewest workers that the target of `caju status` names, also while no job runs. 0 by default, and 1 with `caju up`
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(..=10_000))]
+    pub(crate) min_workers: Option<u64>,
+    /// The most workers that the target of `caju status` names. 100 by default, and with `caju up` as many as the cores are
+    /// enough for
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub(crate) max_workers: Option<u64>,
     /// How often the target is computed; 0s: never
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
     pub(crate) scaling_interval: Duration,

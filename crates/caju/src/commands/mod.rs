@@ -21,6 +21,7 @@ mod state_file;
 mod status;
 mod summary;
 mod tail;
+mod up;
 mod worker;
 
 use std::ffi::OsString;
@@ -29,11 +30,27 @@ use caju_types::Result;
 
 use crate::cli::{Cli, Command};
 
+/// How this process was started.
+#[derive(Debug, Clone)]
+pub(crate) struct OwnCommand {
+    /// This program; or an interpreter, with the arguments that make it run this program.
+    pub(crate) program: Vec<OsString>,
+    /// The arguments of the command.
+    pub(crate) args: Vec<OsString>,
+}
+
+impl OwnCommand {
+    /// The command line that starts the same again.
+    fn again(self) -> Vec<OsString> {
+        [self.program, self.args].concat()
+    }
+}
+
 /// Runs the command, to its exit code.
 ///
 /// # Errors
 /// What the command says; the kind becomes the exit code.
-pub(crate) async fn run(cli: Cli, relaunch: Option<Vec<OsString>>) -> Result<u8> {
+pub(crate) async fn run(cli: Cli, own: Option<OwnCommand>) -> Result<u8> {
     let Cli { global, command } = cli;
     shared::set_limits(&global.bounds);
     match &command {
@@ -50,12 +67,13 @@ pub(crate) async fn run(cli: Cli, relaunch: Option<Vec<OsString>>) -> Result<u8>
         Command::Scale(args) => scale::run(&args),
         Command::Profile(args) => Box::pin(profile::run(&global, &args)).await,
         Command::Explain(args) => Box::pin(explain::run(&global, &args)).await,
-        Command::Bench(args) => Box::pin(bench::run(&global, &args, relaunch)).await,
+        Command::Bench(args) => Box::pin(bench::run(&global, &args, own.map(OwnCommand::again))).await,
         Command::Read(args) => Box::pin(read::run(&global, &args)).await,
         Command::Save(args) => Box::pin(save::run(&global, &args)).await,
         Command::Status(args) => Box::pin(status::run(&args)).await,
         Command::Run(args) => Box::pin(run::run(&global, &args)).await,
         Command::Dispatcher(args) => Box::pin(dispatcher::run(&args)).await,
+        Command::Up(args) => Box::pin(up::run(&global, &args, own)).await,
         Command::Worker(args) => Box::pin(worker::run(&args)).await,
     }
     .map(|()| 0)

@@ -8,12 +8,17 @@ use super::epochs::{Consumer as Work, Epochs};
 use super::state_file::StateFile;
 use super::{check, shared};
 use crate::cli::{Global, LostReadersArg, ReadArgs, UnevenArg};
+use crate::rank::{Rank, rank_from_env};
 
 /// Reads the epochs, and reports.
 ///
 /// # Errors
 /// A wrong file, a dispatcher that is not there, and what the job fails with.
 pub(crate) async fn run(global: &Global, args: &ReadArgs) -> Result<()> {
+    let rank = match args.rank_from_env {
+        Some(launcher) => Some(rank_from_env(launcher)?),
+        None => args.num_consumers.zip(args.consumer_index).map(|(count, index)| Rank { index, count }),
+    };
     let def = shared::read_job(&args.file, &args.epochs)?;
     let config = ClientConfig {
         connect_timeout: args.connect_timeout,
@@ -44,15 +49,7 @@ pub(crate) async fn run(global: &Global, args: &ReadArgs) -> Result<()> {
             LostReadersArg::Allow => LostReaders::Allow,
         },
         target: args.target_workers.into(),
-        consumer: args.num_consumers.map(|count| Consumer {
-            index: args.consumer_index.unwrap_or_default(),
-            count,
-            uneven: match args.uneven {
-                UnevenArg::Drop => Uneven::Drop,
-                UnevenArg::Pad => Uneven::Pad,
-            },
-            balance: args.balance.into(),
-        }),
+        consumer: rank.map(|rank| consumer(rank, args)),
         sharing: match &args.sharing {
             Some(name) => Sharing::from_name(name, args.trainer_id.clone())?,
             None => Sharing::AsJob,
@@ -64,6 +61,19 @@ pub(crate) async fn run(global: &Global, args: &ReadArgs) -> Result<()> {
     };
     let outcome = Box::pin(epochs.read()).await?;
     shared::finish(&check::title(&def, &args.file), &outcome, &args.epochs, global.quiet)
+}
+
+/// Which of the consumers this reader is.
+fn consumer(rank: Rank, args: &ReadArgs) -> Consumer {
+    Consumer {
+        index: rank.index,
+        count: rank.count,
+        uneven: match args.uneven {
+            UnevenArg::Drop => Uneven::Drop,
+            UnevenArg::Pad => Uneven::Pad,
+        },
+        balance: args.balance.into(),
+    }
 }
 
 /// A name for a job of this process alone. A job without one would be forgotten at its end, and with it what the

@@ -67,6 +67,26 @@ pub(crate) fn announce(what: &str, address: &str, args: &ServeArgs) -> Result<()
     output::say(format_args!("caju {what} listening on {address}"))
 }
 
+/// Serves; with `--until-stdin-ends` no longer than standard input lasts.
+///
+/// # Errors
+/// Those of the server, and `Cancelled` at the end of standard input.
+pub(crate) async fn until_stdin_ends(
+    args: &ServeArgs,
+    server: impl Future<Output = Result<()>>,
+) -> Result<()> {
+    if !args.until_stdin_ends {
+        return server.await;
+    }
+    let read_to_end = || std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+    tokio::select! {
+        served = server => served,
+        _ = caju_runtime::blocking("waiting for the end of standard input", read_to_end) => Err(Error::cancelled(
+            "standard input ended (--until-stdin-ends): the process that started this one is gone",
+        )),
+    }
+}
+
 /// Runs the shutdown of a server. A second signal aborts it.
 ///
 /// # Errors

@@ -10,7 +10,7 @@ use caju_types::{Error, Result, Secret};
 use caju_wire::{Dispatcher, DispatcherLink};
 use caju_worker::{Worker, WorkerConfig};
 
-use super::serve::{Signals, announce, check_listen, drain};
+use super::serve::{Signals, announce, check_listen, drain, until_stdin_ends};
 use super::shared;
 use crate::cli::{WorkerArgs, WorkerCommand};
 use crate::output;
@@ -24,7 +24,7 @@ pub(crate) async fn run(args: &WorkerArgs) -> Result<()> {
         Some(WorkerCommand::Drain { id, dispatcher, operator_secret_file, connect_timeout }) => {
             drain_worker(*id, dispatcher, operator_secret_file.as_deref(), *connect_timeout).await
         }
-        None => Box::pin(serve(args)).await,
+        None => until_stdin_ends(&args.serve, Box::pin(serve(args))).await,
     }
 }
 

@@ -147,9 +147,14 @@ impl Core {
         self.store.read(State::clone)
     }
 
+    /// Opens no epoch any more.
+    pub(crate) fn open_no_more(&self) {
+        self.process.drain();
+    }
+
     /// Opens no epoch any more, and waits until no present reader is in the middle of one; false at the bound.
     pub(crate) async fn drain(&self, bound: Duration) -> bool {
-        self.process.drain();
+        self.open_no_more();
         let until = self.clock.now() + bound;
         let pause = self.config.timers.check_every.min(MAX_DRAIN_POLL);
         while self.is_read() {

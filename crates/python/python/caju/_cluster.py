@@ -8,7 +8,7 @@ import sys
 import threading
 import weakref
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _caju
 from ._bounds import NAMES, Bounds, Size
@@ -141,6 +141,14 @@ class LocalCluster(_Stoppable):
         return f"LocalCluster({self.address}, workers={len(self.workers)})"
 
 
+class Target(NamedTuple):
+    """The number of workers that should run."""
+
+    workers: int
+    reason: str
+    """One sentence for a person."""
+
+
 class DispatcherServer(_Stoppable):
     """A dispatcher in this process; see `start_dispatcher`."""
 
@@ -153,6 +161,11 @@ class DispatcherServer(_Stoppable):
     def address(self) -> str:
         """`host:port` for workers and datasets."""
         return self._server.address
+
+    @property
+    def target(self) -> Target:
+        """How many workers would keep the readers busy, between `min_workers` and `max_workers`."""
+        return Target(*self._server.target)
 
     def stop(self) -> None:
         """Stops it."""
@@ -203,6 +216,10 @@ def start_dispatcher(
     *,
     chunk_memory: Size | None = None,
     bind_timeout: float | None = None,
+    min_workers: int = 0,
+    max_workers: int = 100,
+    scaling_interval: float = 5.0,
+    scale_down_after: float = 30.0,
 ) -> DispatcherServer:
     """Starts a dispatcher in this process. Port 0 takes a free port. With `state_dir` it survives restarts. Rows are
     stored at `autocache` hints below `cache`, a folder or URL that the workers reach too; without one they are not stored.
@@ -210,12 +227,22 @@ def start_dispatcher(
     With `allow_python` it accepts pipelines with Python functions. `chunk_memory` and `bind_timeout` are those of
     `LocalCluster`, for the pipelines that it plans; workers have bounds of their own.
 
+    The server's `target`, the number of workers that would keep the readers busy, is computed every `scaling_interval` seconds
+    (0: never), between `min_workers` and `max_workers`. It falls when fewer have been enough for `scale_down_after` seconds.
+
     There is no authentication: listen on the loopback, or on a network that is trusted.
     """
+    least, most = whole("min_workers", min_workers, 0, 10_000), whole("max_workers", max_workers, 1, 10_000)
+    if least is None or most is None or least > most:
+        raise InvalidPipeline(f"min_workers={min_workers!r} must be at most max_workers={max_workers!r}")
+    for name, seconds in (("scaling_interval", scaling_interval), ("scale_down_after", scale_down_after)):
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds >= 0:
+            raise InvalidPipeline(f"{name}={seconds!r} must be a number of seconds, 0 or more")
+    scaling = (least, most, float(scaling_interval), float(scale_down_after))
     state = None if state_dir is None else os.fspath(state_dir)
     url = None if cache is None else url_of(cache)
     bounds = Bounds.of(chunk_memory, None, None, bind_timeout)
-    return DispatcherServer(_caju.Dispatcher(listen, state, url, allow_python, bounds))
+    return DispatcherServer(_caju.Dispatcher(listen, state, url, allow_python, bounds, scaling))
 
 
 def start_worker(

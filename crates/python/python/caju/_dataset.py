@@ -121,7 +121,9 @@ class Dataset(Stages, Epochs):
         With `num_consumers=N` the job has N readers, each with a `consumer_index` from 0 to N - 1, and all of them get the
         same number of elements in each epoch, however fast they are. What is left when all have had equally many is dropped
         (`uneven="drop"`, the default), or delivered with copies for the others (`uneven="pad"`; `stats` counts them). A
-        consumer that leaves early or vanishes ends the epoch of all with an `Unavailable`.
+        consumer that leaves early or vanishes ends the epoch of all with an `Unavailable`. With `uneven` or `balance`, the
+        number or the index that is not given is the rank of this process in `torch.distributed` or `jax.distributed`, where
+        one of them is initialised.
 
         With `sharing="exact"` jobs that run at the same time and compute the same rows, down to a common `autocache` hint or to
         their last stage above `shuffle` and `batch`, compute them once per worker. Each job still gets each row of its epochs

@@ -9,6 +9,7 @@ from ._bounds import Size, size_of
 from ._cluster import LocalCluster, address_of
 from ._errors import InvalidPipeline, NotFound
 from ._numbers import whole
+from ._ranks import known_rank
 
 MODES = ("dynamic", "off", "file", "data", "file_or_data", "hint")
 SHARING = ("exact", "relaxed", "off")
@@ -185,16 +186,35 @@ def consumers_of(
     if balance is not None and balance not in BALANCES:
         raise InvalidPipeline(f"balance={balance!r} is not one of {', '.join(BALANCES)}")
     count = whole("num_consumers", num_consumers, 1, 2**16)
-    if count is None:
-        raise InvalidPipeline("consumer_index=, uneven= and balance= belong to num_consumers=, which is not given")
     index = whole("consumer_index", consumer_index, 0)
-    if index is None:
-        raise InvalidPipeline(f"num_consumers={count} needs consumer_index=, from 0 to {count - 1}: which of them this process is")
+    if count is None or index is None:
+        count, index = _completed(count, index)
     if index >= count:
         raise InvalidPipeline(f"consumer_index={index} is not one of the {count} consumers, counted from 0")
     if job_name is None:
         raise InvalidPipeline("num_consumers= needs job_name=, under which the consumers find each other")
     return count, index, uneven or "drop", balance or "none"
+
+
+def _completed(count: int | None, index: int | None) -> tuple[int, int]:
+    """The number of consumers and the index among them; what is not given is the rank that the framework knows."""
+    rank = known_rank()
+    if rank is None and count is None:
+        raise InvalidPipeline(
+            "consumer_index=, uneven= and balance= belong to num_consumers=, which is not given, and neither torch.distributed "
+            "nor jax.distributed is initialised in this process, from which it would be taken"
+        )
+    if rank is None:
+        raise InvalidPipeline(
+            f"num_consumers={count} needs consumer_index=, from 0 to {count - 1 if count else 0}: which of them this process is. It "
+            "is taken from torch.distributed or jax.distributed if one of them is initialised"
+        )
+    if count is not None and count != rank.count:
+        raise InvalidPipeline(
+            f"num_consumers={count}, and {rank.source} has {rank.count} ranks; leave num_consumers= out for one consumer per rank, "
+            "or give consumer_index=, too"
+        )
+    return rank.count, rank.index if index is None else index
 
 
 def sharing_of(
