@@ -266,13 +266,13 @@ impl Listing {
                 return Ok(Some(splits));
             }
             if !self.done {
-                self.look_again(clock.as_ref()).await?;
+                self.poll_for_parts(clock.as_ref()).await?;
             }
         }
         Ok(None)
     }
 
-    async fn look_again(&mut self, clock: &dyn caju_runtime::Clock) -> Result<()> {
+    async fn poll_for_parts(&mut self, clock: &dyn caju_runtime::Clock) -> Result<()> {
         let Some(pause) = self.polls.next_pause() else {
             return Err(Error::deadline(format!(
                 "source load: the save at {} is not finished, and had no new part for {} s; see how it goes with `caju \
