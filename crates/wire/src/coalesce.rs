@@ -11,28 +11,20 @@ use crate::{Chunk, Elements};
 /// The second chunk, if the two cannot share a frame: their schemas, kinds of elements or places in rounds differ, or one is
 /// a remainder, which the reader must be able to tell.
 pub fn coalesce(into: &mut Chunk, mut next: Chunk) -> Result<(), Chunk> {
-    if !can_coalesce(into, &next) {
+    let (a, b) = (into.schema(), next.schema());
+    let same_schema = Arc::ptr_eq(&a, &b) || a == b;
+    let provenance = into.runs.is_empty() == next.runs.is_empty();
+    if !same_schema || !provenance || into.remainder || next.remainder || into.round != next.round {
         return Err(next);
     }
-    if let (Elements::Lengths(a), Elements::Lengths(b)) = (&mut into.elements, &mut next.elements) {
-        a.append(b);
+    match (&mut into.elements, &mut next.elements) {
+        (Elements::Rows, Elements::Rows) => {}
+        (Elements::Lengths(a), Elements::Lengths(b)) => a.append(b),
+        _ => return Err(next),
     }
     into.pieces.append(&mut next.pieces);
     for run in next.runs {
         push_run(&mut into.runs, run);
     }
     Ok(())
-}
-
-/// Whether a chunk can be appended to another.
-pub fn can_coalesce(into: &Chunk, next: &Chunk) -> bool {
-    let (a, b) = (into.schema(), next.schema());
-    let same_schema = Arc::ptr_eq(&a, &b) || a == b;
-    let same_provenance = into.runs.is_empty() == next.runs.is_empty();
-    let same_elements = matches!(
-        (&into.elements, &next.elements),
-        (Elements::Rows, Elements::Rows) | (Elements::Lengths(_), Elements::Lengths(_))
-    );
-    let is_whole = !into.remainder && !next.remainder && into.round == next.round;
-    same_schema && same_provenance && same_elements && is_whole
 }

@@ -57,7 +57,7 @@ pub use accept::{
 };
 pub use calls::{CallLayer, CountedCalls, OpenCall, OpenCalls};
 pub use chunk::{Chunk, Elements, RoundMark, Run, batch_bytes, part_bytes, push_run, slice_runs};
-pub use coalesce::{can_coalesce, coalesce};
+pub use coalesce::coalesce;
 pub use compression::{Codec, Compression, decompress};
 pub use decode::decode_chunk;
 pub use elements::ElementCursor;

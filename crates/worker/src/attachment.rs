@@ -3,15 +3,10 @@
 use std::sync::Arc;
 
 use caju_types::{ClientId, Error, Result};
-use caju_wire::{Chunk, can_coalesce, coalesce};
+use caju_wire::Chunk;
 
 use crate::running::RunningTask;
 use crate::sizes::SentRows;
-
-/// Chunks below this size, in bytes, go out together if several are ready.
-const SMALL_CHUNK_BYTES: usize = 64 << 10;
-/// The size in bytes up to which small chunks are collected.
-const COALESCED_BYTES: usize = 256 << 10;
 
 /// One reader of a task. If it is dropped before [`Attachment::received`], rows may be lost with it.
 #[derive(Debug)]
@@ -94,20 +89,6 @@ impl Attachment {
         let chunk = self.task.queue.pop_if(self.at, wanted);
         self.count(chunk.as_ref());
         chunk
-    }
-
-    /// Appends small chunks that are ready, until there are `most`. Those that cannot be appended stay in the queue.
-    pub(crate) fn collect(&mut self, chunk: &mut Chunk, most: usize) {
-        let mut bytes = chunk.bytes();
-        for _ in 1..most {
-            let next = self.next_if(|next, n| {
-                bytes += n;
-                n < SMALL_CHUNK_BYTES && bytes < COALESCED_BYTES && can_coalesce(chunk, next)
-            });
-            let Some(next) = next else { return };
-            // That it can be appended was found out before.
-            drop(coalesce(chunk, next));
-        }
     }
 
     /// Splits whose numbers of rows this reader does not know, and can use.

@@ -10,7 +10,7 @@ use caju_types::{ClientId, Error, Result, TaskId, format_duration};
 use caju_wire::Chunk;
 use caju_wire::frame::{CreditHeader, EmptyHeader, EndHeader, ErrorHeader, Kind, OpenHeader};
 use caju_wire::{
-    BufferPool, Codec, Compression, FrameReader, FrameWriter, OutFrame, PendingConnection, Stream,
+    BufferPool, Codec, Compression, FrameReader, FrameWriter, OutFrame, PendingConnection, Stream, coalesce,
     encode_chunk_as, encode_schema,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -21,6 +21,10 @@ use crate::manager::{Credentials, Found, Manager};
 
 /// How long a reader may be silent between credits: as long as its user computes. TCP keep-alive detects a dead peer.
 const CREDIT_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 3600);
+/// Chunks below this size, in bytes, are sent together if several are ready.
+const SMALL_CHUNK_BYTES: usize = 64 << 10;
+/// The size in bytes up to which small chunks are collected.
+const COALESCED_BYTES: usize = 256 << 10;
 /// The longest control frame, in bytes: it has no body.
 const CONTROL_LIMITS: (usize, u64) = (4096, 0);
 
@@ -176,19 +180,36 @@ async fn send<W: AsyncWrite + Unpin>(
         };
         pinging(writer, ping, credit).await?;
         let Some(mut chunk) = pinging(writer, ping, attachment.next()).await?? else { break };
-        attachment.collect(&mut chunk, usize::MAX);
-        let start = Instant::now();
-        let sized = attachment.take_sized();
-        let frame = packing.frame(&chunk, sized).await?;
-        let writing = write(writer, flow, &mut schema, &chunk, frame);
-        let bytes = attachment.task.sending(writing).await?;
-        if !same_host {
-            attachment.task.sent(bytes, start.elapsed());
+        let odd = collect(&mut attachment, &mut chunk);
+        for chunk in std::iter::once(chunk).chain(odd) {
+            let start = Instant::now();
+            let sized = attachment.take_sized();
+            let frame = packing.frame(&chunk, sized).await?;
+            let writing = write(writer, flow, &mut schema, &chunk, frame);
+            let bytes = attachment.task.sending(writing).await?;
+            if !same_host {
+                attachment.task.sent(bytes, start.elapsed());
+            }
         }
     }
     let end = EndHeader::new(attachment.task.emitted().as_deref());
     writer.send(Kind::End, &end.with_sized(&attachment.take_sized())).await?;
     Ok(Some(attachment))
+}
+
+/// Appends small chunks that are ready; returns one that could not be appended.
+fn collect(attachment: &mut Attachment, chunk: &mut Chunk) -> Option<Chunk> {
+    let mut bytes = chunk.bytes();
+    while bytes < COALESCED_BYTES {
+        let next = attachment.next_if(|_, n| {
+            bytes += n;
+            n < SMALL_CHUNK_BYTES
+        })?;
+        if let Err(odd) = coalesce(chunk, next) {
+            return Some(odd);
+        }
+    }
+    None
 }
 
 async fn write<W: AsyncWrite + Unpin>(

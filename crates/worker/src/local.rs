@@ -10,10 +10,6 @@ use caju_wire::{Chunk, LocalTask, LocalWorker};
 use crate::attachment::Attachment;
 use crate::manager::{Credentials, Found, Manager};
 
-/// Small chunks that a reader in this process takes at once, if they are ready. With many splits of few rows each, a reader then
-/// gets several of them in a row, and its states are smaller. More would starve the other readers of the task.
-const TOGETHER: usize = 8;
-
 /// Passes chunks on as they are, without a socket.
 #[derive(Debug)]
 pub(crate) struct InProcess(pub(crate) Arc<Manager>);
@@ -38,12 +34,11 @@ impl LocalWorker for InProcess {
 #[async_trait]
 impl LocalTask for Attachment {
     async fn next(&mut self) -> Result<Option<Chunk>> {
-        let Some(mut chunk) = Attachment::next(self).await? else {
+        let chunk = Attachment::next(self).await?;
+        if chunk.is_none() {
             self.received();
-            return Ok(None);
-        };
-        self.collect(&mut chunk, TOGETHER);
-        Ok(Some(chunk))
+        }
+        Ok(chunk)
     }
 
     fn emitted(&self) -> Option<Vec<SplitCount>> {
