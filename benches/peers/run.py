@@ -1,4 +1,4 @@
-"""caju beside its peers: the same work on the same data in one run, alternating.
+"""caju compared with its peers: the same work on the same data in one run, alternating.
 
 usage: python3 benches/peers/run.py --peers DIR --python PY --data DATA [--bin BIN] [--reps 3] [--only WORK,...]
                                     [--out results.jsonl] [--markdown RESULTS.md]
@@ -270,7 +270,7 @@ def markdown(rows):
     for r in rows:
         groups.setdefault((r["work"], r["who"], r["variant"]), []).append(r)
     mem = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    out = ["# caju beside its peers: median [min..max]\n",
+    out = ["# caju compared with its peers: median [min..max]\n",
            f"Machine: {os.cpu_count()} cores, {mem:.0f} GiB, {platform.system()} {platform.release().split('-')[0]}, "
            f"{platform.machine()}. One run, alternating, {max(r['rep'] for r in rows)} repetitions. How to repeat it: "
            "`python3 benches/peers/run.py --help`.\n",

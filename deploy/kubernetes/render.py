@@ -5,7 +5,7 @@ usage: deploy/kubernetes/render.py [--name caju] [--namespace caju] [--set KEY=V
 
 It knows the part of Helm's template language that the chart uses: values (`{{ .Values.a.b }}`, `{{ .Release.Name }}`,
 `{{ .Release.Namespace }}`), `if`/`else`/`end`, `range`/`end` over lists, and `toYaml ... | nindent N`. Anything else is an
-error. --check compares the result with caju.yaml beside this script. Needs PyYAML.
+error. --check compares the result with caju.yaml in the folder of this script. Needs PyYAML.
 """
 
 import argparse

@@ -26,7 +26,7 @@ PAPER = [200, 250, 300, 350, 400, 450, 500]
 PAPER_BATCH_MS = 320.9
 # The first epoch that counts.
 STEADY = 3
-# What takes so many times as long as the best in the first round is not run again.
+# The factor over the best time of the first round above which nothing is run again.
 NEAR = 1.25
 POLICIES = ["compute", "source", "full", "cachew", "auto"]
 # The full cache once more, in the encoding that reads fastest from this store: `auto` may choose it, so it counts.

@@ -17,7 +17,7 @@ def house():
     loader = importlib.machinery.SourceFileLoader("check_house", str(SCRIPT))
     spec = importlib.util.spec_from_loader("check_house", loader)
     module = importlib.util.module_from_spec(spec)
-    # No compiled copy beside the script.
+    # No compiled copy in the folder of the script.
     sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
     try:
         loader.exec_module(module)

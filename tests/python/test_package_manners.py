@@ -87,7 +87,7 @@ def test_what_a_killed_process_leaves_is_removed_by_the_next(tmp_path, monkeypat
     process = script(FUNCTIONS, tmp_path, MARK=str(mark))
     wait_until(lambda: mark.exists() and mark.read_text(), "the function never ran")
     pid, rows = int(mark.read_text()), pool_folders() - before
-    rows = {f for f in rows if (f / "rows").exists()}         # not those of tests beside this one that come and go
+    rows = {f for f in rows if (f / "rows").exists()}         # not those of other tests, which come and go
     assert rows and len(list(tmp_path.glob("caju-cache-*"))) == 1
     process.kill()
     process.communicate(timeout=PATIENCE_S)

@@ -1,6 +1,6 @@
 //! Epochs of workers that sleep for each row, one of them perhaps much slower than the others: what the end of an epoch costs.
 //!
-//! Sleeping takes no CPU, so many workers fit one machine, and the ideal time of an epoch is known: the sum of all sleeps,
+//! Sleeping takes no CPU. A machine therefore has space for many workers, and the ideal time of an epoch is known: the sum of all sleeps,
 //! divided by the sum of the workers' speeds.
 
 use std::time::Duration;

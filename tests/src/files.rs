@@ -1,4 +1,4 @@
-//! Files made by hand, whole and damaged, so that readers are not tested by the writers beside them.
+//! Files made by hand, whole and damaged, so that a fault of a writer does not hide the same fault of its reader.
 
 use std::fs::File;
 use std::io::Write;

@@ -36,12 +36,12 @@ impl Pipeline {
         self.folder.path().join("pipeline.yaml")
     }
 
-    /// The folder, for files beside it.
+    /// The folder, for further files.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Puts a file beside it.
+    /// Puts a file into its folder.
     #[must_use]
     pub fn with_file(self, name: &str, bytes: &[u8]) -> Self {
         std::fs::write(self.folder.path().join(name), bytes).unwrap();

@@ -101,8 +101,8 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Runs the operations and writes the result; gives its height and width. `target` hands over the place
-    /// for so many samples.
+    /// Runs the operations, writes the result, and returns its height and width. `target` returns a buffer for the
+    /// given number of samples.
     pub(super) fn finish<'o>(
         mut self,
         row_key: u64,

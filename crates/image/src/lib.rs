@@ -83,7 +83,7 @@ pub const VERSIONS: &[(&str, u32)] = &[
 
 /// One operation of an image chain, with its arguments resolved to constants.
 ///
-/// Operations marked *random* need a call site beside them in [`ImageChain::new`]. Operations marked
+/// Operations marked *random* need a call site as well in [`ImageChain::new`]. Operations marked
 /// *uint8* refuse float images.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ImageOp {

@@ -11,7 +11,7 @@ use caju_wire::Network;
 use crate::ambient;
 use crate::plan::ROWS_PER_PAUSE;
 use crate::random::Random;
-use crate::seat::Epoch;
+use crate::reader_record::Epoch;
 use crate::sharing::DRAWN;
 use crate::world::World;
 
@@ -76,8 +76,8 @@ async fn read_part(
 }
 
 fn with_seat(world: &World, reader: usize, change: impl FnOnce(&mut Vec<Epoch>)) {
-    if let Some(seat) = world.seat(reader) {
-        change(&mut seat.lock().epochs);
+    if let Some(record) = world.record(reader) {
+        change(&mut record.lock().epochs);
     }
 }
 

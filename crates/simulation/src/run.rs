@@ -11,7 +11,7 @@ use crate::disk::Disk;
 use crate::log::EventLog;
 use crate::plan::{CLIENT_TIMEOUT, Division, Fault, Host, Plan, Scenario};
 use crate::reader::read_epochs;
-use crate::seat::Epoch;
+use crate::reader_record::Epoch;
 use crate::sharing::Sharing;
 use crate::tap::{Observed, Spoil};
 use crate::world::{Outcome, World};

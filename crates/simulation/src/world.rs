@@ -25,7 +25,7 @@ use crate::log::EventLog;
 use crate::network::SimNetwork;
 use crate::plan::{CLIENT_TIMEOUT, Caching, Division, Host, Plan, WORKER_TIMEOUT};
 use crate::random::Random;
-use crate::seat::{Epoch, Seat};
+use crate::reader_record::{Epoch, ReaderRecord};
 use crate::tap::{self, Observed};
 
 /// Where clients and workers reach the dispatcher: its tap.
@@ -53,7 +53,7 @@ struct Inner {
     tasks: Tasks,
     dispatcher: Mutex<Option<Running>>,
     workers: Mutex<Vec<WorkerProcess>>,
-    seats: Vec<Mutex<Seat>>,
+    records: Vec<Mutex<ReaderRecord>>,
     /// Readers that have ended.
     ended: watch::Sender<usize>,
     /// The states of readers that stopped.
@@ -78,7 +78,7 @@ impl World {
     pub(crate) fn new(plan: Plan, seed: u64, log: EventLog, observed: Observed, disk: Disk) -> Result<Self> {
         let network = SimNetwork::new(Random::new(seed, 20), plan.quality, log.clone());
         Ok(Self(Arc::new(Inner {
-            seats: (0..plan.readers).map(|_| Mutex::default()).collect(),
+            records: (0..plan.readers).map(|_| Mutex::default()).collect(),
             plan,
             log,
             network,
@@ -116,8 +116,8 @@ impl World {
     }
 
     /// What a reader has done so far.
-    pub(crate) fn seat(&self, reader: usize) -> Option<&Mutex<Seat>> {
-        self.0.seats.get(reader)
+    pub(crate) fn record(&self, reader: usize) -> Option<&Mutex<ReaderRecord>> {
+        self.0.records.get(reader)
     }
 
     /// Does something later.
@@ -324,26 +324,26 @@ impl World {
         let (world, reading) = (self.clone(), read(self.clone(), self.0.network.start_host(&name)));
         let running = self.0.tasks.spawn("a reader", async move {
             let ended = reading.await;
-            if let Some(seat) = world.seat(reader) {
-                seat.lock().ended(ended);
+            if let Some(record) = world.record(reader) {
+                record.lock().ended(ended);
             }
             world.0.ended.send_modify(|n| *n += 1);
         });
-        if let Some(seat) = self.seat(reader) {
-            seat.lock().running = Some(running);
+        if let Some(record) = self.record(reader) {
+            record.lock().running = Some(running);
         }
     }
 
     /// Kills a reader.
     pub(crate) fn kill_reader(&self, reader: usize) {
-        let Some(seat) = self.seat(reader) else { return };
+        let Some(record) = self.record(reader) else { return };
         let running = {
-            let mut seat = seat.lock();
-            if seat.has_ended() {
+            let mut record = record.lock();
+            if record.has_ended() {
                 return;
             }
-            seat.killed = Some(ambient::elapsed());
-            seat.running.take()
+            record.killed = Some(ambient::elapsed());
+            record.running.take()
         };
         let name = Host::Reader(reader).to_string();
         self.0.log.event(format_args!("{name} is killed"));
@@ -436,12 +436,12 @@ impl World {
 
     /// What came of each reader.
     pub(crate) fn outcomes(&self) -> Vec<Outcome> {
-        let of = |(reader, seat): (usize, &Mutex<Seat>)| {
-            let seat = seat.lock();
-            let (killed, epochs, error) = (seat.killed, seat.epochs.clone(), seat.error.clone());
+        let of = |(reader, record): (usize, &Mutex<ReaderRecord>)| {
+            let record = record.lock();
+            let (killed, epochs, error) = (record.killed, record.epochs.clone(), record.error.clone());
             Outcome { reader, killed, epochs, error }
         };
-        self.0.seats.iter().enumerate().map(of).collect()
+        self.0.records.iter().enumerate().map(of).collect()
     }
 }
 

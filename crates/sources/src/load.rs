@@ -106,7 +106,7 @@ impl Place {
         match snapshot.index().await?.get(&key).filter(|m| fits(m)) {
             Some(meta) => Ok((snapshot, Arc::clone(meta))),
             None => Err(Error::data_loss(format!(
-                "{}: this part of the save is gone or was replaced; save the same pipeline again, which mends it",
+                "{}: this part of the save is gone or was replaced; save the same pipeline again to replace it",
                 file.url
             ))),
         }
@@ -125,7 +125,7 @@ impl Place {
         let url = file.url.clone();
         let lost = move |e: Error| match e.kind() {
             ErrorKind::NotFound | ErrorKind::DataLoss => Error::data_loss(format!(
-                "{}: {url} cannot be read, and a save has nothing to compute its rows from; save the same pipeline again, which mends it",
+                "{}: {url} cannot be read, and a save has nothing to compute its rows from; save the same pipeline again to replace it",
                 e.message()
             )),
             _ => e,
@@ -239,7 +239,7 @@ impl Listing {
                 for key in &saved.splits {
                     let lost = || {
                         Error::data_loss(format!(
-                            "{}: the part of split {key} is gone from the save; save the same pipeline again, which mends it",
+                            "{}: the part of split {key} is gone from the save; save the same pipeline again to replace it",
                             self.place.url
                         ))
                     };
@@ -266,13 +266,13 @@ impl Listing {
                 return Ok(Some(splits));
             }
             if !self.done {
-                self.look_again(clock.as_ref()).await?;
+                self.poll_for_parts(clock.as_ref()).await?;
             }
         }
         Ok(None)
     }
 
-    async fn look_again(&mut self, clock: &dyn caju_runtime::Clock) -> Result<()> {
+    async fn poll_for_parts(&mut self, clock: &dyn caju_runtime::Clock) -> Result<()> {
         let Some(pause) = self.polls.next_pause() else {
             return Err(Error::deadline(format!(
                 "source load: the save at {} is not finished, and had no new part for {} s; see how it goes with `caju \

@@ -13,11 +13,11 @@ use caju_wire::{Chunk, Run};
 use parking_lot::Mutex;
 
 use crate::dealer::Dealer;
-use crate::outlet::Outlet;
+use crate::emitted_rows::EmittedRows;
 use crate::profiling::Profiled;
 use crate::readers::{Readers, Received};
 use crate::sizes::Sizes;
-use crate::tally::Tally;
+use crate::task_output::TaskOutput;
 
 /// A running task. Its output waits in one queue, from which all its readers take chunks, or in one for each consumer.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub(crate) struct RunningTask {
     /// The secret that the tickets of its readers are derived from.
     pub(crate) secret: Option<Secret>,
     pub(crate) schema: SchemaRef,
-    pub(crate) queue: Outlet,
+    pub(crate) queue: TaskOutput,
     counters: Arc<TaskStats>,
     row_checks: Arc<RowChecks>,
     profiled: Option<Profiled>,
@@ -42,7 +42,7 @@ pub(crate) struct RunningTask {
     /// Rows that went out, per split, once all did.
     emitted: OnceLock<Vec<SplitCount>>,
     /// Rows of those that were written to Arrow Flight readers.
-    to_flight: Mutex<Tally>,
+    to_flight: Mutex<EmittedRows>,
     /// The numbers of rows of splits, for readers.
     pub(crate) sizes: Sizes,
 }
@@ -78,7 +78,7 @@ impl RunningTask {
             iteration,
             secret,
             schema,
-            queue: Outlet::new(buffer_bytes, consumers),
+            queue: TaskOutput::new(buffer_bytes, consumers),
             counters: run.counters(),
             row_checks: run.row_checks(),
             profiled,
@@ -165,15 +165,15 @@ impl RunningTask {
         linger: Duration,
         mut dealer: Option<Dealer>,
     ) -> Finished {
-        let mut tally = Tally::default();
+        let mut emitted_rows = EmittedRows::default();
         let result = tokio::select! {
-            r = self.emit(&mut run, &mut tally, dealer.as_mut()) => r,
+            r = self.emit(&mut run, &mut emitted_rows, dealer.as_mut()) => r,
             () = self.readers.gone(linger) => Err(self.unread(linger)),
         };
         let result = match result {
             Ok(()) => {
                 // Before the end: whoever sees it may ask.
-                self.emitted.get_or_init(|| tally.counts());
+                self.emitted.get_or_init(|| emitted_rows.counts());
                 self.queue.close();
                 self.received(linger).await
             }
@@ -213,7 +213,7 @@ impl RunningTask {
     async fn emit(
         &self,
         run: &mut TaskRun,
-        tally: &mut Tally,
+        emitted_rows: &mut EmittedRows,
         mut dealer: Option<&mut Dealer>,
     ) -> Result<()> {
         loop {
@@ -227,26 +227,33 @@ impl RunningTask {
             self.sizes.add(run.take_sized());
             let Some(chunk) = next else { break };
             match dealer.as_mut() {
-                None => self.put(0, chunk, tally)?,
+                None => self.put(0, chunk, emitted_rows)?,
                 Some(dealer) => {
-                    dealer.deal(chunk)?.into_iter().try_for_each(|(to, chunk)| self.put(to, chunk, tally))?;
+                    dealer
+                        .deal(chunk)?
+                        .into_iter()
+                        .try_for_each(|(to, chunk)| self.put(to, chunk, emitted_rows))?;
                 }
             }
         }
         match dealer {
             None => Ok(()),
             Some(dealer) => {
-                dealer.finish()?.into_iter().try_for_each(|(to, chunk)| self.put(to, chunk, tally))?;
-                dealer.deal_tail().await?.into_iter().try_for_each(|(to, chunk)| self.put(to, chunk, tally))
+                dealer.finish()?.into_iter().try_for_each(|(to, chunk)| self.put(to, chunk, emitted_rows))?;
+                dealer
+                    .deal_tail()
+                    .await?
+                    .into_iter()
+                    .try_for_each(|(to, chunk)| self.put(to, chunk, emitted_rows))
             }
         }
     }
 
-    fn put(&self, to: usize, chunk: Chunk, tally: &mut Tally) -> Result<()> {
+    fn put(&self, to: usize, chunk: Chunk, emitted_rows: &mut EmittedRows) -> Result<()> {
         self.rows_out.fetch_add(chunk.rows() as u64, Ordering::Relaxed);
         self.bytes_out.fetch_add(chunk.bytes() as u64, Ordering::Relaxed);
         self.elements_out.fetch_add(chunk.num_elements() as u64, Ordering::Relaxed);
-        tally.add(&chunk.runs);
+        emitted_rows.add(&chunk.runs);
         if self.queue.push(to, chunk) {
             return Ok(());
         }

@@ -69,7 +69,7 @@ pub struct Profile {
     pub stages: Vec<Stage>,
     /// The points at which reuse is acceptable, in any order.
     pub hints: Vec<Hint>,
-    /// Rates that options really had, where they are known. They are shown beside the predicted ones and never decided on: a
+    /// Rates that options really had, where they are known. They are shown with the predicted ones and never decided on: a
     /// decision must be the same before and after it was tried.
     pub measured: Vec<Measured>,
     /// Rates that options had in epochs of the job that is planned again. An option that ran is taken at its rate. Predictions

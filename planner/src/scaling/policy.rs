@@ -162,7 +162,7 @@ enum CachewPhase {
     Up { gained: bool },
     /// A worker was removed.
     Down,
-    /// The number was found, and so many reports have come since.
+    /// The number was found. The value counts the reports since then.
     Stable(u32),
 }
 

@@ -293,6 +293,8 @@ const SHOWN_JOBS: usize = 3;
 impl Known {
     /// Takes a sample; the window is what differs from the one before.
     fn record(&mut self, job: JobSample, window_s: f64) {
+        // Known before the first rates: the reason names the job.
+        self.last.job.clone_from(&job.job);
         #[expect(clippy::cast_precision_loss, reason = "rates of rows need no exact counts")]
         let rows = job.rows.saturating_sub(self.last.rows) as f64;
         let busy_s = job.busy_s - self.last.busy_s;

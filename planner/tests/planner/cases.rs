@@ -14,7 +14,7 @@ pub(crate) struct Case {
     pub(crate) decision: PathBuf,
 }
 
-/// Where they are: beside the end-to-end tests, which decide them once more with the real binary.
+/// Where they are: with the end-to-end tests, which decide them once more with the real binary.
 pub(crate) fn folder() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden_plans"))
 }

@@ -5,7 +5,7 @@ use caju_planner::{
     SourceStore, Stage,
 };
 
-/// A pipeline of so many stages, with hints spread evenly over it.
+/// A pipeline of the given number of stages, with hints spread evenly over it.
 pub(crate) fn profile(stages: u32, hints: u32, encodings: u32) -> Profile {
     let stage = |i: u32| Stage {
         name: format!("stage-{i}"),

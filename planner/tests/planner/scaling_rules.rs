@@ -49,7 +49,7 @@ fn hpa_follows_the_utilisation() {
 
 #[test]
 fn cachew_goes_one_worker_at_a_time() {
-    // Batches without a worker more take 1 s; so many workers are worth it.
+    // Batches without a further worker take 1 s, so this number of workers is worth it.
     let run = |from: u64, useful: u64, reports: usize| {
         let (mut cachew, mut workers) = (CachewScaler::new(from), from);
         let mut path = vec![from];

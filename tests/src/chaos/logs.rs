@@ -11,7 +11,6 @@ const RULES: &[Rule] = &[
     ("a task was lost; its rows come from elsewhere", |p| disturbs_workers(p) || reopens(p)),
     // The dispatcher lost a worker.
     ("was silent for", disturbs_workers),
-    ("has not been heard of for", disturbs_workers),
     // All workers are away, or a reader that replaces a killed one finds the rows with the others.
     ("waiting for a worker", disturbs_workers),
     // The client loses the dispatcher, and says how long it will look for it.

@@ -15,7 +15,7 @@ fn decoding(steps: Value) -> Vec<Value> {
     all
 }
 
-/// A pipeline over `data.tfrecord` beside it.
+/// A pipeline over `data.tfrecord` in its folder.
 fn images(records: &[Vec<u8>], options: Value) -> Pipeline {
     let mut definition = json!({
         "source": { "tfrecord": "data.tfrecord" },

@@ -438,7 +438,7 @@ fn the_status_says_how_large_the_cache_is() {
     cluster.stop();
 }
 
-/// A decision that was recorded can be made again from the profile beside it: same bytes.
+/// A decision that was recorded can be made again from the profile that was recorded with it: same bytes.
 #[test]
 fn recorded_decisions_are_replayed() {
     let cache = tempfile::tempdir().unwrap();

@@ -95,7 +95,7 @@ fn writers_that_are_killed_lose_nothing_that_was_durable() {
 }
 
 /// The number that a writer of a journal said last, while no file may grow beyond `blocks` of 512 bytes: the write that
-/// crosses the limit is short, and the next one fails, as on a full disk. It is killed after so many lines in any case.
+/// crosses the limit is short, and the next one fails, as on a full disk. It is killed after the given number of lines in any case.
 fn write_until_full(folder: &Path, database: &str, blocks: u64) -> (u64, bool) {
     let line = format!(
         "trap '' XFSZ; ulimit -f {blocks}; exec {} bench journal --journal {database} --append journal",

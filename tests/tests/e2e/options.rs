@@ -2,8 +2,8 @@
 //! named by a test; here are those that no other test has.
 
 use std::fs::File;
-use std::io::Write;
-use std::net::TcpListener;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, SystemTime};
@@ -204,10 +204,10 @@ fn a_reader_waits_for_a_worker_as_long_as_it_is_told() {
     impatient.read(&p, &["--worker-wait", "10m"]).expect_code(3).expect_error(&["worker"]);
 }
 
-/// `--message-bytes`: a larger definition is refused. `--connection-calls` takes any positive number.
+/// `--message-bytes`: a larger definition is refused.
 #[test]
 fn messages_are_bounded() {
-    let small = Cluster::start_with(1, &["--message-bytes", "4KiB", "--connection-calls", "8"], &[]);
+    let small = Cluster::start_with(1, &["--message-bytes", "4KiB"], &[]);
     let p = |letters: usize| {
         Pipeline::of(
             json!({ "range": 10 }),
@@ -218,24 +218,79 @@ fn messages_are_bounded() {
     small.read(&p(5_000), &[]).expect_code(2).expect_error(&["the limit is: 4096 bytes"]);
     assert_eq!(small.report(&p(20), &[]).rows(), [10]);
     small.stop();
+}
+
+/// The setting `MAX_CONCURRENT_STREAMS` with which a server begins a connection of HTTP/2.
+fn concurrent_calls(address: &str) -> Option<u32> {
+    const SETTINGS: u8 = 4;
+    const MAX_CONCURRENT_STREAMS: u16 = 3;
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").unwrap();
+    let mut head = [0; 9];
+    stream.read_exact(&mut head).unwrap();
+    assert_eq!(head[3], SETTINGS);
+    let mut settings = vec![0; usize::from(u16::from_be_bytes([head[1], head[2]]))];
+    stream.read_exact(&mut settings).unwrap();
+    let of = |s: &[u8]| (u16::from_be_bytes([s[0], s[1]]), u32::from_be_bytes([s[2], s[3], s[4], s[5]]));
+    settings.chunks_exact(6).map(of).find(|(name, _)| *name == MAX_CONCURRENT_STREAMS).map(|(_, n)| n)
+}
+
+/// `--connection-calls`: dispatcher and worker tell their peers how many concurrent calls a connection may have.
+#[test]
+fn connections_have_as_many_calls_as_the_setting_says() {
+    let cluster = Cluster::start_with(1, &["--connection-calls", "7"], &["--connection-calls", "9"]);
+    assert_eq!(concurrent_calls(cluster.address()), Some(7));
+    assert_eq!(concurrent_calls(&cluster.workers[0].address), Some(9));
+    let p = Pipeline::of(json!({ "range": 10 }), json!([]));
+    assert_eq!(cluster.report(&p, &[]).rows(), [10]);
+    cluster.stop();
     let folder = tempdir().unwrap();
     caju_in(folder.path(), &["dispatcher", "--connection-calls", "0"]).expect_code(2);
 }
 
-/// `--forget-after` takes a duration. That unused jobs are forgotten after it is tested in the dispatcher's room.
+/// `--forget-after`: the name of a job that was unused for that long is free for another dataset.
 #[test]
-fn the_time_after_which_jobs_are_forgotten_is_a_duration() {
+fn the_name_of_an_unused_job_is_free_after_its_time() {
+    let args = ["--forget-after", "2s", "--job-gc-timeout", "200ms", "--check-interval", "50ms"];
+    let cluster = Cluster::start_with(1, &args, &[]);
+    let numbers = |n: u64| Pipeline::of(json!({ "range": n }), json!([]));
+    assert_eq!(cluster.report(&numbers(10), &["--job", "train"]).rows(), [10]);
+    // Lasts for three times the setting, as seen by the dispatcher.
+    let slow = Pipeline::of(json!({ "range": 60 }), json!([{ "sleep": { "per_row": "100ms" } }]));
+    assert_eq!(cluster.report(&slow, &["--job", "clock"]).rows(), [60]);
+    assert_eq!(cluster.report(&numbers(20), &["--job", "train"]).rows(), [20]);
+    cluster.stop();
     let folder = tempdir().unwrap();
     let refused = caju_in(folder.path(), &["dispatcher", "--forget-after", "soon"]);
-    refused.expect_code(2);
-    assert!(
-        refused.stderr.contains("--forget-after") && refused.stderr.contains("soon"),
-        "{}",
-        refused.stderr
-    );
-    let server =
-        Server::start(folder.path(), "dispatcher", &["--listen", "127.0.0.1:0", "--forget-after", "1h"]);
-    server.terminate().expect_code(0);
+    refused.expect_code(2).expect_error(&["--forget-after", "soon"]);
+}
+
+/// `--max-pixels`: larger images are errors, in one process and on workers.
+#[test]
+fn images_are_bounded_in_pixels() {
+    let source = json!({ "webdataset": sample_images().join("webdataset/*.tar") });
+    let p = Pipeline::of(source, json!([{ "map": { "image": "resize(decode_image(jpg), 8, 8)" } }]));
+    assert_eq!(p.report(&[]).rows(), [IMAGES]);
+    let refused = ["more than the limit of 5,000", "max_pixels"];
+    p.run(&["--max-pixels", "5000"]).expect_code(2).expect_error(&refused);
+    let cluster = Cluster::start_with(1, &[], &["--max-pixels", "5000"]);
+    cluster.read(&p, &[]).expect_code(2).expect_error(&refused);
+    cluster.stop();
+}
+
+/// `burn: { per_batch }` takes the time of a CPU, and `sleep: { per_batch }` takes time alone.
+#[test]
+fn time_for_each_batch_is_that_of_the_cpu_or_of_the_clock() {
+    let run = |stage: &str| {
+        let steps = json!([{ stage: { "per_batch": "700ms" } }]);
+        let report = Pipeline::of(json!({ "range": 10 }), steps).report(&[]);
+        assert_eq!(report.rows(), [10]);
+        let epoch = &report.0["epochs"][0];
+        (epoch["wall_s"].as_f64().unwrap(), report.0["cpu_s"].as_f64().unwrap())
+    };
+    let ((burn_s, burn_cpu_s), (sleep_s, sleep_cpu_s)) = (run("burn"), run("sleep"));
+    assert!(burn_s >= 0.6 && sleep_s >= 0.7, "{burn_s} s and {sleep_s} s");
+    assert!(burn_cpu_s >= 0.6 && burn_cpu_s > sleep_cpu_s, "{burn_cpu_s} s and {sleep_cpu_s} s of a CPU");
 }
 
 /// `--drain-timeout`: SIGTERM waits no longer for running work.

@@ -82,7 +82,7 @@ fn sto_16_what_is_there_is_not_overwritten_unasked() {
     assert_ne!(before, tree(&out));
 }
 
-/// What `caju gen` notes about the data lies beside it and ends in `.json`.
+/// What `caju gen` notes about the data is in the same folder and ends in `.json`.
 #[test]
 fn patterns_take_the_data_and_not_the_notes_about_it() {
     let p = Pipeline::of(json!({ "json": { "path": "t/*.json*" } }), json!([]));

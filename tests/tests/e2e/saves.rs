@@ -338,7 +338,7 @@ fn sft_03_a_malformed_description_is_refused_by_name() {
     let (_folder, at) = place();
     let p = range(3000, json!([]));
     save(&p, &at("s"), &[]);
-    // Foreign files are passed over.
+    // Foreign files are skipped.
     let folder = Path::new(&at("s")).join("v1");
     for name in ["stream_", "stream_-1", "0123/parts/x.commit", "notes.txt"] {
         let file = folder.join(name);

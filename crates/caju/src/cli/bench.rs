@@ -45,10 +45,10 @@ Examples:
   caju bench policies pipeline.yaml --policies compute,auto --out result.json --plot result.svg
   AWS_ENDPOINT_URL=http://127.0.0.1:9000 caju bench policies pipeline.yaml --scratch s3://bucket/bench
 
-Each trial has a process of its own with a fresh cluster: a cold job with an empty cache, then a warm job on the cache
-that it left. Trials alternate, so that drift of the machine does not favour one policy. `oracle` is the best measured
-policy among those that decide nothing. Regret is the time lost against it in the same round, over the whole horizon:
-the median of the rounds, and its interval in nine of ten cases. Object stores take their credentials from the
+Each trial has a process of its own with a fresh cluster: a cold job with an empty cache, then a warm job on the cache \
+that it left. Trials alternate, so that drift of the machine does not favour one policy. `oracle` is the best measured \
+policy among those that decide nothing. Regret is the time lost against it in the same round, over the whole horizon: \
+the median of the rounds, and its interval in nine of ten cases. Object stores take their credentials from the \
 environment, as --cache of `caju run` does.")]
 pub(crate) struct PoliciesArgs {
     /// Pipeline file (YAML or JSON)
@@ -131,7 +131,7 @@ fn one(text: &str) -> Result<OneTrial, String> {
 Example:
   caju bench profiling-overhead pipeline.yaml --repeats 9
 
-Profiling reads the thread's CPU clock and the wall clock twice for every piece of a stage's work. Epochs with and
+Profiling reads the thread's CPU clock and the wall clock twice for every piece of a stage's work. Epochs with and \
 without it alternate, and each pair gives a ratio of CPU times. Rows and bytes are counted in any case.")]
 pub(crate) struct ProfilingOverheadArgs {
     /// Pipeline file (YAML or JSON)
@@ -152,8 +152,8 @@ Examples:
   caju bench journal --dir /var/lib/caju
   caju bench journal --rounds 0 --kills 1000
 
-A commit is what a dispatcher does before it answers: groups of updates, durable on the disk below --dir. Databases
-alternate. A kill is SIGKILL, at a random moment, to a process that commits and now and then compacts; afterwards the
+A commit is what a dispatcher does before it answers: groups of updates, durable on the disk below --dir. Databases \
+alternate. A kill is SIGKILL, at a random moment, to a process that commits and now and then compacts; afterwards the \
 journal must hold everything that the process had called durable, in order, and nothing that was not written.")]
 pub(crate) struct JournalArgs {
     /// Databases to measure
@@ -185,7 +185,7 @@ pub(crate) struct JournalArgs {
 Example:
   caju bench exactly-once pipeline.yaml --repeats 9 --dir /var/lib/caju
 
-Two clusters of a dispatcher and a worker stand by, and epochs of them alternate. The dispatcher of one has its journal below
+Two clusters of a dispatcher and a worker stand by, and epochs of them alternate. The dispatcher of one has its journal below \
 --dir, and the reader tracks and acknowledges rows. The other one has its journal in memory, and its reader does neither.")]
 pub(crate) struct ExactlyOnceArgs {
     /// Pipeline file (YAML or JSON)
@@ -249,9 +249,9 @@ Examples:
   caju bench dispatcher --parts heartbeats --splits-per-s 20000 --duration 30s
   caju bench dispatcher --parts splits,restart --splits 1000000 --out result.json
 
-Workers and clients are simulated over loopback TCP, one connection each; the dispatcher is a process of its own with its
-journal below --dir. --core pins it to one core by `taskset`, so that the simulation has the others. A client waits for
-news as a real one does, and the time of its answer counts from the end of this wait. Part `restart` kills the dispatcher
+Workers and clients are simulated over loopback TCP, one connection each; the dispatcher is a process of its own with its \
+journal below --dir. --core pins it to one core by `taskset`, so that the simulation has the others. A client waits for \
+news as a real one does, and the time of its answer counts from the end of this wait. Part `restart` kills the dispatcher \
 of part `splits` by SIGKILL and starts it again.")]
 pub(crate) struct DispatcherBenchArgs {
     /// Parts to run, in their order

@@ -124,7 +124,7 @@ Examples:
   caju explain pipeline.yaml --cache /data/caju-cache
   caju explain pipeline.yaml --dispatcher 127.0.0.1:7070 --job run-1
 
-For each autocache(): whether its rows are stored (all, some or none of the splits), and what differs from the
+For each autocache(): whether its rows are stored (all, some or none of the splits), and what differs from the \
 nearest snapshot. With a dispatcher also the last decision of the job.")]
 pub(crate) struct ExplainArgs {
     /// Pipeline file (YAML or JSON)
@@ -158,7 +158,7 @@ Examples:
   caju profile pipeline.yaml --epochs 90 --cache s3://bucket/cache --out profile.json
   caju plan profile.json --policy hint:resized
 
-One epoch is computed in this process, and nothing is kept: every encoding is probed at every autocache(). With --out
+One epoch is computed in this process, and nothing is kept: every encoding is probed at every autocache(). With --out \
 the decision that follows from the profile is printed too.")]
 pub(crate) struct ProfileArgs {
     /// Pipeline file (YAML or JSON)

@@ -7,6 +7,8 @@ mod sample;
 mod save;
 mod scale;
 mod service;
+#[cfg(test)]
+mod tests;
 mod up;
 
 use std::path::PathBuf;
@@ -52,7 +54,7 @@ As separate processes, on one machine or many:
   caju status --dispatcher 127.0.0.1:7070
 
 Every option --some-name can also be set as CAJU_SOME_NAME, or in the file of --config: some-name under [COMMAND].
-Exit codes: 0 done, 2 your input is wrong, 3 the environment is in the way, 4 `caju cache verify` found damage,
+Exit codes: 0 done, 2 your input is wrong, 3 the environment is in the way, 4 `caju cache verify` found damage, \
 1 a defect of caju.";
 
 /// Input data for machine learning: described once, computed by workers, read by training jobs

@@ -110,8 +110,8 @@ pub(crate) const DEFAULT_DIR: &str = "data/quickstart";
 /// `caju quickstart`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-Generates 2,000 photos in TFRecord and Parquet under --dir (about 450 MB) unless they are there. Reads three epochs of
-a training pipeline on them: decode, resize, random crop, random flip, shuffle, batch. The first epoch measures at which
+Generates 2,000 photos in TFRecord and Parquet under --dir (about 450 MB) unless they are there. Reads three epochs of \
+a training pipeline on them: decode, resize, random crop, random flip, shuffle, batch. The first epoch measures at which \
 of two hints storing rows pays, and the later ones read the stored rows (about 130 MB) from --cache.
 
 Example:

@@ -15,7 +15,7 @@ Examples:
   caju scale profile.json --max-workers 16 --format text
   caju scale - < profile.json
 
-With `prices` in the profile the number with the cheapest epoch is chosen, without them the fewest workers with which the
+With `prices` in the profile the number with the cheapest epoch is chosen, without them the fewest workers with which the \
 consumers (`consumer.rows_per_s`) do not wait. docs/scaling.md describes the rule, the profile and the answer.")]
 pub(crate) struct ScaleArgs {
     /// Measured profile (caju.profile/v1, JSON); - reads standard input

@@ -37,7 +37,7 @@ Examples:
   caju up --allow data/ --workers 2
 
 The first line on standard output is: caju up listening on HOST:PORT. Readers connect there.
-The dispatcher runs in this process, and each worker in one of its own. Options of `caju worker` that are not here are set
+The dispatcher runs in this process, and each worker in one of its own. Options of `caju worker` that are not here are set \
 for all workers as CAJU_* variables or under [worker] in the file of --config.")]
 pub(crate) struct UpArgs {
     /// Worker processes: a number, or `auto`, the target of `caju status`

@@ -43,7 +43,7 @@ impl Datasets {
         &self.usage
     }
 
-    fn kept(&self, id: &DatasetId) -> Option<Arc<Bound>> {
+    fn cached(&self, id: &DatasetId) -> Option<Arc<Bound>> {
         self.bound.lock().get(id).cloned()
     }
 
@@ -132,7 +132,7 @@ impl Core {
     /// The binding of a registered dataset; made again after a restart, with the schema known then (one without
     /// fields if it has several sources, which the catalog takes as unknown).
     pub(super) async fn bound(&self, id: &DatasetId) -> Result<Arc<Bound>> {
-        if let Some(bound) = self.datasets.kept(id) {
+        if let Some(bound) = self.datasets.cached(id) {
             return Ok(bound);
         }
         let dataset = self.look(|state| find(state, id).cloned()).await??;

@@ -137,12 +137,12 @@ fn silent_workers(
 /// Confirms a worker that registered while another one may have been dying, once every other worker has reported since or is
 /// lost. The worker then takes the lost one's slot.
 fn confirmed_workers(state: &State, reports: &Reports, has_list: bool) -> Vec<Update> {
-    let heard = |id: &WorkerId| reports.workers.get(id).map(|r| (r.registered, r.at));
+    let last_report = |id: &WorkerId| reports.workers.get(id).map(|r| (r.registered, r.at));
     let unconfirmed = |w: &&Worker| w.unconfirmed && !w.is_lost();
     let others_known = |w: &&Worker| {
-        let Some((since, _)) = heard(&w.id) else { return false };
+        let Some((since, _)) = last_report(&w.id) else { return false };
         let mut others = state.workers.values().filter(|o| o.id != w.id && !o.is_lost() && !o.unconfirmed);
-        others.all(|o| heard(&o.id).is_some_and(|(_, at)| at > since))
+        others.all(|o| last_report(&o.id).is_some_and(|(_, at)| at > since))
     };
     let Some(worker) = state.workers.values().filter(unconfirmed).find(others_known) else {
         return Vec::new();

@@ -35,7 +35,7 @@ impl Core {
     fn worker_status(&self, state: &State, worker: &Worker) -> v1::WorkerStatus {
         let reports = self.reports.lock();
         let report = reports.workers.get(&worker.id);
-        let (heard, usage) = (report.map(|r| r.at), report.and_then(|r| r.usage));
+        let (last_report, usage) = (report.map(|r| r.at), report.and_then(|r| r.usage));
         let tasks = state.iterations.values().flat_map(|i| i.tasks.values().map(|t| (i.id, t)));
         let here: Vec<_> =
             tasks.filter(|(_, t)| t.worker == worker.id && t.state == TaskState::Active).collect();
@@ -47,7 +47,7 @@ impl Core {
             address: worker.address.clone(),
             tags: worker.tags.clone(),
             cores: worker.cores,
-            silent_s: heard.map_or(0.0, |at| self.clock.now().saturating_sub(at).as_secs_f64()),
+            silent_s: last_report.map_or(0.0, |at| self.clock.now().saturating_sub(at).as_secs_f64()),
             state: worker.state_name().to_string(),
             tasks: here.iter().map(|(_, t)| t.id.0).collect(),
             slot: worker.slot,

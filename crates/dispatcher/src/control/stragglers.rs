@@ -24,11 +24,11 @@ const TAKE_OVER_COST: Duration = Duration::from_millis(200);
 /// How fast the tasks went through their splits.
 #[derive(Debug, Default)]
 pub(super) struct Paces {
-    by_iteration: BTreeMap<IterationId, BTreeMap<TaskId, Pace>>,
+    by_iteration: BTreeMap<IterationId, BTreeMap<TaskId, TaskSpeed>>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Pace {
+struct TaskSpeed {
     /// When it got its first split, by the monotonic clock.
     began: Duration,
     /// When it was first seen to have emitted everything.
@@ -40,7 +40,7 @@ struct Pace {
     progress: Duration,
 }
 
-impl Pace {
+impl TaskSpeed {
     fn begun(now: Duration) -> Self {
         Self { began: now, ended: None, splits: 0, rows: 0, progress: now }
     }
@@ -63,7 +63,7 @@ impl Paces {
     /// A task got splits.
     pub(super) fn leased(&mut self, iteration: IterationId, task: TaskId, splits: usize, now: Duration) {
         let tasks = self.by_iteration.entry(iteration).or_default();
-        let pace = tasks.entry(task).or_insert(Pace::begun(now));
+        let pace = tasks.entry(task).or_insert(TaskSpeed::begun(now));
         pace.splits = pace.splits.saturating_add(u32::try_from(splits).unwrap_or(u32::MAX));
     }
 
@@ -76,7 +76,7 @@ impl Paces {
         }
     }
 
-    fn of(&self, task: TaskId, iteration: &Iteration) -> Option<&Pace> {
+    fn of(&self, task: TaskId, iteration: &Iteration) -> Option<&TaskSpeed> {
         self.by_iteration.get(&iteration.id)?.get(&task).filter(|p| p.splits > 0)
     }
 
@@ -185,7 +185,7 @@ struct Usual {
 }
 
 impl Usual {
-    fn of(finished: &[&Pace], now: Duration) -> Option<Self> {
+    fn of(finished: &[&TaskSpeed], now: Duration) -> Option<Self> {
         let mut per_split: Vec<Duration> = finished.iter().map(|p| p.per_split(now)).collect();
         per_split.sort();
         let mut rates: Vec<f64> = finished.iter().map(|p| p.rows_per_s(now)).collect();
@@ -201,7 +201,7 @@ impl Usual {
     }
 
     /// Whether a task's worker is slower by more than the factor, or stands still for longer than a split should take.
-    fn is_late(&self, pace: &Pace, factor: u32, now: Duration) -> bool {
+    fn is_late(&self, pace: &TaskSpeed, factor: u32, now: Duration) -> bool {
         if now.saturating_sub(pace.began) < self.per_split {
             return false;
         }
@@ -215,7 +215,7 @@ impl Usual {
     }
 
     /// Whether the finished workers would be through with the splits of a task in half of the time that it needs itself.
-    fn pays(&self, pace: &Pace, held: u32, now: Duration) -> bool {
+    fn pays(&self, pace: &TaskSpeed, held: u32, now: Duration) -> bool {
         if self.rows_per_s.is_none() {
             return false;
         }
@@ -233,14 +233,14 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn pace(splits: u32, rows: u64, progress: Duration) -> Pace {
-        Pace { began: Duration::ZERO, ended: None, splits, rows, progress }
+    fn pace(splits: u32, rows: u64, progress: Duration) -> TaskSpeed {
+        TaskSpeed { began: Duration::ZERO, ended: None, splits, rows, progress }
     }
 
     /// Two workers that took four seconds for four splits of 100 rows each, and the time of that.
     fn usual(rows: u64) -> (Usual, Duration) {
         let now = SECOND * 4;
-        let ended = Pace { ended: Some(now), ..pace(4, rows, now) };
+        let ended = TaskSpeed { ended: Some(now), ..pace(4, rows, now) };
         (Usual::of(&[&ended, &ended], now).unwrap(), now)
     }
 
@@ -261,7 +261,7 @@ mod tests {
         let still = pace(4, 390, now);
         assert!(!usual.is_late(&still, 3, now + SECOND * 3));
         assert!(usual.is_late(&still, 3, now + SECOND * 3 + SECOND / 10), "it stands still");
-        let joined = Pace { began: now, ..pace(1, 0, now) };
+        let joined = TaskSpeed { began: now, ..pace(1, 0, now) };
         assert!(!usual.is_late(&joined, 3, now + SECOND / 2), "it has had no time for a split");
     }
 

@@ -65,8 +65,8 @@ impl Core {
         if known.is_lost() || secrets::is_of_worker(known, &request.secret) {
             return Ok(());
         }
-        let heard = self.reports.lock().workers.get(&known.id).map_or(now, |r| r.at);
-        let silent = now.saturating_sub(heard);
+        let last_report = self.reports.lock().workers.get(&known.id).map_or(now, |r| r.at);
+        let silent = now.saturating_sub(last_report);
         let timeout = self.config.timers.worker_timeout;
         let alive = (self.config.timers.heartbeat * MAX_MISSED_HEARTBEATS).max(timeout / 2).min(timeout);
         if silent > alive {
@@ -74,7 +74,7 @@ impl Core {
         }
         // A worker that was killed and started again tries until the dispatcher misses the old one.
         Err(Error::unavailable(format!(
-            "{} was heard of {:.1} s ago, and its address is not given to another process while it lives; if it died \
+            "{} sent its last heartbeat {:.1} s ago, and its address is not given to another process while it lives; if it died \
              just now, this passes within {}; else take another address (--listen, --advertise)",
             known.describe(),
             silent.as_secs_f64(),
@@ -82,7 +82,6 @@ impl Core {
         )))
     }
 
-    /// Workers that any reader may read from, with their addresses.
     /// Workers that any process can read from: their identifiers, addresses and secrets. A worker of a journal without secrets
     /// is left out until it registers again, which it does with its next heartbeat.
     pub(crate) async fn active_workers(&self) -> Result<Vec<(WorkerId, String, Secret)>> {

@@ -1,8 +1,8 @@
 //! An iteration that goes on behind states of readers: which rows were taken before it began.
 //!
-//! Splits of which every row was taken are passed over, and the other ones are leased with their taken rows as
+//! Splits of which every row was taken are skipped, and the other ones are leased with their taken rows as
 //! [`super::Lease::done`], as if tasks of this iteration had delivered them. Where elements are counted, or their order is
-//! promised, all rows have to pass the stages again, so no split is passed over there.
+//! promised, all rows have to pass the stages again, so no split is skipped there.
 //!
 //! The iteration begins when the states of all readers that had taken rows are there. Until then it has no tasks.
 

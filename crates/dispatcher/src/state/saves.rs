@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{Failure, State};
 
-/// Ended saves that are remembered.
-const REMEMBERED: usize = 256;
+/// The most ended saves that `caju status` shows. Older ones are forgotten.
+const MAX_ENDED_SAVES: usize = 256;
 
 /// Where a job stores rows instead of in the cache.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,7 +78,7 @@ impl State {
         let mut ended: Vec<_> =
             self.saves.values().filter(|s| !s.is_running()).map(|s| (s.started_ms, &s.target.url)).collect();
         ended.sort_unstable();
-        let over = ended.len().saturating_sub(REMEMBERED);
+        let over = ended.len().saturating_sub(MAX_ENDED_SAVES);
         let over: Vec<String> = ended.into_iter().take(over).map(|(_, url)| url.clone()).collect();
         for url in over {
             self.saves.remove(&url);

@@ -258,7 +258,7 @@ pub enum Update {
         /// Whether the task was answered that nothing more will come.
         end: bool,
     },
-    /// Splits are passed over for now: tasks of other jobs that share were given them before. They wait in their feed.
+    /// Splits are skipped for now: tasks of other jobs that share were given them before. They wait in their feed.
     SplitsSetAside {
         /// The iteration.
         iteration: IterationId,

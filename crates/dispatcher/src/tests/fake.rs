@@ -324,7 +324,7 @@ impl World {
         self.core.close_client(request).await.unwrap();
     }
 
-    /// Lets so much time pass in which only these workers and clients were heard of.
+    /// Lets the given time pass in which only these workers and clients report.
     pub(crate) async fn silence(&self, by: Duration, workers: &[(u64, &str)], clients: &[(u64, u64)]) {
         self.core.check();
         // In steps that a dispatcher does not take for a standstill of its own.

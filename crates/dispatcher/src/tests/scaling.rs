@@ -38,7 +38,7 @@ impl Running {
         Self { world, worker, client, iteration, task, seconds: 0, rows: 0, busy_s: 0.0 }
     }
 
-    /// A window of five seconds in which the worker gives so many rows per busy second, and the reader takes 350 at most. The
+    /// A window of five seconds in which the worker gives the given number of rows per busy second, and the reader takes 350 at most. The
     /// target after it.
     async fn window(&mut self, per_worker: u64) -> u64 {
         let rate = per_worker.min(350);

@@ -123,7 +123,7 @@ fn the_address_of_a_living_worker_is_not_given_away() {
         let take = || v1::RegisterWorkerRequest { address: "a:1".into(), ..Default::default() };
         let e = w.core.register_worker(take()).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Unavailable, "a worker that was killed tries again");
-        assert!(e.message().contains("worker-1 at a:1 was heard of"), "{e}");
+        assert!(e.message().contains("worker-1 at a:1 sent its last heartbeat"), "{e}");
         let old = w.worker_secret(worker);
         w.silence(S * 4, &[], &[]).await;
         let again = w.core.register_worker(take()).await.unwrap();

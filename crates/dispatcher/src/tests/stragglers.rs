@@ -48,7 +48,7 @@ impl AtTheEnd {
         this
     }
 
-    /// Lets time pass in which everybody is heard of, with a reader that waits for this fraction of it.
+    /// Lets time pass in which all peers report, with a reader that waits for this fraction of it.
     async fn pass(&self, time: Duration, wait_fraction: f64) {
         for _ in 0..time.as_secs() {
             let all = [(self.fast, "a:1"), (self.slow, "b:1")];

@@ -370,7 +370,7 @@ impl State {
         others.into_iter().any(|(_, m)| m.needs(split))
     }
 
-    /// Whether a further split fits beside those that some task needs, or no other task is waited for.
+    /// Whether a further split fits in addition to those that some task needs, or no other task is waited for.
     fn has_space(&self, member: u64, limit: u64) -> bool {
         if !self.splits.values().any(|s| self.is_awaited(s, member)) {
             return true;

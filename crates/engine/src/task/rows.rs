@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use caju_types::{Error, ErrorKind, Result};
 use caju_wire::{Chunk, Elements, Run, push_run, slice_runs};
 
-use super::concurrent::{GivenBack, Pace, Slice, Work};
+use super::concurrent::{GivenBack, RowTime, Slice, Work};
 use crate::context::TaskContext;
 use crate::row::{Made, RowOp, RowSelection, RowStage, TakesBack};
 
@@ -21,7 +21,7 @@ use crate::row::{Made, RowOp, RowSelection, RowStage, TakesBack};
 pub(super) struct Rows {
     stages: Vec<Arc<RowStage>>,
     ctx: Arc<TaskContext>,
-    pace: Pace,
+    row_time: RowTime,
     /// Whether chunks may be cut: a function over batches gets the batches that are read.
     may_be_cut: bool,
 }
@@ -30,7 +30,7 @@ impl Rows {
     pub(super) fn new(stages: Vec<Arc<RowStage>>, ctx: Arc<TaskContext>) -> Self {
         let batched = |s: &Arc<RowStage>| matches!(&s.op, RowOp::Python(f) if f.is_batched());
         let may_be_cut = !stages.iter().any(batched);
-        Self { stages, ctx, pace: Pace::default(), may_be_cut }
+        Self { stages, ctx, row_time: RowTime::default(), may_be_cut }
     }
 }
 
@@ -61,7 +61,7 @@ impl Work for RowWork {
     fn cut(mut self) -> (Self, Option<Self>) {
         let Some((stage, chunk)) = self.left.pop() else { return (self, None) };
         let (all, whole) = (chunk.rows(), !self.rows.may_be_cut || chunk.elements != Elements::Rows);
-        let rows = if whole { all } else { self.rows.pace.slice_of(all) };
+        let rows = if whole { all } else { self.rows.row_time.slice_of(all) };
         if rows >= all {
             self.left.push((stage, chunk));
             return (self, None);
@@ -98,7 +98,7 @@ impl RowWork {
             chunk = self.run_stage(i, stage, chunk, slice, &mut time)?;
         }
         if !time.is_recorded && self.left.is_empty() {
-            rows.pace.record(time.rows, time.began.elapsed().saturating_sub(time.idle));
+            rows.row_time.record(time.rows, time.began.elapsed().saturating_sub(time.idle));
         }
         Ok(chunk)
     }
@@ -279,7 +279,7 @@ impl TakesBack for TakingBack<'_> {
     fn take_back(&mut self, ready: Option<Made>, from: usize, took: Duration) {
         let rows = Arc::clone(&self.work.rows);
         if !self.time.is_recorded {
-            rows.pace.record(from, took);
+            rows.row_time.record(from, took);
             self.time.is_recorded = true;
         }
         if let Some(made) = ready {

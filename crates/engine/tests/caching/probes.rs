@@ -1,4 +1,4 @@
-//! What probes cost the task that they run beside.
+//! What probes cost the task that runs at the same time.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;

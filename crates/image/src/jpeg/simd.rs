@@ -1,4 +1,4 @@
-//! The vector forms of the decoder's inner loops, with portable ones beside them.
+//! The vector forms of the decoder's inner loops, and the portable forms.
 //!
 //! Every function here gives the same bytes on every machine.
 #![allow(unsafe_code, reason = "AVX2 intrinsics, behind run-time detection and checked lengths")]

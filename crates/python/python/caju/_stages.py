@@ -206,7 +206,7 @@ class Stages:
         return self._with({"unbatch": {}})
 
     def prefetch(self, buffer_size: int) -> Dataset:
-        """So many elements are computed ahead."""
+        """Computes up to `buffer_size` elements ahead of the stages below."""
         return self._with({"prefetch": {"buffer": buffer_size}})
 
 

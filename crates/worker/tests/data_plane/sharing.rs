@@ -421,7 +421,7 @@ async fn xtr_24_a_job_that_leaves_ends_no_other_job() {
     assert!(computed(&uses) <= 2 * ROWS, "{uses:?}");
 }
 
-/// The state of a job that shares is that of any job: the rest is read behind it, also where splits were passed over.
+/// The state of a job that shares is that of any job: the remaining rows are read after it, also where splits were skipped.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_that_shares_goes_on_behind_its_state() {
     let settings = SharingSettings {

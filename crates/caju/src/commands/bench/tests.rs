@@ -9,7 +9,7 @@ use super::text::times;
 use super::trial::Trial;
 use crate::report::{EpochReport, SplitsReport};
 
-/// A cold job; its first epoch computes, and the others read so many splits.
+/// A cold job; its first epoch computes, and the others read the given number of splits.
 fn trial(policy: &str, times: &[f64], get: u64) -> Trial {
     let epoch = |(epoch, wall_s): (usize, &f64)| EpochReport {
         epoch: epoch as u64,

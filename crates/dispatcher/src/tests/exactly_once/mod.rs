@@ -101,7 +101,7 @@ impl Sim {
         self.pass(Duration::from_secs(7)).await;
     }
 
-    /// Time in which everybody is heard of that lives.
+    /// Lets time pass in which all live peers report.
     async fn pass(&mut self, time: Duration) {
         let alive: Vec<(u64, String)> =
             self.workers.iter().filter(|w| w.alive).map(|w| (w.id, w.address.clone())).collect();

@@ -5,11 +5,11 @@
 //! delays the chunks that must follow it and no others, and occupies one thread.
 //!
 //! A chunk is computed in one piece unless it is slow. A chunk that would take long by what was measured is cut into slices,
-//! which several threads compute ([`Pace`]). A chunk that turns out to be slow while it is computed gives rows back: those
+//! which several threads compute ([`RowTime`]). A chunk that turns out to be slow while it is computed gives rows back: those
 //! that are ready leave, and those that are not begun become slices. Slices of a chunk leave in their order. Where no order is
 //! promised a slice that takes longer than [`SLOW`](slice::SLOW) is passed by those behind it.
 
-mod pace;
+mod row_time;
 mod slice;
 #[cfg(test)]
 mod tests;
@@ -31,7 +31,7 @@ use super::rows::{RowWork, Rows};
 use super::{Item, Items};
 use crate::context::TaskContext;
 use crate::row::RowStage;
-pub(super) use pace::{Pace, rows_within};
+pub(super) use row_time::{RowTime, rows_within};
 pub(super) use slice::{GivenBack, Slice, Work};
 use window::{Place, Slot, Window};
 

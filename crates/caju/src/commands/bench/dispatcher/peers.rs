@@ -37,7 +37,7 @@ pub(super) struct Client {
     link: DispatcherLink,
     pub(super) job: usize,
     opened: v1::OpenIterationResponse,
-    /// Readers that it has heard of.
+    /// Readers that the dispatcher has named to it.
     known_readers: AtomicU64,
 }
 

@@ -42,7 +42,7 @@ pub(super) fn append(kind: JournalKind, folder: &Path) -> Result<()> {
 
 /// What the kills of one database showed.
 #[derive(Default)]
-struct Tally {
+struct KillCounts {
     kills: u32,
     durable: u64,
     /// Groups that were written and not called durable yet.
@@ -55,30 +55,30 @@ struct Tally {
 /// # Errors
 /// `DataLoss` if a journal does not hold what was durable.
 pub(super) fn measure(scratch: &Scratch, kinds: &[JournalKind], kills: u32, seed: u64) -> Result<()> {
-    let mut tallies: Vec<Tally> = kinds.iter().map(|_| Tally::default()).collect();
+    let mut by_kind: Vec<KillCounts> = kinds.iter().map(|_| KillCounts::default()).collect();
     let folders = kinds.iter().map(|k| scratch.fresh(&format!("{}-kills", k.name())));
     let folders = folders.collect::<Result<Vec<_>>>()?;
     for kill in 0..kills {
-        for ((kind, folder), tally) in kinds.iter().zip(&folders).zip(&mut tallies) {
+        for ((kind, folder), counts) in kinds.iter().zip(&folders).zip(&mut by_kind) {
             let random = hash128(format!("{seed} {kill} {}", kind.name()).as_bytes());
-            one(*kind, folder, random, tally)
+            one(*kind, folder, random, counts)
                 .map_err(|e| e.context(format_args!("{}, kill {kill} with --seed {seed}", kind.name())))?;
         }
     }
-    for (kind, tally) in kinds.iter().zip(&tallies) {
+    for (kind, counts) in kinds.iter().zip(&by_kind) {
         output::say(format_args!(
             "{}: {} kills, {} groups durable, all there after each kill; {} more were there; slowest open {:.0} ms",
             kind.name(),
-            tally.kills,
-            tally.durable,
-            tally.beyond,
-            1e3 * tally.slowest_open.as_secs_f64()
+            counts.kills,
+            counts.durable,
+            counts.beyond,
+            1e3 * counts.slowest_open.as_secs_f64()
         ))?;
     }
     Ok(())
 }
 
-fn one(kind: JournalKind, folder: &Path, random: u128, tally: &mut Tally) -> Result<()> {
+fn one(kind: JournalKind, folder: &Path, random: u128, counts: &mut KillCounts) -> Result<()> {
     let (commits, pause) = (random % u128::from(MOST_COMMITS), (random >> 64) % u128::from(MOST_PAUSE_US));
     let mut writer = Writer::start(kind, folder)?;
     let before = writer.next()?.ok_or_else(|| Error::internal("the writer ended before it began"))?;
@@ -95,14 +95,14 @@ fn one(kind: JournalKind, folder: &Path, random: u128, tally: &mut Tally) -> Res
     }
     let start = Instant::now();
     let (_, found) = kind.open(folder)?;
-    tally.slowest_open = tally.slowest_open.max(start.elapsed());
+    counts.slowest_open = counts.slowest_open.max(start.elapsed());
     let last = last_of(&found)?;
     if last < durable {
         return Err(Error::data_loss(format!("group {durable} was durable, and {last} is the last one")));
     }
-    tally.kills += 1;
-    tally.durable += durable - before;
-    tally.beyond += last - durable;
+    counts.kills += 1;
+    counts.durable += durable - before;
+    counts.beyond += last - durable;
     Ok(())
 }
 

@@ -15,7 +15,7 @@ const MEASUREMENTS: usize = 4;
 
 /// Measures what rows cost in some stages.
 #[derive(Debug, Default)]
-pub(in crate::task) struct Pace {
+pub(in crate::task) struct RowTime {
     last: Mutex<Last>,
 }
 
@@ -26,7 +26,7 @@ struct Last {
     count: usize,
 }
 
-impl Pace {
+impl RowTime {
     /// Rows took this time.
     pub(in crate::task) fn record(&self, rows: usize, took: Duration) {
         if rows == 0 {
@@ -68,11 +68,11 @@ mod tests {
 
     #[test]
     fn chunks_stay_whole_until_they_are_measured_to_be_slow() {
-        let pace = Pace::default();
-        assert_eq!(pace.slice_of(8192), 8192, "nothing is known");
-        pace.record(8192, ms(9));
-        assert_eq!(pace.slice_of(8192), 8192);
-        let slow = Pace::default();
+        let row_time = RowTime::default();
+        assert_eq!(row_time.slice_of(8192), 8192, "nothing is known");
+        row_time.record(8192, ms(9));
+        assert_eq!(row_time.slice_of(8192), 8192);
+        let slow = RowTime::default();
         slow.record(100, ms(1000));
         assert_eq!((slow.slice_of(100), slow.slice_of(11), slow.slice_of(9)), (5, 5, 9));
         slow.record(1, ms(1));
@@ -81,20 +81,20 @@ mod tests {
 
     #[test]
     fn a_row_that_takes_longer_than_a_slice_is_a_slice() {
-        let pace = Pace::default();
-        pace.record(3, ms(6000));
-        assert_eq!((pace.slice_of(10), pace.slice_of(1), pace.slice_of(0)), (1, 1, 0));
-        pace.record(0, ms(100));
-        assert_eq!(pace.slice_of(10), 1, "no rows say nothing");
+        let row_time = RowTime::default();
+        row_time.record(3, ms(6000));
+        assert_eq!((row_time.slice_of(10), row_time.slice_of(1), row_time.slice_of(0)), (1, 1, 0));
+        row_time.record(0, ms(100));
+        assert_eq!(row_time.slice_of(10), 1, "no rows say nothing");
     }
 
     #[test]
     fn one_slow_call_changes_nothing() {
-        let pace = Pace::default();
+        let row_time = RowTime::default();
         for i in 0..20 {
             // A module is loaded, or a row is slow, in every third call.
-            pace.record(10, ms(if i % 3 == 0 { 900 } else { 1 }));
-            assert!(i == 0 || pace.slice_of(500) == 500, "{i}");
+            row_time.record(10, ms(if i % 3 == 0 { 900 } else { 1 }));
+            assert!(i == 0 || row_time.slice_of(500) == 500, "{i}");
         }
     }
 }

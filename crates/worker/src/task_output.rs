@@ -5,13 +5,13 @@ use caju_wire::{ByteQueue, Chunk};
 
 /// The queues of a task's finished elements, bounded in bytes together.
 #[derive(Debug)]
-pub(crate) struct Outlet {
+pub(crate) struct TaskOutput {
     queues: Vec<ByteQueue<Chunk>>,
     /// The queues belong to consumers.
     is_dealt: bool,
 }
 
-impl Outlet {
+impl TaskOutput {
     /// One queue, or with `consumers` one for each.
     pub(crate) fn new(bound_bytes: usize, consumers: usize) -> Self {
         let count = consumers.max(1);

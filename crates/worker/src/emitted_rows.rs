@@ -11,14 +11,14 @@ const MAX_TABLE_SPLITS: u64 = 1 << 20;
 
 /// Rows that a task emitted, per split.
 #[derive(Debug, Default)]
-pub(crate) struct Tally {
+pub(crate) struct EmittedRows {
     /// What all indices in the table have in common: the number of the feed.
     base: Option<u64>,
     table: Vec<u64>,
     others: HashMap<u64, u64>,
 }
 
-impl Tally {
+impl EmittedRows {
     /// Counts the rows of a chunk.
     pub(crate) fn add(&mut self, runs: &[Run]) {
         for run in runs {
@@ -57,15 +57,15 @@ mod tests {
 
     #[test]
     fn rows_are_counted_per_split_near_and_far() {
-        let mut tally = Tally::default();
+        let mut emitted_rows = EmittedRows::default();
         let (near, far) = ((3u64 << 40) + 5, (3u64 << 40) + MAX_TABLE_SPLITS + 1);
         let run = |split, len| Run { split, start: 0, len };
-        tally.add(&[run(near, 2), run(far, 1), run(near, 3)]);
-        tally.add(&[run(near + 1, 4), run(0, 7)]);
+        emitted_rows.add(&[run(near, 2), run(far, 1), run(near, 3)]);
+        emitted_rows.add(&[run(near + 1, 4), run(0, 7)]);
         let mut counts: Vec<(u64, u64)> =
-            tally.counts().into_iter().map(|c| (c.split_index, c.rows)).collect();
+            emitted_rows.counts().into_iter().map(|c| (c.split_index, c.rows)).collect();
         counts.sort_unstable();
         assert_eq!(counts, [(0, 7), (near, 5), (near + 1, 4), (far, 1)]);
-        assert!(Tally::default().counts().is_empty());
+        assert!(EmittedRows::default().counts().is_empty());
     }
 }

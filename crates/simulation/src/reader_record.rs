@@ -28,7 +28,7 @@ pub(crate) struct Epoch {
 
 /// One reader of a run.
 #[derive(Debug, Default)]
-pub(crate) struct Seat {
+pub(crate) struct ReaderRecord {
     pub(crate) running: Option<Task<()>>,
     /// When it was killed, in simulated time.
     pub(crate) killed: Option<Duration>,
@@ -37,7 +37,7 @@ pub(crate) struct Seat {
     is_over: bool,
 }
 
-impl Seat {
+impl ReaderRecord {
     pub(crate) fn has_ended(&self) -> bool {
         self.is_over || self.killed.is_some()
     }

@@ -1,0 +1,39 @@
+//! Tests of the command line's help.
+
+use clap::{Command, CommandFactory};
+
+use super::Cli;
+
+/// Columns of a narrow terminal.
+const WIDTH: usize = 80;
+
+/// Lines of a command's help that end although the next word would still fit, and the commands below it.
+fn lines_wrapped_twice(command: &mut Command, path: &str) -> Vec<String> {
+    let help = command.render_long_help().to_string();
+    let lines: Vec<&str> = help.lines().collect();
+    let mut found = Vec::new();
+    for pair in lines.windows(2) {
+        let [line, next] = pair else { continue };
+        let is_prose = |text: &str| text.starts_with(|c: char| !c.is_whitespace());
+        let first = next.split_whitespace().next().unwrap_or_default();
+        if is_prose(line)
+            && is_prose(next)
+            && !line.ends_with(['.', ':'])
+            && line.chars().count() + 1 + first.chars().count() <= WIDTH
+        {
+            found.push(format!("{path}: {line}"));
+        }
+    }
+    for below in command.get_subcommands_mut() {
+        let path = format!("{path} {}", below.get_name());
+        found.extend(lines_wrapped_twice(below, &path));
+    }
+    found
+}
+
+#[test]
+fn the_help_of_every_command_is_wrapped_once() {
+    let mut cli = Cli::command().term_width(WIDTH);
+    cli.build();
+    assert_eq!(lines_wrapped_twice(&mut cli, "caju"), Vec::<String>::new());
+}
