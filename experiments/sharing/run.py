@@ -69,7 +69,7 @@ class Cluster:
     def __enter__(self):
         self.dispatcher = Server("dispatcher", "--listen", "127.0.0.1:0", "--allow-read", ROOT, "--allow-read", args.data)
         self.worker = Server("worker", "--dispatcher", self.dispatcher.address, "--allow-read", ROOT, "--allow-read", args.data,
-                             "--sharing-window", args.window)
+                             "--sharing-window", args.window, "--sharing-backlog", args.backlog)
         return self
 
     def __exit__(self, *_):
@@ -130,7 +130,7 @@ def alone(runs, name):
 
 def table(runs, joins):
     out = ["# Jobs that share: the last run", "",
-           f"{args.photos} photos, one worker with a window of {args.window}, {os.cpu_count()} cores. {args.build}", "",
+           f"{args.photos} photos, one worker with a window of {args.window} and a backlog of {args.backlog}, {os.cpu_count()} cores. {args.build}", "",
            "| pipeline | jobs | sharing | CPU s of the worker | of one job alone | rows per CPU s | computed rows | seconds | peak MiB |",
            "|---|---|---|---|---|---|---|---|---|"]
     out += [f"| {r['pipeline']} | {r['jobs']} | {r['sharing']} | {r['cpu_s']} | {r['cpu_s'] / alone(runs, r['pipeline']):.2f} "
@@ -185,6 +185,7 @@ if __name__ == "__main__":
     parser.add_argument("--jobs", type=numbers, default=[1, 2, 4, 8])
     parser.add_argument("--joins", type=numbers, default=[5, 20, 50, 80])
     parser.add_argument("--window", default="1GiB")
+    parser.add_argument("--backlog", default="64MiB")
     parser.add_argument("--build", default="", help="a sentence about the build and the machine, for the table")
     args = parser.parse_args()
     main()

@@ -82,6 +82,29 @@ def test_where_rows_are_numbered_those_before_a_slow_one_leave(cluster, tmp_path
     assert take(epoch, len(wanted) - len(before)) == wanted[len(before):] and list(epoch) == []
 
 
+SPLIT_ROWS = 1024
+"""The rows of a split of `range`, at least."""
+
+
+@pytest.mark.parametrize("kind", ["filter", "flat_map", "stored"])
+def test_where_rows_are_numbered_a_slow_one_holds_back_its_own_split_alone(cluster, tmp_path, kind):
+    go, rows = tmp_path / "go", cj.range(2 * SPLIT_ROWS)
+    held = held_at([40], go)
+    if kind == "filter":
+        rows = rows.filter(lambda row: int(held(row)["id"]) % 2 == 0, timeout=PATIENCE_S)
+    elif kind == "flat_map":
+        rows = rows.flat_map(lambda row: [held(row)] * (int(row["id"]) % 2), schema={"id": "int64"}, timeout=PATIENCE_S)
+    else:
+        rows = rows.map(held, schema={"id": "int64"}, timeout=PATIENCE_S).cache("stored")
+    wanted = [i for i in range(2 * SPLIT_ROWS) if kind == "stored" or i % 2 == (kind == "flat_map")]
+    epoch = iter(rows.distribute(cluster))
+    free = [i for i in wanted if i < 40 or i >= SPLIT_ROWS]
+    assert sorted(take(epoch, len(free))) == free
+    go.touch()
+    assert sorted(take(epoch, len(wanted) - len(free))) == [i for i in wanted if 40 <= i < SPLIT_ROWS]
+    assert list(epoch) == []
+
+
 def test_with_deterministic_the_order_is_kept(cluster, tmp_path):
     go = tmp_path / "go"
     rows = cj.range(ROWS).map(held_at([20], go), schema={"id": "int64"}, timeout=PATIENCE_S)

@@ -337,3 +337,42 @@ def test_a_state_is_exact_whatever_is_computed_or_read(tmp_path, hint, before, a
         rest = iter(dataset(cluster, after))
         rest.load_state_dict(state)
         assert sorted(taken + ids(rest)) == list(range(20_000))
+
+
+def restored(cluster, states, **restore):
+    epoch = iter(cj.range(200).batch(10).distribute(cluster, job_name="ranks"))
+    epoch.load_state_dict(states, **restore)
+    return epoch
+
+
+@pytest.mark.parametrize("by_environment", [True, False])
+def test_a_rank_that_comes_late_gets_the_end_of_its_attempt(by_environment, monkeypatch):
+    def launch(name, rank):
+        if not by_environment:
+            return {"attempt": name}
+        for variable, value in [("TORCHELASTIC_RUN_ID", name), ("RANK", str(rank)), ("WORLD_SIZE", "2")]:
+            monkeypatch.setenv(variable, value)
+        return {}
+
+    with cj.LocalCluster() as cluster:
+        reading = iter(cj.range(200).batch(10).distribute(cluster, job_name="ranks"))
+        taken = ids(next(reading) for _ in range(5))
+        states = [reading.state_dict()]
+        reading.close()
+        assert sorted(taken + ids(restored(cluster, states, **launch("first", 0)))) == list(range(200))
+        assert ids(restored(cluster, states, **launch("first", 1))) == []
+        assert sorted(taken + ids(restored(cluster, states, **launch("second", 0)))) == list(range(200))
+        with pytest.raises(cj.FailedPrecondition, match="second"):
+            restored(cluster, states, **launch("first", 1))
+
+
+def test_the_attempt_is_that_of_the_launcher():
+    from caju._attempt import attempt_of_launcher
+
+    torchrun = {"TORCHELASTIC_RUN_ID": "a1", "RANK": "3", "WORLD_SIZE": "4"}
+    slurm = {"SLURM_JOB_ID": "17", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"}
+    assert attempt_of_launcher(torchrun) == ("torchrun a1", 3)
+    assert attempt_of_launcher(torchrun | slurm) == ("torchrun a1", 3)
+    assert attempt_of_launcher(slurm) == ("slurm 17", 0)
+    for alone in [{}, torchrun | {"WORLD_SIZE": "1"}, torchrun | {"RANK": ""}, slurm | {"SLURM_NTASKS": "many"}]:
+        assert attempt_of_launcher(alone) is None

@@ -331,6 +331,10 @@ impl Session {
         }
         self.version = answer.version;
         self.finished = answer.finished;
+        if answer.others_take {
+            // What they have not taken comes here if they die.
+            self.tasks.idle.restart();
+        }
         self.accounted = answer.accounted;
         self.taken.repeat_if(answer.acknowledge_all);
         let facts = &self.shared.facts;

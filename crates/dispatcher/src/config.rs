@@ -105,6 +105,9 @@ pub struct Timers {
     pub worker_wait: Duration,
     /// How long the consumers of a job wait for those of them that have not come.
     pub consumer_wait: Duration,
+    /// How long a reader that has read all of its rows waits for another one whose user takes none. As long as users take
+    /// rows they are waited for, because these rows come back if their reader dies.
+    pub reader_wait: Duration,
     /// How long a lost worker is listed.
     pub worker_memory: Duration,
     /// A task that takes this many times as long for a split as the finished ones is taken over by idle workers at the end
@@ -129,6 +132,8 @@ impl Default for Timers {
             job_gc_timeout: Duration::from_secs(300),
             worker_wait: Duration::from_secs(120),
             consumer_wait: Duration::from_secs(600),
+            // Longer than most steps of a training, and short enough for a reader whose user waits for this one's.
+            reader_wait: Duration::from_secs(10),
             worker_memory: Duration::from_secs(3600),
             straggler_factor: 3,
             check_every: Duration::from_millis(250),

@@ -137,7 +137,7 @@ impl Plan {
         let mut r = Random::new(seed, if shares { 11 } else { 10 });
         let workers = usize::try_from(r.between(1, 5)).unwrap_or(1);
         let readers = usize::try_from(r.between(1, 5)).unwrap_or(1);
-        let splits = r.between(3, 21);
+        let splits = r.between(3, if shares { 12 } else { 21 });
         let division = match r.between(0, 10) {
             _ if shares => Division::Dynamic,
             0 => Division::ByRow,

@@ -56,7 +56,7 @@ impl Sharing {
             seed: if r.permille(200) { 9 } else { 5 },
             begins: if r.permille(400) { Duration::ZERO } else { r.ms(1, 5_000) },
             pace: r.pick(&[0, 5, 20, 100]).map_or(Duration::ZERO, Duration::from_millis),
-            batch: r.between(8, 200),
+            batch: r.between(40, 200),
             is_relaxed: may_skip && r.permille(250),
         };
         let jobs = (0..count).map(|_| job(r)).collect();

@@ -51,10 +51,14 @@ fn simulated_clusters_of_the_last_seeds_keep_every_promise() {
     pass(3 * SEEDS);
 }
 
+/// Seeds of one test of jobs that share: a run has several epochs, one for each job.
+const SEEDS_OF_SHARING: u64 = 25;
+
 /// Several jobs that share rows. Each gets each row of its epochs once, with the draws of its seed, whenever it joins, at any
 /// speed and with any window, while workers, readers and the dispatcher are lost or stand still.
-fn share(first: u64) {
-    let seeds = ["--first", &first.to_string(), "--seeds", &SEEDS.to_string(), "--jobs", "1"];
+fn share(part: u64) {
+    let first = (part * SEEDS_OF_SHARING).to_string();
+    let seeds = ["--first", &first, "--seeds", &SEEDS_OF_SHARING.to_string(), "--jobs", "1"];
     let output = simulate(&[&["--scenario", "sharing"], &seeds[..]].concat());
     assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
 }
@@ -66,17 +70,37 @@ fn jobs_that_share_get_their_epochs() {
 
 #[test]
 fn jobs_that_share_get_their_epochs_of_further_seeds() {
-    share(SEEDS);
+    share(1);
 }
 
 #[test]
-fn jobs_that_share_get_their_epochs_of_still_further_seeds() {
-    share(2 * SEEDS);
+fn jobs_that_share_get_their_epochs_of_seeds_50_and_on() {
+    share(2);
 }
 
 #[test]
-fn jobs_that_share_get_their_epochs_of_the_last_seeds() {
-    share(3 * SEEDS);
+fn jobs_that_share_get_their_epochs_of_seeds_75_and_on() {
+    share(3);
+}
+
+#[test]
+fn jobs_that_share_get_their_epochs_of_seeds_100_and_on() {
+    share(4);
+}
+
+#[test]
+fn jobs_that_share_get_their_epochs_of_seeds_125_and_on() {
+    share(5);
+}
+
+#[test]
+fn jobs_that_share_get_their_epochs_of_seeds_150_and_on() {
+    share(6);
+}
+
+#[test]
+fn jobs_that_share_get_their_epochs_of_seeds_175_and_on() {
+    share(7);
 }
 
 /// Seeds beyond those that have failed once, each with its cause.

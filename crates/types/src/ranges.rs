@@ -158,6 +158,11 @@ impl RowRanges {
         self.ranges.iter().fold(0, |sum: u64, r| sum.saturating_add(r.1.saturating_sub(r.0)))
     }
 
+    /// The number of ranges.
+    pub fn num_ranges(&self) -> usize {
+        self.ranges.len()
+    }
+
     /// Whether the set has no rows.
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty()

@@ -1,6 +1,7 @@
 //! The rows of an epoch that readers took, in the compact form of reader states.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +18,8 @@ const SHORT_FORMAT: u8 = 2;
 const MAX_BYTES: usize = 16 << 20;
 /// The most ranges of rows in one set: 64 MiB in memory.
 const MAX_RANGES: usize = 1 << 22;
+/// Ranges from which on a set is encoded once. Of fewer ranges, both forms are made and the shorter one is taken.
+const MANY_RANGES: usize = 1 << 10;
 /// The largest row number of a split, exclusive: more rows than any source has.
 const MAX_ROW: u64 = 1 << 48;
 
@@ -43,8 +46,9 @@ pub struct Listed {
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TakenRows {
-    /// Splits of which every row is taken.
-    whole: RowRanges,
+    /// Splits of which every row is taken. Clones share them until one of them changes: a state is a clone.
+    #[serde(with = "shared")]
+    whole: Arc<RowRanges>,
     /// Rows of other splits.
     rows: BTreeMap<u64, RowRanges>,
     /// The numbers of rows of some of those.
@@ -62,7 +66,7 @@ impl TakenRows {
 
     /// Every row of the splits `start..end` is taken.
     pub fn add_whole_range(&mut self, start: u64, end: u64) {
-        self.whole.insert(start, end);
+        Arc::make_mut(&mut self.whole).insert(start, end);
         let inside: Vec<u64> = self.rows.range(start..end).map(|(split, _)| *split).collect();
         for split in inside {
             self.rows.remove(&split);
@@ -118,7 +122,11 @@ impl TakenRows {
             }
             self.set_listed(*feed, *listed);
         }
-        self.whole.extend(&other.whole);
+        if self.whole.is_empty() {
+            self.whole = Arc::clone(&other.whole);
+        } else if !other.whole.is_empty() {
+            Arc::make_mut(&mut self.whole).extend(&other.whole);
+        }
         self.rows.retain(|split, _| !self.whole.contains(*split));
         self.sizes.retain(|split, _| !self.whole.contains(*split));
         other.rows.iter().for_each(|(split, rows)| self.add_rows(*split, rows));
@@ -169,8 +177,14 @@ impl TakenRows {
     /// ```
     pub fn encode_short(&self) -> Vec<u8> {
         let short = self.encode_as(SHORT_FORMAT);
-        let long = if self.sizes.is_empty() { self.encode_as(FORMAT) } else { Vec::new() };
-        if self.sizes.is_empty() && long.len() <= short.len() { long } else { short }
+        // Of many ranges the other form takes two bytes each at least.
+        let may_be_longer =
+            self.whole.num_ranges() > MANY_RANGES && 2 * self.whole.num_ranges() > short.len();
+        if !self.sizes.is_empty() || may_be_longer {
+            return short;
+        }
+        let long = self.encode_as(FORMAT);
+        if long.len() <= short.len() { long } else { short }
     }
 
     fn encode_as(&self, format: u8) -> Vec<u8> {
@@ -275,10 +289,10 @@ impl TakenRows {
             let digest = u64::from_le_bytes(input.array()?);
             out.listed.insert(feed, Listed { count, digest });
         }
-        out.whole = match format {
+        out.whole = Arc::new(match format {
             SHORT_FORMAT => range_bits(input, &mut left)?,
             _ => ranges(input, u64::MAX, &mut left)?,
-        };
+        });
         let mut split = 0u64;
         for n in 0..input.count()? {
             let step = input.number()?;
@@ -301,8 +315,25 @@ impl TakenRows {
     }
 }
 
+/// A set that clones share, in journals and messages as if they did not.
+mod shared {
+    use std::sync::Arc;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use crate::RowRanges;
+
+    pub(super) fn serialize<S: Serializer>(set: &Arc<RowRanges>, out: S) -> Result<S::Ok, S::Error> {
+        set.as_ref().serialize(out)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(input: D) -> Result<Arc<RowRanges>, D::Error> {
+        RowRanges::deserialize(input).map(Arc::new)
+    }
+}
+
 fn put_ranges(out: &mut Vec<u8>, ranges: &RowRanges) {
-    put(out, ranges.iter().count() as u64);
+    put(out, ranges.num_ranges() as u64);
     let mut last = 0;
     for (start, end) in ranges.iter() {
         put(out, start - last);
@@ -313,25 +344,19 @@ fn put_ranges(out: &mut Vec<u8>, ranges: &RowRanges) {
 
 /// The numbers between ranges, and of their lengths, each by the code of Rice.
 fn put_range_bits(out: &mut Vec<u8>, ranges: &RowRanges) {
-    let (mut gaps, mut rows, mut last) = (Vec::new(), 0u64, 0);
-    for (start, end) in ranges.iter() {
-        // Ranges do not touch, and are not empty.
-        gaps.push((start - last - u64::from(last > 0), end - start - 1));
-        rows = rows.saturating_add(end - start - 1);
-        last = end;
-    }
-    put(out, gaps.len() as u64);
-    if gaps.is_empty() {
-        return;
-    }
-    let count = gaps.len() as u64;
-    // The first range may begin anywhere.
-    let between = gaps.iter().skip(1).fold(0, |sum: u64, (gap, _)| sum.saturating_add(*gap));
-    let (of_gaps, of_lengths) = (rice::parameter(between, count), rice::parameter(rows, count));
+    let count = ranges.num_ranges() as u64;
+    put(out, count);
+    let (Some(first), Some(end)) = (ranges.iter().next(), ranges.iter().last()) else { return };
+    // Ranges do not touch, and are not empty. The first range may begin anywhere.
+    let lengths = ranges.len() - count;
+    let between = end.1 - first.0 - ranges.len() - (count - 1);
+    let (of_gaps, of_lengths) = (rice::parameter(between, count), rice::parameter(lengths, count));
     let mut bits = BitWriter::default();
-    for (gap, length) in gaps {
-        bits.put_number(gap, of_gaps);
-        bits.put_number(length, of_lengths);
+    let mut last = 0;
+    for (start, end) in ranges.iter() {
+        bits.put_number(start - last - u64::from(last > 0), of_gaps);
+        bits.put_number(end - start - 1, of_lengths);
+        last = end;
     }
     let bits = bits.finish();
     put(out, u64::from(of_gaps));

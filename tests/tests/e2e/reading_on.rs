@@ -49,6 +49,32 @@ fn a_reader_that_is_stopped_is_read_on_by_another_with_option_state() {
     assert_eq!(Report::load(&p.folder().join("report.json")).rows().len(), 0);
 }
 
+/// Readers of a later launch begin again, and those of an earlier one are refused, by option attempt.
+#[test]
+fn a_reader_of_an_earlier_launch_is_refused_with_option_attempt() {
+    let cluster = Cluster::start(1);
+    let p = Pipeline::of(
+        json!({ "range": 5_000 }),
+        json!([{ "sleep": { "per_row": "100us" } }, { "batch": 10 }]),
+    );
+    let file = p.folder().join("state.json");
+    let state = file.to_str().unwrap();
+    let reader = cluster.start_read(&p, &["--state", state, "--no-checksum", "--job", "stopped"]);
+    cluster.wait_for_status("rows", |s| {
+        (s["jobs"].as_array()?.first()?["readers"].as_array()?.first()?["rows"].as_u64()? > 0).then_some(())
+    });
+    reader.signal("TERM");
+    reader.wait().expect_error(&["the state is written"]);
+    let written = std::fs::read_to_string(&file).unwrap();
+    let restore = |attempt| {
+        std::fs::write(&file, &written).unwrap();
+        cluster.read(&p, &["--state", state, "--job", "restored", "--attempt", attempt])
+    };
+    restore("first").expect_code(0);
+    restore("second").expect_code(0);
+    restore("first").expect_error(&["attempt `second`", "came before it"]);
+}
+
 #[test]
 fn ckp_06_no_state_at_the_path_is_not_found_with_option_resume() {
     let cluster = Cluster::start(1);

@@ -160,6 +160,10 @@ pub(crate) struct DispatcherSettings {
     /// How long the consumers of a job (--num-consumers) wait for those of them that have not come before the epoch fails
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = duration)]
     pub(crate) consumer_wait: Duration,
+    /// How long a reader at the end of its epoch waits for another reader of the job whose user takes no rows. A reader whose
+    /// user takes rows is waited for: if it dies, the rest of its rows go to the one that waits
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
+    pub(crate) reader_wait: Duration,
     /// File with the secret that `caju worker drain` must present. Written if it does not exist. By default operator-secret
     /// in --state-dir. Without both no worker can be drained remotely
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]

@@ -135,6 +135,7 @@ fn config(
         job_gc_timeout: settings.job_gc_timeout,
         check_every: settings.check_interval.max(MIN_CHECK_INTERVAL),
         consumer_wait: settings.consumer_wait,
+        reader_wait: settings.reader_wait,
         drain: settings.serve.drain_timeout,
         scaling_interval: settings.scaling_interval,
         ..Timers::default()

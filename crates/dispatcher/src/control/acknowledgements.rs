@@ -4,11 +4,15 @@
 //! in memory alone: after a restart of the dispatcher they send all of it again. What follows from it (a task is done,
 //! rows are missing, a client vanished with rows) is journaled.
 //!
-//! A reader may leave when every row of the epoch is with a user or with a client that lives: its own user has taken all,
-//! and every other reader either has too, or has called since the last row was sent. A reader that has not called may be
-//! dead, and what it received comes back when it is expelled; somebody must be there to read it.
+//! A reader may leave when the users of all readers have taken every row of the epoch. What another reader has received and
+//! its user has not taken comes back when that reader dies, and somebody must be there to read it. A user may stand still
+//! for any time, and may itself wait for the one that is at its end, as in a collective operation. So a reader that calls
+//! while its user takes nothing is waited for no longer than the dispatcher's `--reader-wait`. One that does not call is
+//! waited for until it is expelled. The rows of consumers, which get equally many elements, go to nobody else: a consumer
+//! at its end waits for a call of the others alone.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
 
 use caju_proto::v1;
 use caju_types::{ClientId, Error, IterationId, Result, RowRanges, TaskId, format_count};
@@ -175,15 +179,26 @@ fn too_many(iteration: &Iteration, task: &Task, split: u64, rows: u64) -> Error 
     ))
 }
 
-/// Whether a reader may leave: every row is with a user, or with a reader that lives.
-pub(super) fn may_leave(reports: &Reports, iteration: &Iteration, client: ClientId) -> bool {
-    let is_complete =
-        |c: ClientId| reports.acknowledged.get(&(iteration.id, c)).is_some_and(Acknowledged::is_complete);
-    let has_all = |c: ClientId| is_complete(c) && iteration.has_taken_all(c);
+/// Whether the user of a reader has taken all that the reader will get, and it has said so in full.
+pub(super) fn is_at_end(reports: &Reports, iteration: &Iteration, client: ClientId) -> bool {
+    let acknowledged = reports.acknowledged.get(&(iteration.id, client));
+    acknowledged.is_some_and(Acknowledged::is_complete) && iteration.has_taken_all(client)
+}
+
+/// Whether a reader may leave. `reader_wait` bounds the wait for a user that takes nothing.
+pub(super) fn may_leave(
+    reports: &Reports,
+    iteration: &Iteration,
+    client: ClientId,
+    reader_wait: Duration,
+) -> bool {
+    let patience = if iteration.even.is_some() { Duration::ZERO } else { reader_wait };
     let others = || iteration.own_members().filter(|c| *c != client && iteration.share_tasks(*c, client));
-    has_all(client)
+    is_at_end(reports, iteration, client)
         && !iteration.awaits_report()
-        && others().all(|c| has_all(c) || reports.called_since_drained(iteration.id, c))
+        && others().all(|c| {
+            is_at_end(reports, iteration, c) || reports.stands_still(iteration.id, c, client, patience)
+        })
 }
 
 /// A client fell silent. What its user took is delivered, of every task that is not done; the rest goes to others.

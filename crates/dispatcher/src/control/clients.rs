@@ -8,7 +8,7 @@ use caju_types::{ClientId, Error, IterationId, Result, RowRanges, TaskId};
 use super::acknowledged_rows::{Acknowledged, Reported, rows_of};
 use super::acknowledgements;
 use super::recall::{self, LastWord};
-use super::reports::{Reports, SILENT_HEARTBEATS};
+use super::reports::{CallNews, Reports, SILENT_HEARTBEATS};
 use super::resume::Facts;
 use super::status::decision;
 use super::workers::modes_to_proto;
@@ -38,9 +38,17 @@ impl Core {
                 enter_progress(txn, client, id, &request);
                 let mut reports = self.reports.lock();
                 let taken = &request.taken_tasks;
-                reports.acknowledge(txn, client, id, reported.take().unwrap_or_default(), taken)?;
-                let is_drained = txn.state.iterations.get(&id).is_some_and(Iteration::is_drained);
-                let is_first = reports.record_call(id, client, is_drained);
+                let acknowledged = reported.take().unwrap_or_default();
+                let took = acknowledged.has_rows() || !taken.is_empty();
+                reports.acknowledge(txn, client, id, acknowledged, taken)?;
+                let iteration = txn.state.iterations.get(&id);
+                let is_at_end = iteration.is_some_and(|i| acknowledgements::is_at_end(&reports, i, client));
+                reports.record_call(id, client, CallNews { now: self.clock.now(), took, is_at_end });
+                // A reader at its end may have waited for this call.
+                let is_sign = !took
+                    && !is_at_end
+                    && iteration.is_some_and(Iteration::is_drained)
+                    && reports.has_reader_at_end(id);
                 let is_awaited = reports.record_seen(
                     id,
                     client,
@@ -48,14 +56,14 @@ impl Core {
                     request.elements,
                     request.awaits_notices,
                 );
-                Ok((true, is_first || is_awaited))
+                Ok((true, is_sign || is_awaited))
             })
             .await?;
         if !known {
             return self.look(|state| self.unknown(state, client, id)).await;
         }
         if is_news {
-            // Readers that wait to leave are notified that this one lives.
+            // Readers that wait to leave are notified that this one lives, and whether its user takes rows.
             self.notifiers.notify(id);
         }
         let mut news = self.notifiers.subscribe(id);
@@ -84,9 +92,24 @@ impl Core {
                 let reports = self.reports.lock();
                 iteration.version > request.seen_version
                     || request.awaits_notices && self.unnotified(&reports, iteration, client) == 0
-                    || acknowledgements::may_leave(&reports, iteration, client)
+                    || self.may_leave(&reports, iteration, client)
             }
         }
+    }
+
+    /// Whether a reader waits at its end for others whose users take rows.
+    fn others_take(&self, reports: &Reports, iteration: &Iteration, client: ClientId) -> bool {
+        let (now, bound) = (self.clock.now(), self.config.timers.reader_wait);
+        let takes = |c: &ClientId| now.saturating_sub(reports.took_at(iteration.id, *c)) <= bound;
+        acknowledgements::is_at_end(reports, iteration, client)
+            && iteration
+                .own_members()
+                .filter(|c| *c != client)
+                .any(|c| takes(&c) && !acknowledgements::is_at_end(reports, iteration, c))
+    }
+
+    fn may_leave(&self, reports: &Reports, iteration: &Iteration, client: ClientId) -> bool {
+        acknowledgements::may_leave(reports, iteration, client, self.config.timers.reader_wait)
     }
 
     /// How many of the other readers have not been notified that one has come, and that its user gets elements. Those that have been
@@ -145,7 +168,8 @@ impl Core {
         };
         let mut reports = self.reports.lock();
         let acknowledged = reports.acknowledged.get(&(id, client)).is_some_and(Acknowledged::is_complete);
-        let accounted = acknowledgements::may_leave(&reports, iteration, client);
+        let accounted = self.may_leave(&reports, iteration, client);
+        let others_take = self.others_take(&reports, iteration, client);
         let stages = reports.recent_stages(iteration, self.clock.now(), self.config.timers.heartbeat);
         let slowest = consumers::slowest(&reports, iteration);
         let unnotified = self.unnotified(&reports, iteration, client);
@@ -178,6 +202,7 @@ impl Core {
             // Of interest to clients of older versions alone.
             decision_json: if request.knows_tasks { String::new() } else { decision(state, iteration) },
             slowest,
+            others_take,
         }
     }
 

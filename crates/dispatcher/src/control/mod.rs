@@ -236,7 +236,6 @@ impl Core {
         self.task_lists.check(state, touched);
         for id in touched {
             let iteration = state.iterations.get(id);
-            self.reports.lock().set_drained(*id, iteration.is_some_and(Iteration::is_drained));
             if !iteration.is_some_and(Iteration::is_running) {
                 self.listings.stop(*id);
                 self.snapshots.counts.settle(*id);

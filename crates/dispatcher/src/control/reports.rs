@@ -35,8 +35,6 @@ pub(crate) struct Reports {
     pub(crate) clients: BTreeMap<(IterationId, ClientId), ClientReport>,
     /// What the users of present clients took.
     pub(crate) acknowledged: BTreeMap<(IterationId, ClientId), Acknowledged>,
-    /// Iterations of which all rows were sent: the call that was the last one before that, by its number.
-    drained: BTreeMap<IterationId, u64>,
     /// Calls of clients so far.
     calls: u64,
     /// Since when an iteration has no reader.
@@ -98,6 +96,12 @@ pub(crate) struct ClientReport {
     /// The number of its last call; 0 while it has not called this process. Unlike `at`, this changes only when a call
     /// arrives: a call that waits here says nothing about its sender.
     call: u64,
+    /// When that call arrived, by the monotonic clock.
+    called_at: Duration,
+    /// When the last call arrived that said that its user had taken rows.
+    took_at: Duration,
+    /// Since which call, and since when, its user has taken all that it will get.
+    at_end: Option<(u64, Duration)>,
     /// Elements that its user took.
     pub(crate) elements: u64,
     /// Rows of these.
@@ -116,6 +120,17 @@ pub(crate) struct ClientReport {
     awaits_notices: bool,
 }
 
+/// What a call of a reader says.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct CallNews {
+    /// When it arrived, by the monotonic clock.
+    pub(super) now: Duration,
+    /// Its user took rows.
+    pub(super) took: bool,
+    /// Its user has taken all that the reader will get, as of now.
+    pub(super) is_at_end: bool,
+}
+
 impl Reports {
     pub(crate) fn on_worker_call(&mut self, worker: WorkerId, now: Duration) {
         self.workers.entry(worker).or_default().at = now;
@@ -130,15 +145,48 @@ impl Reports {
         self.clients.entry((iteration, client)).or_default().at = now;
     }
 
-    /// A call of a reader arrives. Whether it is its first one since all rows of the iteration were sent.
-    pub(crate) fn record_call(&mut self, iteration: IterationId, client: ClientId, is_drained: bool) -> bool {
-        if is_drained {
-            self.drained.entry(iteration).or_insert(self.calls);
-        }
-        let first = is_drained && !self.called_since_drained(iteration, client);
+    /// A call of a reader arrives.
+    pub(super) fn record_call(&mut self, id: IterationId, client: ClientId, news: CallNews) {
         self.calls += 1;
-        self.clients.entry((iteration, client)).or_default().call = self.calls;
-        first
+        let call = self.calls;
+        let known = self.clients.entry((id, client)).or_default();
+        (known.call, known.called_at) = (call, news.now);
+        if news.took {
+            known.took_at = news.now;
+        }
+        known.at_end = match known.at_end {
+            _ if !news.is_at_end => None,
+            None => Some((call, news.now)),
+            since => since,
+        };
+    }
+
+    /// Whether a reader at its end does not wait for another one: since then that one has called, and its user has taken no
+    /// row for `patience`, as of that call.
+    pub(super) fn stands_still(
+        &self,
+        id: IterationId,
+        other: ClientId,
+        client: ClientId,
+        patience: Duration,
+    ) -> bool {
+        let report = |c: ClientId| self.clients.get(&(id, c));
+        let Some((other, (call, at_end))) = report(other).zip(report(client).and_then(|c| c.at_end)) else {
+            return false;
+        };
+        let since = other.took_at.max(at_end);
+        other.call > call && other.called_at.saturating_sub(since) >= patience
+    }
+
+    /// When a reader last said that its user had taken rows.
+    pub(super) fn took_at(&self, id: IterationId, client: ClientId) -> Duration {
+        self.clients.get(&(id, client)).map_or(Duration::ZERO, |c| c.took_at)
+    }
+
+    /// Whether some reader of an iteration is at its end, and may wait for others.
+    pub(super) fn has_reader_at_end(&self, id: IterationId) -> bool {
+        let all = (id, ClientId(0))..=(id, ClientId(u64::MAX));
+        self.clients.range(all).any(|(_, c)| c.at_end.is_some())
     }
 
     /// The number of the last call of a reader; 0 while it has not called.
@@ -163,21 +211,6 @@ impl Reports {
         (known.seen_version, known.awaits_notices) = (version, awaits_notices);
         let all = (iteration, ClientId(0))..=(iteration, ClientId(u64::MAX));
         is_news && self.clients.range(all).any(|(_, c)| c.awaits_notices)
-    }
-
-    /// Notes whether all rows of an iteration were sent.
-    pub(crate) fn set_drained(&mut self, iteration: IterationId, is_drained: bool) {
-        if is_drained {
-            self.drained.entry(iteration).or_insert(self.calls);
-        } else {
-            self.drained.remove(&iteration);
-        }
-    }
-
-    /// Whether a client has called since all rows of its iteration were sent.
-    pub(crate) fn called_since_drained(&self, iteration: IterationId, client: ClientId) -> bool {
-        let call = self.clients.get(&(iteration, client)).map_or(0, |c| c.call);
-        self.drained.get(&iteration).is_some_and(|drained| call > *drained)
     }
 
     /// A worker says what its tasks have given out.
@@ -228,7 +261,6 @@ impl Reports {
     pub(crate) fn forget(&mut self, iteration: IterationId) {
         self.clients.retain(|(i, _), _| *i != iteration);
         self.acknowledged.retain(|(i, _), _| *i != iteration);
-        self.drained.remove(&iteration);
         self.idle.remove(&iteration);
         self.starved.remove(&iteration);
         self.stage_sums.remove(&iteration);

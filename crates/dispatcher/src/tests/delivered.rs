@@ -83,10 +83,11 @@ impl Two {
 }
 
 #[test]
-fn a_reader_waits_for_a_sign_of_life_of_the_others_before_it_leaves() {
+fn a_reader_at_its_end_waits_for_one_that_is_dead_and_reads_its_rows() {
     run(async {
         let t = Two::new(2, "").await;
         // The second one has received rows of split 1, and is dead.
+        t.beat(t.b).await;
         let view = t.take(t.a, &[(0, 0, 5)], &[t.task]).await;
         assert!(view.finished && !view.accounted, "what the other one received may come back: {view:?}");
         t.w.silence(S * 50, &[(t.worker, "a:1")], &[(t.a, t.iteration)]).await;
@@ -104,7 +105,61 @@ fn a_reader_waits_for_a_sign_of_life_of_the_others_before_it_leaves() {
 }
 
 #[test]
-fn the_sign_of_life_reaches_a_reader_that_waits_at_once() {
+fn a_reader_at_its_end_waits_for_a_user_that_takes_rows_and_gets_them_if_it_dies() {
+    run(async {
+        let t = Two::new(2, "allow").await;
+        assert!(!t.take(t.a, &[(0, 0, 5)], &[t.task]).await.accounted);
+        // Slower than the wait for a user that takes nothing, all in all.
+        for row in 0..4 {
+            t.w.silence(S * 9, &[(t.worker, "a:1")], &[(t.a, t.iteration), (t.b, t.iteration)]).await;
+            t.take(t.b, &[(1, row, row + 1)], &[]).await;
+            assert!(
+                !t.beat(t.a).await.accounted,
+                "the other one's user has taken row {row}, and not the last one"
+            );
+        }
+        t.expel_all_but(t.a).await;
+        t.w.beat(t.a, t.iteration, &[], &[lost(t.task, &[(0, 0, 5)])]).await;
+        let again = t.next_task(t.a).await;
+        assert_eq!(t.lease(again).await, [(0, vec![(0, 5)]), (1, vec![(0, 4)])]);
+        t.w.finish_counted(again, t.worker, Some(&[(1, 1)])).await;
+        let view = t.take(t.a, &[(1, 4, 5)], &[again]).await;
+        assert!(view.accounted, "{view:?}");
+    });
+}
+
+#[test]
+fn a_reader_that_comes_in_the_place_of_a_dead_one_gets_its_rows() {
+    run(async {
+        let w = World::new();
+        let worker = w.worker("a:1").await;
+        let request = || v1::OpenIterationRequest {
+            lost_readers: "allow".into(),
+            ..open_request(&json!({ "splits": 2 }), "j")
+        };
+        let first = w.core.open_iteration(request()).await.unwrap();
+        let (iteration, task) = (first.iteration_id, first.tasks[0].task_id);
+        let t = Two { w, worker, iteration, task, a: first.client_id, b: 0 };
+        t.lease(task).await;
+        t.w.finish_counted(task, worker, Some(&[(0, 5), (1, 5)])).await;
+        t.take(t.a, &[(0, 0, 5)], &[]).await;
+        t.w.silence(S * 20, &[(worker, "a:1")], &[(t.a, iteration)]).await;
+        // Every row was sent to it, and it has called since. It is killed, and its job starts again.
+        let second = t.w.core.open_iteration(request()).await.unwrap();
+        let view = t.w.beat(second.client_id, iteration, &[], &[]).await;
+        assert!(!view.accounted, "five rows are with nobody: {view:?}");
+        t.w.silence(S * 50, &[(worker, "a:1")], &[(second.client_id, iteration)]).await;
+        assert!(!t.beat(second.client_id).await.accounted);
+        t.w.silence(S * 12, &[(worker, "a:1")], &[(second.client_id, iteration)]).await;
+        let view = t.w.beat(second.client_id, iteration, &[], &[lost(task, &[])]).await;
+        assert!(!view.finished, "{view:?}");
+        let again = t.next_task(second.client_id).await;
+        assert_eq!(t.lease(again).await, [(0, vec![(0, 5)]), (1, vec![])]);
+    });
+}
+
+#[test]
+fn nobody_waits_longer_than_the_reader_wait_for_a_user_that_takes_nothing() {
     run(async {
         let t = Two::new(2, "").await;
         // A call that waits here since before the end says nothing about its sender.
@@ -120,18 +175,17 @@ fn the_sign_of_life_reaches_a_reader_that_waits_at_once() {
             };
             Tasks::new().spawn("a call", async move { core.client_heartbeat(request).await.unwrap() })
         };
-        let version = t.beat(t.b).await.version;
-        let stopped = waits(t.b, version);
-        tokio::task::yield_now().await;
-        let view = t.take(t.a, &[(0, 0, 5)], &[t.task]).await;
-        assert!(!view.accounted);
-        stopped.await.unwrap();
+        t.take(t.a, &[(0, 0, 5)], &[t.task]).await;
+        t.w.silence(S * 9, &[(t.worker, "a:1")], &[(t.a, t.iteration), (t.b, t.iteration)]).await;
         let view = t.beat(t.a).await;
-        assert!(view.finished && !view.accounted, "the other one has heard, and may be stopped");
+        assert!(view.finished && !view.accounted, "the user of the other one may be about to ask");
+        t.w.silence(S * 2, &[(t.worker, "a:1")], &[(t.a, t.iteration)]).await;
+        let view = t.beat(t.a).await;
+        assert!(!view.accounted, "the other one may be dead");
         let waiting = waits(t.a, view.version);
         tokio::task::yield_now().await;
         assert!(!waiting.is_finished());
-        // Its user works on its rows: nobody waits for that.
+        // It lives, and its user works on its rows, or waits for this one.
         t.beat(t.b).await;
         assert!(waiting.await.unwrap().accounted);
     });

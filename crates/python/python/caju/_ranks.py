@@ -11,8 +11,8 @@ from ._errors import InvalidPipeline
 class Rank(NamedTuple):
     """One of several processes."""
 
-    index: int
-    count: int
+    rank: int
+    world_size: int
     source: str
     """Who says so."""
 
@@ -26,7 +26,7 @@ def known_rank() -> Rank | None:
     if len(ranks) == 2 and ranks[0][:2] != ranks[1][:2]:
         torch, jax = ranks
         raise InvalidPipeline(
-            f"{torch.source} says rank {torch.index} of {torch.count}, {jax.source} says {jax.index} of {jax.count}; give "
+            f"{torch.source} says rank {torch.rank} of {torch.world_size}, {jax.source} says {jax.rank} of {jax.world_size}; give "
             "num_consumers= and consumer_index="
         )
     return ranks[0] if ranks else None

@@ -209,12 +209,12 @@ def _completed(count: int | None, index: int | None) -> tuple[int, int]:
             f"num_consumers={count} needs consumer_index=, from 0 to {count - 1 if count else 0}: which of them this process is. It "
             "is taken from torch.distributed or jax.distributed if one of them is initialised"
         )
-    if count is not None and count != rank.count:
+    if count is not None and count != rank.world_size:
         raise InvalidPipeline(
-            f"num_consumers={count}, and {rank.source} has {rank.count} ranks; leave num_consumers= out for one consumer per rank, "
+            f"num_consumers={count}, and {rank.source} has {rank.world_size} ranks; leave num_consumers= out for one consumer per rank, "
             "or give consumer_index=, too"
         )
-    return rank.count, rank.index if index is None else index
+    return rank.world_size, rank.rank if index is None else index
 
 
 def sharing_of(

@@ -1,6 +1,6 @@
 //! States of readers: what was taken before and what is read behind it is the epoch, each row once.
 
-use caju_client::{ReadRequest, Reader, ReaderState};
+use caju_client::{Attempt, ReadRequest, Reader, ReaderState};
 use caju_proto::v1::ProcessingMode;
 use caju_types::ErrorKind;
 use serde_json::{Value, json};
@@ -261,6 +261,36 @@ async fn the_states_of_all_readers_of_a_step_are_read_on_by_any_number() {
         let rest = rest_together(cluster, &request, each).await;
         assert_parts(&taken, &rest, &whole);
     }
+}
+
+/// A rank that was cut off comes when the others have read the epoch to its end. It gives the same states, in another order.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rank_of_an_attempt_that_comes_after_the_others_gets_the_end() {
+    let (def, whole) = pipeline(1);
+    let cluster = Cluster::start(2).await;
+    let (taken, mut states) = take_together(&cluster, &request(&def, "ranks"), 3).await;
+    let restore = |id: &str, rank: u32, states: &[ReaderState]| ReadRequest {
+        states: states.to_vec(),
+        states_of_all: true,
+        attempt: Some(Attempt { id: id.to_string(), rank: Some(rank) }),
+        ..request(&def, "again")
+    };
+    let mut first = cluster.client().await.read(restore("first", 0, &states)).await.unwrap();
+    let rest = drain(&mut first).await.unwrap();
+    first.close().await;
+    assert_parts(&taken, &rest, &whole);
+    states.reverse();
+    let mut late = cluster.client().await.read(restore("first", 1, &states)).await.unwrap();
+    assert_eq!(drain(&mut late).await.unwrap(), Vec::<Vec<i64>>::new());
+    late.close().await;
+    // The next attempt begins again, and so does a rank that has come before.
+    for (attempt, rank) in [("first", 0), ("second", 0)] {
+        let mut again = cluster.client().await.read(restore(attempt, rank, &states)).await.unwrap();
+        assert_parts(&taken, &drain(&mut again).await.unwrap(), &whole);
+        again.close().await;
+    }
+    let e = cluster.client().await.read(restore("first", 2, &states)).await.unwrap_err();
+    assert!(e.message().contains("was opened again by attempt `second`"), "{e}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

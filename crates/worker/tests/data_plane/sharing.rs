@@ -354,8 +354,8 @@ async fn xtr_12_what_cannot_be_shared_is_refused() {
     let mut ordered = squares();
     ordered["deterministic"] = json!(true);
     refused(relaxed(&ordered), ErrorKind::InvalidArgument, "promises the order of all rows").await;
-    let by_row = ReadRequest { mode: ProcessingMode::Data, ..relaxed(&squares()) };
-    refused(by_row, ErrorKind::InvalidArgument, "divides its rows in processing mode").await;
+    let off = ReadRequest { mode: ProcessingMode::Off, ..relaxed(&squares()) };
+    refused(off, ErrorKind::InvalidArgument, "divides its rows in processing mode").await;
     let (reader, _) = begun(&client, vec![shared(&squares(), "j")]).await.remove(0);
     let off = ReadRequest { sharing: Sharing::Off, ..request(&squares(), "j") };
     refused(off, ErrorKind::AlreadyExists, "runs with sharing `exact`, not `off`").await;
