@@ -93,7 +93,7 @@ fn one_step_leads_to_the_number_that_is_needed() {
 
 #[test]
 fn a_job_that_has_shown_no_rates_is_named() {
-    let mut cluster = Cluster::new(3, vec![job(1, 0.0, 550.0), job(2, 0.0, 550.0)]);
+    let mut cluster = Cluster::new(2, vec![job(1, 0.0, 550.0), job(2, 0.0, 550.0)]);
     cluster.step(0.0);
     assert_eq!(cluster.reason(), "`job-1` has shown no rates yet; `job-2` has shown no rates yet.");
 }
