@@ -197,3 +197,17 @@ def test_a_stale_lock_is_told_in_a_line(tmp_path):
     assert "Traceback" not in done.stderr
     assert "commit Cargo.lock" in done.stderr and "code 101" in done.stderr
     assert "as designed" not in done.stdout
+
+
+def test_an_option_without_a_test_is_found(house):
+    page = "| flag | tests |\n|---|---|\n| `--seed` | `one`, `two` |\n| `shuffle` | `seed` | `two` |\n"
+    wanted, tests = {("--seed",), ("shuffle", "seed")}, {"one", "two"}
+    assert list(house.tested_options(wanted, page, tests)) == []
+    (found,) = house.tested_options(wanted | {("shuffle", "buffer")}, page, tests)
+    assert "has no row for `shuffle buffer`" in found
+    (found,) = house.tested_options(wanted - {("--seed",)}, page, tests)
+    assert "`--seed`, which is no option" in found
+    (found,) = house.tested_options(wanted, page, {"two"})
+    assert "names the test one, which is not there" in found
+    (found,) = house.tested_options(wanted, page.replace("`one`, `two`", "none"), tests)
+    assert "names no test for `--seed`" in found

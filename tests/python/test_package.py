@@ -1,42 +1,23 @@
-"""The Python package as a person uses it: definitions, clusters in the process, arrays, errors, manners."""
+"""The Python package as a person uses it: definitions, expressions, clusters in the process, errors."""
 
 import datetime
-import doctest
-import gc
 import io
 import json
-import multiprocessing
-import os
-import pathlib
 import pickle
-import runpy
-import signal
 import subprocess
 import sys
-import threading
-import time
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 import caju as cj
-from caju import _caju, col, fn
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-SLOW = "source: { range: 100 }\nsteps: [ { sleep: { per_row: 10s } }, { batch: 2 } ]"
+from caju import col, fn
 
 
 def ids(dataset):
     """The ids of an epoch, in the order of arrival."""
     return [int(i) for element in dataset for i in np.atleast_1d(element["id"])]
-
-
-def python(code, *, code_is=0):
-    """Runs code in a process of its own; what it printed."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == code_is, done.stderr
-    return done.stdout
 
 
 # ---- reading -------------------------------------------------------------------------------------------------------
@@ -231,146 +212,6 @@ def test_expressions_have_no_truth():
         cj.range(1).map(x=[1])
 
 
-# ---- arrays --------------------------------------------------------------------------------------------------------
-
-
-def test_numbers_are_views_of_arrow_memory():
-    [batch] = cj.range(1000).map(id="id", f="CAST(id AS float)").batch(1000)
-    for array in batch.values():
-        assert not array.flags.owndata and not array.flags.writeable and array.flags.c_contiguous
-        assert isinstance(array.base, _caju.Buffer)
-    kept = batch["id"]
-    del batch
-    gc.collect()
-    assert kept.sum() == 499500
-
-
-ARROW = {
-    **{str(t): pa.array([1, 2, 3], t) for t in (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(),
-                                                pa.uint32(), pa.uint64(), pa.float32(), pa.float64())},
-    "half": pa.array(np.array([1, 2, 3], "f2")),
-    "bool": pa.array([True, False, True]),
-    "string": pa.array(["a", None, "ç"]),
-    "large": pa.array(["a", "b", "c"], pa.large_string()),
-    "binary": pa.array([b"a", b"", None]),
-    "date": pa.array([datetime.date(2020, 1, 2), None, datetime.date(1969, 12, 31)]),
-    "timestamp": pa.array([datetime.datetime(2020, 1, 2, 3), None, None], pa.timestamp("us")),
-    "duration": pa.array([datetime.timedelta(seconds=5)] * 3, pa.duration("ms")),
-    "nullable": pa.array([1, None, 3]),
-    "float_null": pa.array([1.5, None, 3.0]),
-    "list": pa.array([[1, 2], [], [3]]),
-    "list_null": pa.array([[1, 2], None, [3]]),
-    "words": pa.array([["a", "b"], ["c"], []]),
-    "nested": pa.array([[[1], [2, 3]], [], [[4]]]),
-    "fixed": pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.int32(), 2)),
-    "struct": pa.array([{"a": 1, "b": "x"}, {"a": 2, "b": "y"}, {"a": 3, "b": "z"}]),
-}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def typed():
-    [batch] = cj.from_arrow(pa.table(ARROW)).batch(3)
-    return batch
-
-
-@pytest.mark.parametrize("name", [n for n, a in ARROW.items() if pa.types.is_integer(a.type) and not a.null_count
-                                  or pa.types.is_floating(a.type) and not a.null_count])
-def test_numbers_keep_their_type(typed, name):
-    assert typed[name].tolist() == [1, 2, 3] and typed[name].dtype == ARROW[name].to_numpy(zero_copy_only=False).dtype
-
-
-def test_other_types_have_the_documented_form(typed):
-    assert typed["bool"].dtype == bool and typed["bool"].tolist() == [True, False, True]
-    assert typed["string"].tolist() == ["a", None, "ç"] and typed["string"].dtype == object
-    assert typed["large"].tolist() == ["a", "b", "c"]
-    assert typed["binary"].tolist() == [b"a", b"", None]
-    assert typed["date"].astype(str).tolist() == ["2020-01-02", "NaT", "1969-12-31"]
-    assert typed["timestamp"].dtype == "M8[us]" and np.isnat(typed["timestamp"]).tolist() == [False, True, True]
-    assert typed["duration"].tolist() == [datetime.timedelta(seconds=5)] * 3
-    assert typed["nullable"].tolist() == [1, None, 3] and typed["nullable"].dtype == np.int64
-    assert np.isnan(typed["float_null"]).tolist() == [False, True, False]
-    assert [v.tolist() for v in typed["list"]] == [[1, 2], [], [3]]
-    assert [v if v is None else v.tolist() for v in typed["list_null"]] == [[1, 2], None, [3]]
-    assert [v.tolist() for v in typed["words"]] == [["a", "b"], ["c"], []]
-    assert [[w.tolist() for w in v] for v in typed["nested"]] == [[[1], [2, 3]], [], [[4]]]
-    assert typed["fixed"].shape == (3, 2) and typed["fixed"].tolist() == [[1, 2], [3, 4], [5, 6]]
-    assert typed["struct"]["a"].tolist() == [1, 2, 3] and typed["struct"]["b"].tolist() == ["x", "y", "z"]
-
-
-def test_rows_of_every_type():
-    rows = list(cj.from_arrow(pa.table(ARROW)))
-    assert rows[1]["nullable"] is None and rows[1]["string"] is None and rows[0]["list"].tolist() == [1, 2]
-    assert rows[2]["struct"] == {"a": 3, "b": "z"} and rows[2]["fixed"].tolist() == [5, 6]
-
-
-def test_slices_of_ragged_columns_are_the_right_rows():
-    table = pa.table({"l": [[i] * (i % 5) for i in range(100)], "s": [str(i) for i in range(100)]})
-    out = [(v.tolist(), s) for b in cj.from_arrow(table).batch(7) for v, s in zip(b["l"], b["s"])]
-    assert out == [([i] * (i % 5), str(i)) for i in range(100)]
-
-
-def test_padded_batches_are_whole_arrays():
-    lists = cj.from_arrow(pa.table({"l": [[1], [2, 3], [4, 5, 6], []], "w": [["a"], ["b", "c"], [], []]}))
-    one, two = lists.padded_batch(2)
-    assert one["l"].tolist() == [[1, 0], [2, 3]] and two["l"].tolist() == [[4, 5, 6], [0, 0, 0]]
-    assert one["w"].tolist() == [["a", ""], ["b", "c"]] and not one["l"].flags.owndata
-    [fixed] = lists.select("l").padded_batch(4, {"l": 5}, {"l": -1})
-    assert fixed["l"].shape == (4, 5) and fixed["l"][3].tolist() == [-1] * 5
-    buckets = list(lists.bucket_by_length("CAST(coalesce(array_length(l), 0) AS bigint)", [2], [8, 8]))
-    assert sorted(b["l"].shape for b in buckets) == [(2, 1), (2, 3)]
-
-
-def test_registered_datasets_yield_what_their_definition_does():
-    with cj.LocalCluster() as cluster:
-        cj.range(3).register(cluster, "rows")
-        assert [e["id"] for e in cj.from_dataset_id(cluster, "rows")] == [0, 1, 2]
-
-
-@pytest.mark.parametrize("size", [3, 2])
-def test_arrow_comes_back_as_it_went_in(size):
-    table = pa.table({**ARROW, "d": pa.array(["x", "y", "x"]).dictionary_encode()})
-    batches = list(cj.from_arrow(table).batch(size).arrow())
-    back = pa.Table.from_batches(batches)
-    for name in table.column_names:
-        assert back[name].to_pylist() == table[name].to_pylist(), name
-    for b in batches:
-        b.validate(full=True)
-
-
-def test_tensors_are_one_array():
-    images = np.arange(2 * 3 * 4 * 3, dtype=np.uint8).reshape(2, 3, 4, 3)
-    dataset = cj.from_numpy({"image": images, "label": np.array(["a", "b"])})
-    assert dict(dataset.schema) == {"image": "uint8[3, 4, 3]", "label": "string"}
-    [batch] = dataset.batch(2)
-    assert batch["image"].shape == (2, 3, 4, 3) and (batch["image"] == images).all()
-    assert next(iter(dataset))["image"].shape == (3, 4, 3)
-    [arrow] = dataset.batch(2).arrow()
-    assert arrow.schema.field("image").type == pa.fixed_shape_tensor(pa.uint8(), [3, 4, 3])
-
-
-def test_images_decode_to_arrays(data):
-    dataset = (
-        cj.read_images(str(data / "images/files/**/*.jpg"))
-        .map(image="random_crop(decode_image(image), 32, 48)", label="label")
-        .batch(8)
-    )
-    assert dataset.schema["image"] == "uint8[32, 48, 3]"
-    for batch in dataset:
-        assert batch["image"].shape[1:] == (32, 48, 3) and not batch["image"].flags.owndata
-
-
-def test_images_of_any_size_are_views(data):
-    dataset = cj.read_parquet(data / "images/parquet/*.parquet").map(image="decode_image(image)").batch(4)
-    for batch in dataset:
-        assert all(i.ndim == 3 and i.shape[2] == 3 and i.dtype == np.uint8 for i in batch["image"])
-
-
-def test_files_are_read_by_relative_paths_too(data, monkeypatch):
-    monkeypatch.chdir(data)
-    assert sum(len(b["I1"]) for b in cj.read_parquet("table/parquet/*.parquet").select("I1").batch(64)) == 4000
-    assert len(list(cj.read_csv(pathlib.Path("table/csv/*.csv")).select(["label"]))) == 4000
-
-
 # ---- clusters ------------------------------------------------------------------------------------------------------
 
 
@@ -484,144 +325,3 @@ def test_bad_rows_name_themselves():
         list(cj.range(10).map(x="1 / (id - 5)"))
     rest = ids(cj.range(10).with_columns(x="1 / (id - 5)").with_options(on_error="skip"))
     assert rest == [0, 1, 2, 3, 4, 6, 7, 8, 9]
-
-
-# ---- manners -------------------------------------------------------------------------------------------------------
-
-
-def test_ctrl_c_stops_at_once():
-    # A run in the background of a shell ignores the signal from the start.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        timer = threading.Timer(0.7, lambda: os.kill(os.getpid(), signal.SIGINT))
-        dataset, start = cj.from_yaml(SLOW), time.monotonic()
-        timer.start()
-        with pytest.raises(KeyboardInterrupt):
-            list(dataset)
-        assert time.monotonic() - start < 5
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def test_others_run_while_a_loop_waits():
-    ticks, over = [0], threading.Event()
-
-    def tick():
-        while not over.wait(0.01):
-            ticks[0] += 1
-
-    thread = threading.Thread(target=tick)
-    thread.start()
-    try:
-        list(cj.from_yaml("source: { range: 4 }\nsteps: [ { sleep: { per_row: 200ms } } ]"))
-    finally:
-        over.set()
-        thread.join()
-    assert ticks[0] > 20
-
-
-def test_nothing_is_left_behind():
-    assert python("""
-import gc, os, numpy, caju
-def state():
-    names = sorted(open(f"/proc/self/task/{t}/comm").read().strip() for t in os.listdir("/proc/self/task"))
-    sockets = sum(os.readlink(f"/proc/self/fd/{f}").startswith("socket") for f in os.listdir("/proc/self/fd")
-                  if os.path.lexists(f"/proc/self/fd/{f}"))
-    return [n for n in names if n.startswith("caju")], sockets
-next(iter(caju.range(1)))          # what is there once for the process: one pair of sockets for signals
-gc.collect()
-before = state()
-assert not before[0]
-dataset = caju.range(1000).batch(10)
-for _ in dataset: pass
-assert state()[0], "threads while the dataset lives"
-del dataset, _
-with caju.LocalCluster(2) as cluster:
-    epoch = iter(caju.range(1000).distribute(cluster))
-    next(epoch)
-del cluster, epoch
-gc.collect()
-print(state() == before, caju._caju.runtime_alive())
-""").split() == ["True", "False"]
-
-
-def test_the_end_of_the_process_needs_no_help():
-    start = time.monotonic()
-    out = python("import caju\nepoch = iter(caju.range(10**7).batch(2))\nnext(epoch)\ncluster = caju.LocalCluster()\nprint('end')")
-    assert out == "end\n" and time.monotonic() - start < 30
-
-
-def child(queue, dataset):
-    try:
-        queue.put(ids(dataset))
-    except cj.CajuError as e:
-        queue.put((type(e).__name__, str(e)))
-
-
-def in_child(method, dataset):
-    context = multiprocessing.get_context(method)
-    queue = context.Queue()
-    process = context.Process(target=child, args=(queue, dataset))
-    process.start()
-    answer = queue.get(timeout=60)
-    process.join(60)
-    assert process.exitcode == 0
-    return answer
-
-
-def test_a_fork_while_threads_run_is_explained():
-    dataset = cj.range(10).batch(2)
-    list(dataset)
-    kind, message = in_child("fork", dataset)
-    assert kind == "FailedPrecondition" and "spawn" in message
-    assert in_child("spawn", dataset) == list(range(10))
-    assert ids(dataset) == list(range(10))                   # the parent goes on
-
-
-def test_a_fork_before_anything_runs_is_fine():
-    assert python("""
-import os, caju
-dataset = caju.range(10).batch(5)
-dataset.schema
-pid = os.fork()
-total = sum(int(b["id"].sum()) for b in dataset)
-if pid == 0: os._exit(0 if total == 45 else 1)
-print(total, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-""") == "45 0\n"
-
-
-def test_importing_is_quick_and_imports_little():
-    out = python("""
-import sys, time
-start = time.perf_counter()
-import caju
-took = time.perf_counter() - start
-heavy = {"torch", "jax", "pyarrow", "numpy"} & set(sys.modules)
-print(took, sorted(heavy))
-""")
-    took, heavy = out.split(" ", 1)
-    assert heavy.strip() == "[]"
-    assert float(took) < 1.0                                 # 0.1 s where nothing else runs; see benches
-
-
-@pytest.mark.parametrize("example,arguments,good", [
-    ("tabular", ["--rows", "3000", "--epochs", "2"], lambda losses: losses[1] < losses[0] < 0.7),
-    ("text_bucketed", ["--rows", "400"], lambda shares: shares[1] < shares[0] * 0.7),
-    ("hyperparameter_sweep", ["--rows", "600"], lambda times: all(t < times[0][0] / 2 for t in times[1] + times[2])),
-    ("hyperparameter_sweep", ["--rows", "600", "--together"], lambda times: [len(t) for t in times] == [2, 2, 2]),
-])  # fmt: skip
-def test_examples_run(example, arguments, good, caju):
-    assert good(runpy.run_path(str(ROOT / f"examples/{example}.py"))["main"](arguments))
-
-
-def test_doctests():
-    import caju._expr
-
-    for module in (cj, caju._expr):
-        assert doctest.testmod(module).failed == 0
-
-
-def test_types_are_strict():
-    done = subprocess.run([sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), "--cache-dir",
-                           str(ROOT / "target/mypy")], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr

@@ -379,6 +379,19 @@ def test_batched_stages_and_flat_map():
     assert [r["w"] for r in words] == ["w0", "w0", "w1", "w0", "w1", "w2"]
 
 
+def test_functions_have_their_name_and_get_batches():
+    def length(batch):
+        return {"n": np.full(len(batch["id"]), len(batch["id"]))}
+
+    dataset = cj.range(100).map(length, batched=True)
+    name = dataset.to_dict()["steps"][0]["python"]["name"]
+    assert name.endswith(".length") and f"map {name}" in dataset.explain()
+    counts = [int(row["n"]) for row in dataset]
+    assert len(counts) == 100 and max(counts) > 1
+    with pytest.raises(cj.InvalidPipeline, match="len"):      # of a number: a row is no batch
+        list(cj.range(100).map(length))
+
+
 def test_draws_depend_on_the_row_and_the_epoch_alone():
     def noisy(row):
         return {"id": row["id"], "z": cj.rng().random()}
@@ -452,3 +465,13 @@ def test_the_binarys_servers_run_functions_only_if_told(cluster):
     assert sorted(r["y"] for r in dataset.distribute(allowed.address)) == list(range(0, 20, 2))
     with pytest.raises(cj.NotPermitted, match="--allow-python"):
         list(dataset.distribute(servers.dispatcher.address))
+
+
+def test_functions_on_servers_see_the_variables_that_are_named(cluster, monkeypatch):
+    monkeypatch.setenv("CAJUTEST_NAMED", "1")
+    monkeypatch.setenv("CAJUTEST_OTHER", "1")
+    dataset = cj.range(1).map(lambda row: {"seen": ",".join(sorted(k for k in os.environ if k.startswith("CAJUTEST")))})
+    servers = cluster(workers=0)
+    allowed = servers.start("dispatcher", "--allow-python", sys.executable)
+    servers.start("worker", "--dispatcher", allowed.address, "--allow-python", sys.executable, "--python-env", "CAJUTEST_NAMED")
+    assert [row["seen"] for row in dataset.distribute(allowed.address)] == ["CAJUTEST_NAMED"]

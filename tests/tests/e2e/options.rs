@@ -293,6 +293,15 @@ fn time_for_each_batch_is_that_of_the_cpu_or_of_the_clock() {
     assert!(burn_cpu_s >= 0.6 && burn_cpu_s > sleep_cpu_s, "{burn_cpu_s} s and {sleep_cpu_s} s of a CPU");
 }
 
+/// `--no-checksum`: the report has none.
+#[test]
+fn the_checksum_can_be_left_out() {
+    let p = Pipeline::of(json!({ "range": 10 }), json!([]));
+    assert!(p.report(&[]).0["epochs"][0]["rows_checksum"].is_string());
+    let report = p.report(&["--no-checksum"]);
+    assert_eq!((report.rows(), &report.0["epochs"][0]["rows_checksum"]), (vec![10], &Value::Null));
+}
+
 /// `--drain-timeout`: SIGTERM waits no longer for running work.
 #[test]
 fn running_work_ends_within_the_drain_timeout() {
@@ -313,7 +322,7 @@ fn running_work_ends_within_the_drain_timeout() {
     drop(reader);
 }
 
-/// `--python-env`: only with `--allow-python`, and the named variables are those that functions see.
+/// `--python-env`: only with `--allow-python`.
 #[test]
 fn variables_for_python_need_python() {
     let folder = tempdir().unwrap();
