@@ -279,7 +279,9 @@ fn consumers_take_their_rank_from_the_launcher() {
             let variables = if flag.contains('=') { &of_launcher[..] } else { &of_launcher[..2] };
             read(rank, flag, &format!("rank-{i}.json"), variables)
         });
-        running.into_iter().for_each(|process| drop(process.wait().expect_code(0)));
+        for process in running {
+            process.wait().expect_code(0);
+        }
         let load = |i| Report::load(&p.folder().join(format!("rank-{i}.json"))).0;
         let reports = [load(0), load(1)];
         assert_eq!(field(&reports, "batches"), [79, 79]);

@@ -75,8 +75,8 @@ fn worker_processes_follow_the_target_without_loss_of_rows() {
             client.read(ReadRequest { job: "train".into(), ..ReadRequest::of(def) }).await.unwrap();
         let (mut ids, mut slow) = (Vec::new(), false);
         while let Some(element) = reader.next().await.unwrap() {
-            let column = element.batch.column(0).clone();
-            let column = arrow::compute::cast(&column, &arrow::datatypes::DataType::Int64).unwrap();
+            let column =
+                arrow::compute::cast(element.batch.column(0), &arrow::datatypes::DataType::Int64).unwrap();
             ids.extend(
                 column.as_any().downcast_ref::<arrow_array::Int64Array>().unwrap().values().iter().copied(),
             );
