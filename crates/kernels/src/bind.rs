@@ -108,6 +108,7 @@ impl Registry {
             fuse: self.inner.fuse,
         };
         let found = rewrite.run(&mut tree)?;
+        sql::exact_decimals(&mut tree);
         *random |= found.random;
         calls.extend(found.kernels.into_iter().map(|k| Arc::new(ScalarUDF::new_from_impl(k))));
         Ok(tree)
