@@ -63,6 +63,7 @@ ROWS = [
     (ARCHITECTURE, "A connection that is silent for (N) is closed", "crates/worker/src/config.rs", r"silence: Duration::(N),"),
     (CLI, r"`--chunk-memory SIZE` | (N) |", f"{FLAGS}/mod.rs", "chunk_memory"),
     (CLI, r"`--max-record SIZE` | (N) |", f"{FLAGS}/mod.rs", "max_record"),
+    (CLI, r"`--chunk-steps N` | (N) |", f"{FLAGS}/mod.rs", "chunk_steps"),
     (CLI, r"`--max-pixels N` | (N) |", f"{FLAGS}/mod.rs", "max_pixels"),
     (CLI, r"`--bind-timeout TIME` | (N) |", f"{FLAGS}/mod.rs", "bind_timeout"),
     (CLI, r"`caju read --max-frame SIZE` \((N) by default", f"{FLAGS}/mod.rs", "max_frame"),

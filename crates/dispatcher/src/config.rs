@@ -44,8 +44,8 @@ pub struct DispatcherConfig {
     pub http_listen: Option<String>,
 }
 
-/// How many datasets and jobs a dispatcher keeps. Beyond these bounds it forgets those that nobody uses, the longest unused
-/// first, and refuses new ones if everything is in use.
+/// How much a dispatcher keeps. Beyond these bounds it forgets what nobody uses, the least recently used first, and refuses more
+/// if everything is in use. An epoch that is over and has no readers is not in use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryLimits {
     /// Datasets.
@@ -54,6 +54,12 @@ pub struct MemoryLimits {
     pub dataset_bytes: u64,
     /// Jobs.
     pub jobs: usize,
+    /// Epochs of one job.
+    pub epochs_per_job: usize,
+    /// Readers of all epochs together.
+    pub readers: usize,
+    /// Registered workers, with those that were lost.
+    pub workers: usize,
     /// Jobs that nobody reads, and datasets without a name of their own that no job reads, are forgotten after this time.
     pub forget_after: Duration,
 }
@@ -64,6 +70,9 @@ impl Default for MemoryLimits {
             datasets: 10_000,
             dataset_bytes: 1 << 30,
             jobs: 10_000,
+            epochs_per_job: 1_000,
+            readers: 100_000,
+            workers: 10_000,
             forget_after: Duration::from_secs(7 * 24 * 3600),
         }
     }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use arrow_array::UInt64Array;
 use caju_pipeline::OnError;
+use caju_runtime::interrupt::Interrupt;
 use caju_runtime::{Clock, CpuPool, budget};
 use caju_sources::{Split, Stride};
 use caju_types::{Error, Result, RowRanges, mix64};
@@ -73,6 +74,8 @@ pub(crate) struct TaskContext {
     /// Bytes that a `prefetch` stage may hold computed ahead.
     pub(crate) buffer_bytes: usize,
     pub(crate) pool: CpuPool,
+    /// Ends the work on CPU threads when the task is over.
+    pub(crate) interrupt: Interrupt,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) stats: Arc<TaskStats>,
     /// The rows that are compared when a split is run again.
@@ -110,6 +113,7 @@ impl TaskContext {
             chunk_bytes: budget::DEFAULT_BYTES,
             buffer_bytes: 64 << 20,
             pool,
+            interrupt: Interrupt::default(),
             clock,
             stats,
             checks: Arc::default(),

@@ -18,6 +18,12 @@ pub(super) fn weights(kernel: usize, sigma: f64) -> Vec<f32> {
     pdf.iter().map(|p| (p / sum) as f32).collect()
 }
 
+/// The steps of [`gaussian`], of about a nanosecond each: eight products take one.
+pub(super) fn steps(size: Size, kernel: usize) -> u64 {
+    let products = [size.h, size.w, 3, 2, kernel].iter().fold(1u64, |a, n| a.saturating_mul(*n as u64));
+    products / 8
+}
+
 /// Index `i` of a line of `n` samples continued by reflection at both ends.
 fn reflect(i: isize, n: usize) -> usize {
     let last = n as isize - 1;

@@ -171,6 +171,7 @@ impl<'a> Run<'a> {
                 let sigma = rng().uniform_in(f64::from(sigma.0), f64::from(sigma.1));
                 self.materialise(s)?;
                 let _held = hold(now, size_of::<f32>())?;
+                budget::check_steps(blur::steps(now, kernel as usize), "gaussian_blur")?;
                 blur::gaussian(&mut s.current, now, kernel as usize, sigma, &mut s.blur)?;
             }
             ImageOp::ToFloat => {

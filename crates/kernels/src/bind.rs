@@ -17,6 +17,7 @@ use crate::cse::{self, Shared};
 use crate::eval::{BoundExprs, Computed};
 use crate::guard::{BIND_BYTES, check_widths, wide_bytes};
 use crate::kernel::KernelUdf;
+use crate::limits::Limits;
 use crate::plan_error::plan_error;
 use crate::registry::Registry;
 use crate::sql::{self, KEY_COLUMN, Planner, Rewrite};
@@ -84,7 +85,7 @@ impl Registry {
             planned.push(plan.map_err(|e| plan_error(&e, sql, input).context(place))?);
         }
         let shared = cse::share(planned).map_err(|e| Error::internal(e.to_string()).context(place))?;
-        physical(place, exprs, shared, input, random, self.inner.limits.chunk_bytes)
+        physical(place, exprs, shared, input, random, &self.inner.limits)
     }
 
     /// Parses one expression, and replaces our calls in it.
@@ -107,6 +108,7 @@ impl Registry {
             fuse: self.inner.fuse,
         };
         let found = rewrite.run(&mut tree)?;
+        sql::exact_decimals(&mut tree);
         *random |= found.random;
         calls.extend(found.kernels.into_iter().map(|k| Arc::new(ScalarUDF::new_from_impl(k))));
         Ok(tree)
@@ -198,8 +200,9 @@ fn physical(
     shared: Shared,
     input: &SchemaRef,
     random: bool,
-    chunk_bytes: u64,
+    limits: &Limits,
 ) -> Result<BoundExprs> {
+    let chunk_bytes = limits.chunk_bytes;
     let mut read: Vec<usize> = Vec::new();
     let mut keyed = false;
     for column in shared.common.iter().map(|(e, _)| e).chain(&shared.exprs).flat_map(Expr::column_refs) {
@@ -248,7 +251,7 @@ fn physical(
         outputs,
         row_bytes,
     )
-    .within(chunk_bytes))
+    .within(chunk_bytes, limits.chunk_steps))
 }
 
 fn compile(

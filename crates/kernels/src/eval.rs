@@ -5,7 +5,7 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions, UInt64Array};
 use arrow::datatypes::{Fields, SchemaRef};
 use arrow::error::ArrowError;
-use caju_runtime::budget;
+use caju_runtime::{budget, interrupt};
 use caju_types::{Error, ErrorKind, format_bytes};
 use datafusion_common::DataFusionError;
 use datafusion_physical_expr::PhysicalExpr;
@@ -21,6 +21,8 @@ pub struct BoundExprs {
     random: bool,
     /// The most bytes that one evaluation may request.
     chunk_bytes: u64,
+    /// The most steps that one evaluation may take.
+    chunk_steps: u64,
     inner: Arc<Inner>,
 }
 
@@ -85,12 +87,13 @@ impl BoundExprs {
         row_bytes: u64,
     ) -> Self {
         let inner = Arc::new(Inner { input, narrow, wide, common, outputs, row_bytes });
-        Self { fields, columns, random, chunk_bytes: budget::DEFAULT_BYTES, inner }
+        let (chunk_bytes, chunk_steps) = (budget::DEFAULT_BYTES, budget::DEFAULT_STEPS);
+        Self { fields, columns, random, chunk_bytes, chunk_steps, inner }
     }
 
-    /// Sets the most bytes that one evaluation may request.
-    pub(crate) fn within(self, chunk_bytes: u64) -> Self {
-        Self { chunk_bytes, ..self }
+    /// Sets the most bytes that one evaluation may request, and the most steps that it may take.
+    pub(crate) fn within(self, chunk_bytes: u64, chunk_steps: u64) -> Self {
+        Self { chunk_bytes, chunk_steps, ..self }
     }
 
     /// The computed columns with their extension types, in the order of the expressions.
@@ -128,7 +131,7 @@ impl BoundExprs {
 
     /// Evaluates within the memory budget.
     fn run(&self, narrow: &RecordBatch) -> Result<Vec<ArrayRef>, Fault> {
-        budget::scope(self.chunk_bytes, || {
+        budget::scope_with(self.chunk_bytes, self.chunk_steps, || {
             let rows = narrow.num_rows() as u64;
             if self.inner.row_bytes > 0 && rows > 0 {
                 let what = format_args!("{rows} rows of {}", format_bytes(self.inner.row_bytes));
@@ -158,7 +161,10 @@ impl BoundExprs {
 
     fn compute(&self, narrow: &RecordBatch) -> Result<Vec<ArrayRef>, Fault> {
         let rows = narrow.num_rows();
-        let value = |e: &Arc<dyn PhysicalExpr>, batch: &RecordBatch| e.evaluate(batch)?.into_array(rows);
+        let value = |e: &Arc<dyn PhysicalExpr>, batch: &RecordBatch| {
+            interrupt::check().map_err(Fault::from)?;
+            e.evaluate(batch)?.into_array(rows)
+        };
         let outputs = &self.inner.outputs;
         let wide = if self.inner.common.is_empty() {
             narrow.clone()

@@ -9,7 +9,7 @@ use arrow::array::{
 };
 use arrow::buffer::NullBuffer;
 use arrow::datatypes::{DataType, Field, FieldRef, Float32Type, UInt8Type};
-use caju_runtime::budget;
+use caju_runtime::{budget, interrupt};
 use caju_types::{Error, ErrorKind, Result};
 
 use crate::kernel::{Fault, Inputs, Kernel, any_null, internal};
@@ -179,6 +179,7 @@ impl Job<'_> {
         let what = format_args!("{} images of {height} x {width}", self.len);
         let mut values = budget::vec::<T::Native>(budget::product(&[self.len, n]), what)?;
         for (i, out) in values.chunks_exact_mut(n).enumerate() {
+            interrupt::check()?;
             if !self.is_null(i) {
                 let row = self.rows.get(i).map_err(|e| Fault::at(i, e))?;
                 run(row, self.key(i), out).map_err(|e| failed(i, e))?;
@@ -199,6 +200,7 @@ impl Job<'_> {
     ) -> Result<ArrayRef, Fault> {
         let (mut values, mut ends, mut shapes) = (Vec::new(), vec![0], Vec::with_capacity(3 * self.len));
         for i in 0..self.len {
+            interrupt::check()?;
             let mut size = (0, 0);
             if !self.is_null(i) {
                 let row = self.rows.get(i).map_err(|e| Fault::at(i, e))?;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray};
 use arrow::datatypes::{DataType, Field, FieldRef, UInt64Type};
+use caju_runtime::interrupt;
 use caju_types::Error;
 use datafusion_common::{DataFusionError, ScalarValue, internal_err};
 use datafusion_expr::{
@@ -207,6 +208,7 @@ impl ScalarUDFImpl for KernelUdf {
     }
 
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue, DataFusionError> {
+        interrupt::check().map_err(Fault::from)?;
         let (values, key) = self.split(&args.args);
         let (fields, _) = self.split(&args.arg_fields);
         let keys = key.map(|k| k.to_array(args.number_rows)).transpose()?;

@@ -12,6 +12,10 @@ pub struct Limits {
     /// The most bytes of memory that a stage may request while it works on one chunk of rows. A chunk that needs more is
     /// split. A row that needs more is an error.
     pub chunk_bytes: u64,
+    /// The most steps that a stage may take while it works on one chunk of rows, in functions whose time is not linear in the
+    /// bytes that they handle. A step takes about a nanosecond. A chunk that needs more is split. A row that needs more is an
+    /// error.
+    pub chunk_steps: u64,
     /// The most bytes of a record that a source reads.
     pub max_record_bytes: u64,
     /// The time that binding a definition may take, including the wait for other definitions.
@@ -23,6 +27,7 @@ impl Default for Limits {
         Self {
             max_pixels: caju_image::DEFAULT_MAX_PIXELS,
             chunk_bytes: budget::DEFAULT_BYTES,
+            chunk_steps: budget::DEFAULT_STEPS,
             max_record_bytes: DEFAULT_MAX_RECORD_BYTES,
             bind_timeout: DEFAULT_BIND_TIMEOUT,
         }

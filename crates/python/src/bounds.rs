@@ -35,6 +35,7 @@ impl Bounds {
         };
         Ok(Limits {
             chunk_bytes: self.chunk_memory.unwrap_or(defaults.chunk_bytes),
+            chunk_steps: defaults.chunk_steps,
             max_record_bytes: self.max_record.unwrap_or(defaults.max_record_bytes),
             max_pixels: self.max_pixels.unwrap_or(defaults.max_pixels),
             bind_timeout,

@@ -1,13 +1,14 @@
 //! A pool of threads for CPU work, separate from the async runtime's threads (design habit 13).
 
 use std::cell::Cell;
+use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use caju_types::{Error, Result};
-use crossbeam_channel::{Receiver, Sender, bounded};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::sync::oneshot;
 
 use crate::panics::panic_text;
@@ -27,22 +28,32 @@ pub fn handover_cpu_time() -> Duration {
     thread_cpu_time().saturating_sub(LAST_END.get())
 }
 
-/// A fixed number of threads that run closures in the order of submission. Clones share the threads.
+/// A fixed number of threads that run closures. Clones share the threads.
+///
+/// Each job has a queue of its own ([`CpuPool::of_job`]). A thread that becomes free takes the next closure of the job that has
+/// the fewest threads, so that each of several jobs gets its share of them. The closures of one job run in the order of their
+/// submission. If closures that take long hold all threads, a spare thread works for the jobs that have none.
 #[derive(Clone, Debug)]
 pub struct CpuPool {
     inner: Arc<Inner>,
+    /// Whose queue this handle submits to.
+    job: Arc<str>,
 }
 
 #[derive(Debug)]
 struct Inner {
-    sender: Option<Sender<Work>>,
+    shared: Option<Arc<Shared>>,
     threads: Vec<JoinHandle<()>>,
-    /// The number of threads that the pool counts as; a simulation has none.
+    /// The number of threads that the pool counts as; a simulation has none, and the spare one does not count.
     count: usize,
 }
 
-/// Closures that may be queued. A further submission blocks its submitter.
+/// Closures of one job that may be queued. A further submission blocks its submitter.
 const MAX_QUEUED: usize = 4096;
+
+/// How long closures have to hold all threads until the spare thread works for other jobs. Almost all closures take less: the
+/// engine gives rows to threads in pieces of some milliseconds.
+const STALL: Duration = Duration::from_millis(500);
 
 impl CpuPool {
     /// A pool of `threads` threads (at least one).
@@ -50,27 +61,29 @@ impl CpuPool {
     /// # Errors
     /// `ResourceExhausted` if the system gives no thread.
     pub fn new(threads: usize) -> Result<Self> {
-        let count = threads.max(1);
+        let (count, job) = (threads.max(1), Arc::from(""));
         if is_simulated() {
-            return Ok(Self { inner: Arc::new(Inner { sender: None, threads: Vec::new(), count }) });
+            return Ok(Self { inner: Arc::new(Inner { shared: None, threads: Vec::new(), count }), job });
         }
-        let (sender, receiver): (Sender<Work>, Receiver<Work>) = bounded(MAX_QUEUED);
-        let threads = (0..count)
-            .map(|i| {
-                let receiver = receiver.clone();
-                std::thread::Builder::new()
-                    .name(format!("caju-cpu-{i}"))
-                    .spawn(move || {
-                        for work in receiver {
-                            work();
-                        }
-                    })
-                    .map_err(|e| {
-                        Error::exhausted(format!("cannot start CPU thread {i}: {e}; lower --cpu-threads"))
-                    })
-            })
-            .collect::<Result<Vec<_>>>()?;
-        Ok(Self { inner: Arc::new(Inner { sender: Some(sender), threads, count }) })
+        let shared = Arc::new(Shared::new(count));
+        let mut inner = Inner { shared: Some(Arc::clone(&shared)), threads: Vec::new(), count };
+        for i in 0..=count {
+            let shared = Arc::clone(&shared);
+            let thread = std::thread::Builder::new()
+                .name(format!("caju-cpu-{i}"))
+                .spawn(move || shared.work(i))
+                .map_err(|e| {
+                    Error::exhausted(format!("cannot start CPU thread {i}: {e}; lower --cpu-threads"))
+                })?;
+            inner.threads.push(thread);
+        }
+        Ok(Self { inner: Arc::new(inner), job })
+    }
+
+    /// The same threads, with the queue of a job.
+    #[must_use]
+    pub fn of_job(&self, job: &str) -> Self {
+        Self { inner: Arc::clone(&self.inner), job: job.into() }
     }
 
     /// The number of threads.
@@ -92,8 +105,8 @@ impl CpuPool {
             // The receiver is gone if its task was cancelled.
             drop(tx.send(result));
         });
-        let accepted = match &self.inner.sender {
-            Some(sender) => sender.send(job).is_ok(),
+        let accepted = match &self.inner.shared {
+            Some(shared) => shared.submit(&self.job, job),
             None if is_simulated() => {
                 job();
                 true
@@ -115,9 +128,161 @@ impl CpuPool {
     }
 }
 
+/// The queues, and what the threads are doing.
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    /// A closure was queued, or the pool stops.
+    queued: Condvar,
+    /// A job waits while all threads are busy, or the pool stops: for the spare thread.
+    starved: Condvar,
+    /// A queue became shorter.
+    taken: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    queues: BTreeMap<Arc<str>, Queue>,
+    /// The number of closures begun so far: which job was served longest ago.
+    begun: u64,
+    /// For each thread, the spare one last: when it began the closure that it runs.
+    busy_since: Vec<Option<Instant>>,
+    closed: bool,
+}
+
+/// The closures of one job. There is none without closures.
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<Work>,
+    running: usize,
+    served: u64,
+}
+
+impl std::fmt::Debug for Queue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} waiting, {} running", self.waiting.len(), self.running)
+    }
+}
+
+impl Shared {
+    fn new(threads: usize) -> Self {
+        let busy_since = vec![None; threads + 1];
+        let state = State { queues: BTreeMap::new(), begun: 0, busy_since, closed: false };
+        let [queued, starved, taken] = [Condvar::new(), Condvar::new(), Condvar::new()];
+        Self { state: Mutex::new(state), queued, starved, taken }
+    }
+
+    /// Queues a closure; false if the pool stops.
+    fn submit(&self, job: &Arc<str>, work: Work) -> bool {
+        let mut state = self.state.lock();
+        while !state.closed && state.queues.get(job).is_some_and(|q| q.waiting.len() >= MAX_QUEUED) {
+            self.taken.wait(&mut state);
+        }
+        if state.closed {
+            return false;
+        }
+        state.queues.entry(Arc::clone(job)).or_default().waiting.push_back(work);
+        self.queued.notify_one();
+        self.call_spare(&state);
+        true
+    }
+
+    fn close(&self) {
+        self.state.lock().closed = true;
+        self.queued.notify_all();
+        self.starved.notify_all();
+        self.taken.notify_all();
+    }
+
+    /// Lets the spare thread watch for how long the threads are held, if a job has none.
+    fn call_spare(&self, state: &State) {
+        if state.starved().is_some() && state.stalls_in().is_some() {
+            self.starved.notify_one();
+        }
+    }
+
+    /// What one thread does until the pool stops. What is queued then still runs.
+    fn work(&self, thread: usize) {
+        let mut state = self.state.lock();
+        let is_spare = thread + 1 == state.busy_since.len();
+        loop {
+            let stalls_in = state.starved().and_then(|_| state.stalls_in()).filter(|_| is_spare);
+            let job = match stalls_in {
+                _ if !is_spare || state.closed => state.next(),
+                Some(Duration::ZERO) => state.starved(),
+                _ => None,
+            };
+            let Some((job, work)) = job.and_then(|job| Some((Arc::clone(&job), state.take(&job)?))) else {
+                if state.closed {
+                    return;
+                }
+                match stalls_in {
+                    Some(time) => {
+                        self.starved.wait_for(&mut state, time);
+                    }
+                    None if is_spare => self.starved.wait(&mut state),
+                    None => self.queued.wait(&mut state),
+                }
+                continue;
+            };
+            state.set_busy(thread, Some(Instant::now()));
+            self.taken.notify_all();
+            self.call_spare(&state);
+            MutexGuard::unlocked(&mut state, work);
+            state.set_busy(thread, None);
+            state.ended(&job);
+        }
+    }
+}
+
+impl State {
+    /// The job with waiting closures that has the fewest threads; of several the one that was served longest ago.
+    fn next(&self) -> Option<Arc<str>> {
+        let waiting = self.queues.iter().filter(|(_, q)| !q.waiting.is_empty());
+        waiting.min_by_key(|(_, q)| (q.running, q.served)).map(|(job, _)| Arc::clone(job))
+    }
+
+    /// The next job, if it has no thread.
+    fn starved(&self) -> Option<Arc<str>> {
+        self.next().filter(|job| self.queues.get(job).is_some_and(|q| q.running == 0))
+    }
+
+    /// How long until all threads but the spare one have been held for [`STALL`], unless one becomes free; none while one is.
+    fn stalls_in(&self) -> Option<Duration> {
+        let threads = self.busy_since.split_last().map_or(&[][..], |(_, threads)| threads);
+        let last = threads.iter().copied().collect::<Option<Vec<Instant>>>()?.into_iter().max()?;
+        Some(STALL.saturating_sub(last.elapsed()))
+    }
+
+    fn set_busy(&mut self, thread: usize, since: Option<Instant>) {
+        if let Some(busy) = self.busy_since.get_mut(thread) {
+            *busy = since;
+        }
+    }
+
+    fn take(&mut self, job: &Arc<str>) -> Option<Work> {
+        let queue = self.queues.get_mut(job)?;
+        let work = queue.waiting.pop_front()?;
+        self.begun += 1;
+        (queue.served, queue.running) = (self.begun, queue.running + 1);
+        Some(work)
+    }
+
+    fn ended(&mut self, job: &Arc<str>) {
+        if let Some(queue) = self.queues.get_mut(job) {
+            queue.running = queue.running.saturating_sub(1);
+            if queue.running == 0 && queue.waiting.is_empty() {
+                self.queues.remove(job);
+            }
+        }
+    }
+}
+
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.sender = None;
+        if let Some(shared) = self.shared.take() {
+            shared.close();
+        }
         for thread in self.threads.drain(..) {
             // The last handle may be dropped on a pool thread, which cannot join itself.
             if thread.thread().id() != std::thread::current().id() {
@@ -138,5 +303,53 @@ mod tests {
         let e = pool.run(|| -> u32 { panic!("boom") }).await.unwrap_err();
         assert!(e.message().contains("boom"));
         assert_eq!(pool.run(|| 1).await.unwrap(), 1);
+    }
+
+    /// The first job has queued its closures before the others come. Nothing is timed: one thread runs all in turn.
+    #[tokio::test]
+    async fn jobs_take_turns() {
+        let pool = CpuPool::new(1).unwrap();
+        let (release, held) = crossbeam_channel::bounded::<()>(0);
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let first = pool.run(move || held.recv().is_ok());
+        let queued: Vec<_> = ["a", "a", "a", "b", "b", "c"]
+            .into_iter()
+            .map(|job| {
+                let order = Arc::clone(&order);
+                pool.of_job(job).run(move || order.lock().push(job))
+            })
+            .collect();
+        drop(release);
+        assert!(!first.await.unwrap());
+        futures::future::join_all(queued).await;
+        assert_eq!(*order.lock(), ["a", "b", "c", "a", "b", "a"]);
+    }
+
+    /// A job whose closures do not end holds all threads: another one still runs.
+    #[tokio::test]
+    async fn a_job_that_holds_all_threads_does_not_stop_others() {
+        let pool = CpuPool::new(2).unwrap();
+        let (release, held) = crossbeam_channel::bounded::<()>(0);
+        let endless: Vec<_> = (0..4)
+            .map(|_| {
+                let held = held.clone();
+                pool.of_job("endless").run(move || held.recv().is_ok())
+            })
+            .collect();
+        for i in 0..3 {
+            assert_eq!(pool.of_job("other").run(move || i).await.unwrap(), i);
+        }
+        assert!(pool.inner.shared.as_ref().unwrap().state.lock().queues["endless"].running <= 2);
+        drop(release);
+        futures::future::join_all(endless).await;
+    }
+
+    #[tokio::test]
+    async fn what_is_queued_when_the_pool_stops_still_runs() {
+        let pool = CpuPool::new(1).unwrap();
+        let queued: Vec<_> = (0..100).map(|i| pool.of_job(&i.to_string()).run(move || i)).collect();
+        drop(pool);
+        let done = futures::future::join_all(queued).await;
+        assert_eq!(done.into_iter().map(Result::unwrap).sum::<i32>(), 4950);
     }
 }

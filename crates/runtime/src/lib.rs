@@ -7,6 +7,7 @@ mod channel;
 mod clock;
 mod condition;
 mod cpu;
+pub mod interrupt;
 mod isolated;
 mod mapped;
 mod ordered;

@@ -124,10 +124,7 @@ impl Text for Csv {
             let text = String::from_utf8_lossy(line);
             let found = self.names(line).len();
             if found != columns {
-                return Some(format!(
-                    "it has {found} values, but there are {columns} columns: {}",
-                    shown(text.trim_end())
-                ));
+                return Some(uneven(found, columns, line));
             }
             return Some(format!("it is not valid UTF-8: {}", shown(text.trim_end())));
         };
@@ -142,12 +139,22 @@ impl Text for Csv {
         ))
     }
 
+    fn damage(&self, line: &[u8], first: &[u8]) -> Option<String> {
+        let (found, columns) = (self.names(line).len(), self.names(first).len());
+        (found != columns && !line.trim_ascii().is_empty()).then(|| uneven(found, columns, line))
+    }
+
     fn infer(&self, lines: &[u8]) -> Result<Schema, String> {
         let format = CsvFormat::default().with_header(self.header).with_delimiter(self.delimiter);
         let (schema, _) =
             format.infer_schema(Cursor::new(lines), Some(INFER_ROWS)).map_err(|e| e.to_string())?;
         Ok(Schema::new(schema.fields().iter().map(|f| plain(f)).collect::<Vec<_>>()))
     }
+}
+
+fn uneven(found: usize, columns: usize, line: &[u8]) -> String {
+    let text = String::from_utf8_lossy(line);
+    format!("it has {found} values, but there are {columns} columns: {}", shown(text.trim_end()))
 }
 
 /// Dates and times stay text: a type that was inferred from the first rows could fail on a later one.

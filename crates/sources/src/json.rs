@@ -8,11 +8,24 @@ use arrow::json::reader::infer_json_schema;
 use arrow_array::{RecordBatch, RecordBatchOptions};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 
+use crate::json_scan::scan;
 use crate::text::{INFER_ROWS, Text, shown, type_name};
 
 /// JSON lines. A missing value is null; fields without a column are skipped.
 #[derive(Debug, Clone)]
-pub(crate) struct Json;
+pub(crate) struct Json {
+    /// Whether a definition gives the columns. An integer in a column of floats is an error where they were found in the rows,
+    /// and is rounded where somebody asked for floats.
+    pub(crate) is_given: bool,
+}
+
+impl Json {
+    /// What the decoder would not report.
+    fn scan(&self, schema: &SchemaRef, lines: &[u8]) -> Result<(), String> {
+        let root = (!self.is_given).then(|| DataType::Struct(schema.fields().clone()));
+        scan(lines, root.as_ref())
+    }
+}
 
 fn read(schema: &SchemaRef, lines: &[u8], rows: usize) -> Result<Vec<RecordBatch>, String> {
     let mut decoder = ReaderBuilder::new(Arc::clone(schema))
@@ -62,6 +75,7 @@ impl Text for Json {
         lines: &[u8],
         rows: usize,
     ) -> Result<Vec<RecordBatch>, String> {
+        self.scan(schema, lines)?;
         let none = projection.is_empty();
         let columns = if none { &[0] } else { projection };
         let picked = Arc::new(schema.project(columns).map_err(|e| e.to_string())?);
@@ -89,6 +103,9 @@ impl Text for Json {
         let Some(object) = value.as_object() else {
             return Some(format!("it is not a JSON object: {}", shown(text.trim_end())));
         };
+        if let Err(why) = self.scan(schema, line) {
+            return Some(why);
+        }
         let bad = projection.iter().map(|&i| schema.field(i)).find(|f| {
             let one = Arc::new(Schema::new(vec![f.as_ref().clone()]));
             read(&one, line, 1).is_err()
@@ -100,6 +117,10 @@ impl Text for Json {
             shown(&value),
             type_name(bad.data_type())
         ))
+    }
+
+    fn damage(&self, line: &[u8], _: &[u8]) -> Option<String> {
+        scan(line, None).err()
     }
 
     fn infer(&self, lines: &[u8]) -> Result<Schema, String> {

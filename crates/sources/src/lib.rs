@@ -19,6 +19,7 @@ mod inline_table;
 mod ipc;
 mod ipc_bounds;
 mod json;
+mod json_scan;
 mod line_reader;
 mod lines;
 mod listing_cache;

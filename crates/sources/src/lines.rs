@@ -87,7 +87,10 @@ impl<T: Text> Lines<T> {
                 format_bytes(INFER_BYTES as u64)
             )));
         }
-        let schema = text.infer(strip_bom(&head)).map_err(bad)?;
+        let schema = match text.infer(strip_bom(&head)) {
+            Ok(schema) => schema,
+            Err(why) => return Err(damage(text, url, strip_bom(&head)).unwrap_or_else(|| bad(why))),
+        };
         if schema.fields().is_empty() {
             return Err(bad("there are none".to_string()));
         }
@@ -99,6 +102,19 @@ impl<T: Text> Lines<T> {
         }
         Ok(schema)
     }
+}
+
+/// The first line of which no schema helps to read it, as an error that names it.
+fn damage(text: &impl Text, url: &str, head: &[u8]) -> Option<Error> {
+    // Within quotes a line end is no line end, and these lines cannot be told apart here.
+    if text.quote().is_some_and(|quote| head.contains(&quote)) {
+        return None;
+    }
+    let mut lines = head.split_inclusive(|b| *b == b'\n').enumerate();
+    let (_, first) = lines.next()?;
+    let why = text.damage(first, first).map(|why| (0, why));
+    let (i, why) = why.or_else(|| lines.find_map(|(i, line)| Some((i, text.damage(line, first)?))))?;
+    Some(Error::data_loss(format!("{url}: line {}: {why}", i + 1)))
 }
 
 /// The names that several columns have, for messages.

@@ -254,3 +254,60 @@ async fn a_broken_gzip_is_named() {
     let e = all_rows(&ctx, &def(csv(Some(&TWO)), &url), &ReadOptions::default()).await.unwrap_err();
     assert!(e.message().contains("cannot be decompressed") && e.message().contains("`compression`"), "{e}");
 }
+
+#[tokio::test]
+async fn json_keys_that_an_object_has_twice_are_errors_of_their_line() {
+    let given = FileFormat::Json {
+        schema: Some(vec![("b".into(), ColumnType::Int64)]),
+        compression: Compression::Auto,
+    };
+    for (text, format) in
+        [("{\"a\":1}\n{\"a\":1,\"a\":2}\n", json()), ("{\"b\":1}\n{\"b\":1,\"a\":2,\"a\":3}\n", given)]
+    {
+        let ctx = context();
+        let url = format!("{}/x.jsonl", fresh());
+        put(&ctx, &url, text).await;
+        let e = all_rows(&ctx, &def(format, &url), &ReadOptions::default()).await.unwrap_err();
+        let want = format!("{url}: line 2: an object has the key `a` twice");
+        assert_eq!((e.kind(), e.message()), (ErrorKind::DataLoss, want.as_str()));
+    }
+}
+
+#[tokio::test]
+async fn json_integers_are_never_rounded_unless_floats_were_asked_for() {
+    let text = "{\"a\":9007199254740993}\n{\"a\":18446744073709551615}\n";
+    let ctx = context();
+    let url = format!("{}/x.jsonl", fresh());
+    put(&ctx, &url, text).await;
+    let read = async |schema: Option<ColumnType>| {
+        let schema = schema.map(|t| vec![("a".to_owned(), t)]);
+        let format = FileFormat::Json { schema, compression: Compression::Auto };
+        all_rows(&ctx, &def(format, &url), &ReadOptions::default()).await
+    };
+    let e = read(None).await.unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::DataLoss);
+    assert!(
+        e.message().starts_with(&format!("{url}: line 1: the integer `9007199254740993` is not exact")),
+        "{e}"
+    );
+    assert!(e.message().contains("set `schema`"), "{e}");
+    let e = read(Some(ColumnType::Int64)).await.unwrap_err();
+    assert!(e.message().contains("line 2: column `a`: `18446744073709551615` is not of type int64"), "{e}");
+    let rounded = read(Some(ColumnType::Float64)).await.unwrap().unwrap();
+    assert_eq!(rounded.column(0).as_primitive::<Float64Type>().value(0), 9_007_199_254_740_992.0);
+}
+
+/// A schema would not help.
+#[tokio::test]
+async fn a_short_line_in_the_head_of_a_file_is_named() {
+    for (text, want) in [
+        ("n,s\n1,a\n2\n", "line 3: it has 1 values, but there are 2 columns: `2`"),
+        ("n,s\n1,a,b\n", "line 2: it has 3 values, but there are 2 columns: `1,a,b`"),
+    ] {
+        let ctx = context();
+        let url = format!("{}/x.csv", fresh());
+        put(&ctx, &url, text).await;
+        let e = all_rows(&ctx, &def(csv(None), &url), &ReadOptions::default()).await.unwrap_err();
+        assert_eq!(e.message(), format!("{url}: {want}"));
+    }
+}

@@ -141,7 +141,8 @@ async fn open_files(
         }
         FileFormat::Json { schema: given, compression } => {
             let given = given.as_ref().map(|g| text::given_schema(g, "json")).transpose()?;
-            let format = lines::Lines::open(ctx, json::Json, *compression, schema.or(given), first.as_ref());
+            let text = json::Json { is_given: given.is_some() };
+            let format = lines::Lines::open(ctx, text, *compression, schema.or(given), first.as_ref());
             let format = guard::planned(name_of(first.as_ref()), format).await?;
             Arc::new(files::FilesSource::new(format, def, ctx))
         }

@@ -60,6 +60,12 @@ impl Parquet {
 
 fn damaged(url: &str, error: &ParquetError) -> Error {
     let text = error.to_string();
+    // A codec that the library is built without.
+    if let Some((_, codec)) = text.split_once("Disabled feature at compile time: ") {
+        return Error::invalid(format!(
+            "{url}: its columns are compressed by {codec}, which is not supported; write the file with zstd, snappy, lz4 or gzip"
+        ));
+    }
     let text = text.strip_prefix("Parquet error: ").unwrap_or(&text);
     Error::data_loss(format!("{url}: the file is damaged or is no Parquet file: {text}"))
 }

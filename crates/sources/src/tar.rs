@@ -78,11 +78,12 @@ impl Names {
                 while !rest.is_empty() && rest[0] != 0 {
                     let (key, value, next) = pax_record(rest).ok_or("it has a damaged extension header")?;
                     match key {
-                        b"path" => self.name = Some(String::from_utf8_lossy(value).into_owned()),
+                        b"path" => self.name = Some(utf8(value)?.to_owned()),
                         b"size" => {
                             let n = std::str::from_utf8(value).ok().and_then(|s| s.parse().ok());
                             self.size = Some(n.ok_or("it has a damaged extension header")?);
                         }
+                        // Values of other keys, such as extended attributes, may be binary.
                         _ => {}
                     }
                     rest = next;
@@ -92,6 +93,11 @@ impl Names {
         }
         Ok(())
     }
+}
+
+/// A pax value, which the standard defines as UTF-8.
+fn utf8(value: &[u8]) -> Result<&str, &'static str> {
+    std::str::from_utf8(value).map_err(|_| "it has an extension header that is not UTF-8")
 }
 
 /// `LENGTH KEY=VALUE\n`, where the length counts itself.

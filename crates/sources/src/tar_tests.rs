@@ -84,6 +84,17 @@ fn member() -> impl Strategy<Value = (String, Vec<u8>, Kind)> {
     (name, prop::collection::vec(any::<u8>(), 0..1200), kind)
 }
 
+/// A byte that is not UTF-8 in the name of one file of a sample would make it a sample of its own.
+#[test]
+fn pax_names_that_are_not_utf_8_are_refused() {
+    let good = archive(&[("folder/0001.jpg".to_owned(), vec![1], Kind::Pax)]);
+    assert_eq!(ours(&good).unwrap(), [("folder/0001.jpg".to_owned(), 1)]);
+    let mut bad = good.clone();
+    let at = bad.windows(4).position(|w| w == b"0001").unwrap();
+    bad[at] = 0x9b;
+    assert_eq!(ours(&bad), Err("it has an extension header that is not UTF-8"));
+}
+
 proptest! {
     #[test]
     fn members_read_as_the_tar_crate_reads_them(members in prop::collection::vec(member(), 0..6)) {

@@ -455,3 +455,28 @@ async fn a_given_schema_is_trusted_without_touching_a_file() {
     assert_eq!(source.schema(), schema);
     assert_eq!(ctx.io.snapshot(), Default::default());
 }
+
+/// A good file with a codec that is not supported is not damaged.
+#[tokio::test]
+async fn a_parquet_file_in_brotli_is_named_with_the_way_out() {
+    use parquet::basic::{BrotliLevel, Compression};
+    use parquet::file::metadata::{ParquetMetaDataReader, ParquetMetaDataWriter};
+    let good = to_parquet(&table(0..10), 10);
+    let footer = ParquetMetaDataReader::new().parse_and_finish(&bytes::Bytes::from(good.clone())).unwrap();
+    let groups = footer.row_groups().iter().map(|group| {
+        let columns = group.columns().iter().map(|column| {
+            let codec = Compression::BROTLI(BrotliLevel::default());
+            column.clone().into_builder().set_compression(codec).build().unwrap()
+        });
+        group.clone().into_builder().set_column_metadata(columns.collect()).build().unwrap()
+    });
+    let footer = footer.clone().into_builder().set_row_groups(groups.collect()).build();
+    let mut bad = good.clone();
+    ParquetMetaDataWriter::new(&mut bad, &footer).finish().unwrap();
+    let ctx = context();
+    let url = format!("{}/x.parquet", fresh());
+    put(&ctx, &url, bad).await;
+    let e = all_rows(&ctx, &def(parquet_format(), &url), &ReadOptions::default()).await.unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::InvalidArgument, "{e}");
+    assert!(e.message().contains("x.parquet") && e.message().contains("compressed by brotli"), "{e}");
+}

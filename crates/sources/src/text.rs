@@ -38,6 +38,9 @@ pub(crate) trait Text: Clone + Send + Sync + 'static {
     /// Why one line cannot be decoded: the column and the value.
     fn diagnose(&self, schema: &SchemaRef, projection: &[usize], line: &[u8]) -> Option<String>;
 
+    /// Why no schema helps to read a line, if so. `first` is the first line of the file.
+    fn damage(&self, line: &[u8], first: &[u8]) -> Option<String>;
+
     /// The schema of some whole lines, the header included.
     fn infer(&self, lines: &[u8]) -> Result<Schema, String>;
 }

@@ -5,6 +5,9 @@
 //! thread for the work on one chunk. [`reserve`] and [`hold`] charge it. A request above the budget is an error that names
 //! what was requested. The budget is cooperative: it counts requests, not the memory that the allocator gives.
 //!
+//! A scope also bounds steps: units of work of functions whose time is not linear in the bytes that they handle. Such a function
+//! charges them with [`charge_steps`] before it computes.
+//!
 //! ```
 //! use caju_types::budget;
 //! let e = budget::scope(1 << 20, || budget::vec::<f32>(budget::product(&[1000, 2000]), "one_hot").unwrap_err());
@@ -16,16 +19,22 @@ use std::fmt::Display;
 use std::marker::PhantomData;
 
 use crate::error::{Error, Result};
-use crate::units::format_bytes;
+use crate::units::{format_bytes, format_count};
 
 /// The bytes of a chunk's budget unless a setting changes it, and the limit of each request outside of a scope. It leaves
 /// room for wide rows, and several chunks at once still fit a usual machine.
 pub const DEFAULT_BYTES: u64 = 1 << 30;
 
+/// The steps of a chunk's budget unless a setting changes it, and the limit of each charge outside of a scope. A step takes
+/// about a nanosecond, so one piece of work holds a CPU thread for seconds at most.
+pub const DEFAULT_STEPS: u64 = 1 << 30;
+
 #[derive(Debug, Clone, Copy)]
 struct Scope {
     limit: u64,
     used: u64,
+    max_steps: u64,
+    steps: u64,
 }
 
 thread_local! {
@@ -43,8 +52,56 @@ impl Drop for Restore {
 
 /// Runs `work` with a budget of `limit` bytes. A scope within a scope has a budget of its own.
 pub fn scope<T>(limit: u64, work: impl FnOnce() -> T) -> T {
-    let _restore = Restore(SCOPE.replace(Some(Scope { limit, used: 0 })));
+    scope_with(limit, DEFAULT_STEPS, work)
+}
+
+/// As [`scope`], with `max_steps` steps.
+pub fn scope_with<T>(limit: u64, max_steps: u64, work: impl FnOnce() -> T) -> T {
+    let _restore = Restore(SCOPE.replace(Some(Scope { limit, used: 0, max_steps, steps: 0 })));
     work()
+}
+
+/// Charges `steps` until the scope ends. Outside of a scope the charge is compared with [`DEFAULT_STEPS`].
+///
+/// ```
+/// use caju_types::budget;
+/// let e = budget::scope_with(0, 1000, || budget::charge_steps(2000, "levenshtein").unwrap_err());
+/// assert!(e.message().starts_with("levenshtein needs 2,000 steps"), "{e}");
+/// ```
+///
+/// # Errors
+/// `ResourceExhausted`, which names `what`, its steps and the limit, if `steps` exceeds what remains of the budget.
+pub fn charge_steps(steps: u64, what: impl Display) -> Result<()> {
+    let scope = SCOPE.get();
+    let (max_steps, before) = scope.map_or((DEFAULT_STEPS, 0), |s| (s.max_steps, s.steps));
+    match before.checked_add(steps).filter(|sum| *sum <= max_steps) {
+        Some(steps) => {
+            if let Some(s) = scope {
+                SCOPE.set(Some(Scope { steps, ..s }));
+            }
+            Ok(())
+        }
+        None => Err(too_many_steps(&what, steps, max_steps)),
+    }
+}
+
+/// Compares `steps` with the limit of the scope without charging them: for work that goes on row by row, of which only a single
+/// row may be too much.
+///
+/// # Errors
+/// As [`charge_steps`].
+pub fn check_steps(steps: u64, what: impl Display) -> Result<()> {
+    let max_steps = SCOPE.get().map_or(DEFAULT_STEPS, |s| s.max_steps);
+    if steps > max_steps { Err(too_many_steps(&what, steps, max_steps)) } else { Ok(()) }
+}
+
+fn too_many_steps(what: &dyn Display, steps: u64, max_steps: u64) -> Error {
+    Error::exhausted(format!(
+        "{what} needs {} steps, and {} is the most that the work on one chunk may take; give it shorter values, or raise \
+         --chunk-steps",
+        format_count(steps),
+        format_count(max_steps)
+    ))
 }
 
 /// Charges `bytes` until the scope ends. Outside of a scope the request is compared with [`DEFAULT_BYTES`].
@@ -56,12 +113,19 @@ pub fn reserve(bytes: u64, what: impl Display) -> Result<()> {
     let (limit, used) = scope.map_or((DEFAULT_BYTES, 0), |s| (s.limit, s.used));
     match used.checked_add(bytes).filter(|sum| *sum <= limit) {
         Some(used) => {
-            if scope.is_some() {
-                SCOPE.set(Some(Scope { limit, used }));
+            if let Some(s) = scope {
+                SCOPE.set(Some(Scope { used, ..s }));
             }
             Ok(())
         }
-        None => Err(too_much(&what, bytes, limit)),
+        None if used == 0 || bytes > limit => Err(too_much(&what, bytes, limit)),
+        None => Err(Error::exhausted(format!(
+            "{what} needs {}, {} are taken, and {} is the most that the work on one chunk may take; make it smaller, or raise \
+             --chunk-memory",
+            format_bytes(bytes),
+            format_bytes(used),
+            format_bytes(limit)
+        ))),
     }
 }
 
@@ -141,7 +205,11 @@ mod tests {
             reserve(60, "a").unwrap();
             let e = reserve(60, "a list of 60 bytes").unwrap_err();
             assert_eq!(e.kind(), ErrorKind::ResourceExhausted);
-            assert!(e.message().starts_with("a list of 60 bytes needs 60 B, and 100 B is the most"), "{e}");
+            assert!(
+                e.message()
+                    .starts_with("a list of 60 bytes needs 60 B, 60 B are taken, and 100 B is the most"),
+                "{e}"
+            );
             scope(10, || reserve(40, "b").unwrap_err());
             drop(hold(40, "b").unwrap());
             reserve(40, "b").unwrap();
@@ -149,6 +217,23 @@ mod tests {
         });
         reserve(DEFAULT_BYTES, "no scope").unwrap();
         reserve(DEFAULT_BYTES + 1, "no scope").unwrap_err();
+    }
+
+    #[test]
+    fn steps_add_up_within_a_scope_and_leave_the_bytes_alone() {
+        scope_with(10, 100, || {
+            charge_steps(60, "a").unwrap();
+            reserve(10, "all bytes").unwrap();
+            let e = charge_steps(60, "b").unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::ResourceExhausted);
+            assert!(e.message().starts_with("b needs 60 steps, and 100 is the most"), "{e}");
+            scope(10, || charge_steps(DEFAULT_STEPS + 1, "c").unwrap_err());
+            charge_steps(40, "the remainder").unwrap();
+            check_steps(100, "a row alone").unwrap();
+            check_steps(101, "a row alone").unwrap_err();
+            charge_steps(u64::MAX, "an overflow").unwrap_err();
+        });
+        charge_steps(DEFAULT_STEPS, "no scope").unwrap();
     }
 
     #[test]

@@ -196,7 +196,7 @@ impl Manager {
     }
 
     async fn options(&self, def: &v1::TaskDef) -> Result<TaskOptions> {
-        let mut options = TaskOptions::new(self.pool.clone(), Arc::clone(&self.config.clock));
+        let mut options = TaskOptions::new(self.pool.of_job(&def.job), Arc::clone(&self.config.clock));
         options.job.clone_from(&def.job);
         options.seed = def.seed;
         options.epoch = def.epoch;

@@ -91,6 +91,9 @@ pub(crate) struct BoundArgs {
     /// The most memory that a stage may use for one chunk of rows. Give dispatcher and workers the same
     #[arg(long, global = true, value_name = "SIZE", default_value = "1GiB", value_parser = service::size)]
     pub(crate) chunk_memory: u64,
+    /// The most steps, of about a nanosecond each, that functions such as `levenshtein` may take for one chunk of rows
+    #[arg(long, global = true, value_name = "N", default_value_t = 1 << 30)]
+    pub(crate) chunk_steps: u64,
     /// The largest record of a source: a line, a record, a file of an archive, an image file
     #[arg(long, global = true, value_name = "SIZE", default_value = "256MiB", value_parser = service::size)]
     pub(crate) max_record: u64,

@@ -177,6 +177,15 @@ pub(crate) struct DispatcherSettings {
     /// The most remembered jobs. Beyond that the least recently used are forgotten
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_jobs: u32,
+    /// The most epochs of one job that are kept. Beyond that those that are over are forgotten, the oldest first
+    #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_job_epochs: u32,
+    /// The most readers of all epochs together
+    #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_readers: u32,
+    /// The most registered workers. Beyond that lost ones are forgotten, the one lost first before others
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_worker_registrations: u32,
     /// How long an unused job, with its finished epochs, and an unused dataset without a name are remembered
     #[arg(long, value_name = "TIME", default_value = "168h", value_parser = duration)]
     pub(crate) forget_after: Duration,

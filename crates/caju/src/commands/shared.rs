@@ -98,6 +98,7 @@ pub(crate) fn set_limits(args: &BoundArgs) {
     let limits = Limits {
         max_pixels: args.max_pixels,
         chunk_bytes: args.chunk_memory,
+        chunk_steps: args.chunk_steps,
         max_record_bytes: args.max_record,
         bind_timeout: args.bind_timeout,
     };

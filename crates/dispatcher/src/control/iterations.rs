@@ -3,6 +3,7 @@
 use caju_proto::v1;
 use caju_types::{Error, IterationId, JobName, Result};
 
+use super::usage::admit_epoch;
 use super::{Core, Txn, attempts, consumers, reattach, resume};
 use crate::state::{Job, Mode, Resume, Update};
 
@@ -88,6 +89,7 @@ pub(super) fn open_new(
         // Dropping the failed iteration took an anonymous job with it.
         txn.apply(Update::JobCreated { job: name.clone(), spec: job.spec.clone() });
     }
+    admit_epoch(core, txn, name)?;
     let iteration = IterationId(txn.state.next_id);
     let num_shards = core.num_shards(job.spec.mode);
     if job.spec.mode.is_static() && num_shards == 0 {

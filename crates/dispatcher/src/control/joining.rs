@@ -11,6 +11,7 @@ use super::acknowledgements;
 use super::clients::task_infos;
 use super::resume::{Facts, mode_of};
 use super::store::draw_secret;
+use super::usage::admit_reader;
 use super::{Core, Txn, attempts, consumers, secrets, targets};
 use crate::state::{Iteration, Job, State, Task, TaskState, Update, Worker, owed_tasks};
 
@@ -62,6 +63,7 @@ impl Core {
                 Some(iteration) => consumers::index(iteration, request, &local)?,
                 None => None,
             };
+            admit_reader(self, txn.state)?;
             // Its user says when it asks for elements: until then it may load a state.
             let may_load = consumer.is_some() && request.states.is_empty() && request.announces_asking;
             // A client that reads several epochs has one secret.

@@ -1,4 +1,4 @@
-//! What peers may make this process keep: the length of names, and the number of datasets and jobs.
+//! What peers may make this process keep: the length of names, and the number of datasets, jobs, epochs, readers and workers.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use caju_types::{DatasetId, Error, JobName, Result, format_bytes, shortened};
 
 use super::{Core, Txn};
 use crate::config::MemoryLimits;
-use crate::state::{Dataset, State, Update};
+use crate::state::{Dataset, State, Update, Worker, WorkerState};
 
 /// The longest name, identifier, address or URL, in bytes. They are kept, compared and shown; none of them needs more than
 /// 1 KiB.
@@ -60,7 +60,7 @@ impl Usage {
             self.jobs.entry(name.clone()).or_insert(now);
         });
         // An epoch may take longer than that.
-        state.iterations.values().for_each(|i| self.use_job(&i.job, now));
+        state.iterations.values().filter(|i| i.is_in_use()).for_each(|i| self.use_job(&i.job, now));
         self.datasets.retain(|id, _| state.datasets.contains_key(id));
         self.jobs.retain(|name, _| state.jobs.contains_key(name));
         let old = |used: Duration| now.saturating_sub(used) > limits.forget_after;
@@ -102,7 +102,7 @@ pub(super) fn admit_dataset(core: &Core, txn: &mut Txn<'_>, dataset: &Dataset) -
             txn.apply(Update::DatasetForgotten { dataset: oldest });
             continue;
         }
-        let Some(oldest) = txn.state.idle_jobs().min_by_key(|name| uses.job(name)).cloned() else {
+        let Some(oldest) = txn.state.unused_jobs().min_by_key(|name| uses.job(name)).cloned() else {
             return Err(Error::exhausted(format!(
                 "the dispatcher holds {} datasets of {}, all of them in use, and may hold {} of {} in all; end jobs, or \
                  start it with more --max-datasets or --max-dataset-bytes",
@@ -112,25 +112,93 @@ pub(super) fn admit_dataset(core: &Core, txn: &mut Txn<'_>, dataset: &Dataset) -
                 format_bytes(limits.dataset_bytes)
             )));
         };
-        txn.apply(Update::JobForgotten { job: oldest });
+        forget_job(txn, oldest);
     }
 }
 
-/// Admits a job: the one that was idle for longest is forgotten.
+/// Forgets a job with its epochs, which are over.
+fn forget_job(txn: &mut Txn<'_>, job: JobName) {
+    let epochs: Vec<_> = txn.state.iterations.values().filter(|i| i.job == job).map(|i| i.id).collect();
+    epochs.into_iter().for_each(|iteration| txn.apply(Update::IterationDropped { iteration }));
+    // Dropping its last epoch took an anonymous job with it.
+    if txn.state.jobs.contains_key(&job) {
+        txn.apply(Update::JobForgotten { job });
+    }
+}
+
+/// Admits a job: of those without an epoch in use, the least recently used is forgotten.
 ///
 /// # Errors
 /// `ResourceExhausted` if all are being read.
 pub(super) fn admit_job(core: &Core, txn: &mut Txn<'_>) -> Result<()> {
     let (limits, uses) = (&core.config.memory, core.datasets.usage().lock());
     while txn.state.jobs.len() >= limits.jobs.max(1) {
-        let Some(oldest) = txn.state.idle_jobs().min_by_key(|name| uses.job(name)).cloned() else {
+        let Some(oldest) = txn.state.unused_jobs().min_by_key(|name| uses.job(name)).cloned() else {
             return Err(Error::exhausted(format!(
                 "the dispatcher has {} jobs that are being read, and may have no more; end some, or start it with more \
                  --max-jobs",
                 txn.state.jobs.len()
             )));
         };
-        txn.apply(Update::JobForgotten { job: oldest });
+        forget_job(txn, oldest);
+    }
+    Ok(())
+}
+
+/// Admits an epoch of a job: those that are over are forgotten, the oldest first. Which epochs are over stays known.
+///
+/// # Errors
+/// `ResourceExhausted` if all are in use.
+pub(super) fn admit_epoch(core: &Core, txn: &mut Txn<'_>, job: &JobName) -> Result<()> {
+    let most = core.config.memory.epochs_per_job.max(1);
+    loop {
+        let of_job = || txn.state.iterations.values().filter(|i| i.job == *job);
+        let count = of_job().count();
+        if count < most {
+            return Ok(());
+        }
+        let Some(iteration) = of_job().find(|i| !i.is_in_use()).map(|i| i.id) else {
+            return Err(Error::exhausted(format!(
+                "job `{job}` has {count} epochs that are being read, and may have no more; finish some, or start the \
+                 dispatcher with more --max-job-epochs"
+            )));
+        };
+        txn.apply(Update::IterationDropped { iteration });
+    }
+}
+
+/// Admits a reader of an epoch.
+///
+/// # Errors
+/// `ResourceExhausted` if there are too many.
+pub(super) fn admit_reader(core: &Core, state: &State) -> Result<()> {
+    let readers: usize = state.iterations.values().map(|i| i.members.len()).sum();
+    if readers < core.config.memory.readers.max(1) {
+        return Ok(());
+    }
+    Err(Error::exhausted(format!(
+        "the dispatcher has {readers} readers, and may have no more; end some, or start it with more --max-readers"
+    )))
+}
+
+/// Admits a worker that was not registered before: lost workers are forgotten, the one lost first before others.
+///
+/// # Errors
+/// `ResourceExhausted` if none is lost.
+pub(super) fn admit_worker(core: &Core, txn: &mut Txn<'_>) -> Result<()> {
+    while txn.state.workers.len() >= core.config.memory.workers.max(1) {
+        let lost_at = |w: &Worker| match w.state {
+            WorkerState::Lost { at_ms } => Some((at_ms, w.id)),
+            _ => None,
+        };
+        let Some((_, worker)) = txn.state.workers.values().filter_map(lost_at).min() else {
+            return Err(Error::exhausted(format!(
+                "the dispatcher has {} workers, and may have no more; stop some, or start it with more \
+                 --max-worker-registrations",
+                txn.state.workers.len()
+            )));
+        };
+        txn.apply(Update::WorkerForgotten { worker });
     }
     Ok(())
 }

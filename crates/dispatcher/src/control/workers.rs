@@ -11,7 +11,7 @@ use caju_wire::is_in_process;
 
 use super::autocache::{EndedTask, Planned};
 use super::splits::running_task;
-use super::usage::check_name;
+use super::usage::{admit_worker, check_name};
 use super::{Core, Txn, secrets};
 use crate::config::DispatcherConfig;
 use crate::state::{
@@ -291,6 +291,9 @@ fn register(
     secret: Secret,
 ) -> Result<WorkerId> {
     let known = txn.state.worker_at(&request.address).map(|w| (w.id, w.slot));
+    if known.is_none() {
+        admit_worker(core, txn)?;
+    }
     let worker = known.map_or(WorkerId(txn.state.next_worker.max(1)), |(id, _)| id);
     let slot = core.slot_for(txn.state, &request.address, worker, known.map(|(_, slot)| slot))?;
     // Under `off` a worker that comes back under another address must not count twice.

@@ -58,6 +58,113 @@ fn what_is_in_use_is_kept_and_what_is_new_refused() {
     });
 }
 
+/// An epoch that is over is no reason to refuse others, although it is kept for a while.
+#[test]
+fn epochs_that_are_over_make_room_the_least_recently_used_job_first() {
+    run(async {
+        let mut world = small(MemoryLimits { datasets: 2, jobs: 2, ..MemoryLimits::default() });
+        let worker = world.worker("w:1").await;
+        for job in ["first", "second"] {
+            world.clock.advance(Duration::from_secs(1));
+            let open = world.open(&json!({"splits": 1, "path": job}), job).await;
+            let task = open.tasks[0].task_id;
+            world.next(task, worker, 1, 1).await.unwrap();
+            world.next(task, worker, 2, 1).await.unwrap();
+            world.finish(task, worker).await;
+            world.close(open.client_id, open.iteration_id, vec![]).await;
+        }
+        let state = world.core.snapshot();
+        assert!(state.iterations.values().all(|i| i.is_finished() && i.members.is_empty()));
+        assert_eq!(state.iterations.len(), 2, "they are kept");
+        let _third = world.open(&json!({"splits": 1, "path": "third"}), "third").await;
+        let state = world.core.snapshot();
+        assert_eq!(state.jobs.keys().map(|j| j.0.as_str()).collect::<Vec<_>>(), ["second", "third"]);
+        assert_eq!((state.iterations.len(), state.datasets.len()), (2, 2));
+        world.restart();
+        assert_eq!(world.core.snapshot().jobs.len(), 2);
+    });
+}
+
+#[test]
+fn a_job_has_a_bounded_number_of_epochs() {
+    run(async {
+        let world = small(MemoryLimits { epochs_per_job: 2, ..MemoryLimits::default() });
+        let open = |epoch: u64| {
+            let request = open_request(&json!({"splits": 1}), "job");
+            world.core.open_iteration(v1::OpenIterationRequest { epoch, ..request })
+        };
+        open(0).await.unwrap();
+        open(1).await.unwrap();
+        let e = open(2).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::ResourceExhausted);
+        assert!(
+            e.message().contains("job `job` has 2 epochs") && e.message().contains("--max-job-epochs"),
+            "{e}"
+        );
+        open(1).await.unwrap();
+    });
+}
+
+#[test]
+fn epochs_that_are_over_make_room_for_those_of_their_job() {
+    run(async {
+        let world = small(MemoryLimits { epochs_per_job: 1, ..MemoryLimits::default() });
+        let worker = world.worker("w:1").await;
+        for epoch in 0..3 {
+            let request = open_request(&json!({"splits": 1}), "job");
+            let open =
+                world.core.open_iteration(v1::OpenIterationRequest { epoch, ..request }).await.unwrap();
+            let task = open.tasks[0].task_id;
+            world.next(task, worker, 1, 1).await.unwrap();
+            world.next(task, worker, 2, 1).await.unwrap();
+            world.finish(task, worker).await;
+            world.close(open.client_id, open.iteration_id, vec![]).await;
+            assert_eq!(world.core.snapshot().iterations.len(), 1);
+        }
+        // It stays known which epochs were read.
+        let e = world.core.open_iteration(open_request(&json!({"splits": 1}), "job")).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::FailedPrecondition, "{e}");
+    });
+}
+
+#[test]
+fn readers_are_bounded() {
+    run(async {
+        let world = small(MemoryLimits { readers: 2, ..MemoryLimits::default() });
+        world.open(&json!({"splits": 1}), "a").await;
+        let second = world.open(&json!({"splits": 1}), "b").await;
+        let refused = |job: &'static str| world.core.open_iteration(open_request(&json!({"splits": 1}), job));
+        let e = refused("b").await.unwrap_err();
+        assert!(e.kind() == ErrorKind::ResourceExhausted && e.message().contains("--max-readers"), "{e}");
+        let _e = refused("c").await.unwrap_err();
+        assert_eq!(world.core.snapshot().jobs.len(), 2, "nothing is left of what was refused");
+        world.close(second.client_id, second.iteration_id, vec![]).await;
+        world.open(&json!({"splits": 1}), "a").await;
+    });
+}
+
+#[test]
+fn lost_workers_make_room_for_others() {
+    run(async {
+        let world = small(MemoryLimits { workers: 2, ..MemoryLimits::default() });
+        world.worker("w:1").await;
+        let second = world.worker("w:2").await;
+        let register = |address: &str| {
+            let address = address.to_owned();
+            world.core.register_worker(v1::RegisterWorkerRequest { address, ..Default::default() })
+        };
+        let e = register("w:3").await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::ResourceExhausted);
+        assert!(e.message().contains("--max-worker-registrations"), "{e}");
+        // The first one falls silent.
+        world.silence(Duration::from_secs(60), &[(second, "w:2")], &[]).await;
+        register("w:3").await.unwrap();
+        let state = world.core.snapshot();
+        let addresses: Vec<&str> = state.workers.values().map(|w| w.address.as_str()).collect();
+        assert_eq!(addresses, ["w:2", "w:3"]);
+    });
+}
+
 #[test]
 fn definitions_are_bounded_in_bytes() {
     run(async {

@@ -10,6 +10,10 @@ use parking_lot::Mutex;
 
 use crate::context::TaskContext;
 
+/// The longest that `burn` holds a CPU thread: rows of other jobs are computed in between, and the burning ends soon after its
+/// task.
+const BURN_SLICE: Duration = Duration::from_millis(50);
+
 /// The most that a `sleep` makes up for: sleeps end up to a few milliseconds late, more on a busy machine.
 const MAX_LATE: Duration = Duration::from_millis(20);
 
@@ -32,17 +36,21 @@ pub(crate) async fn pay(
     let due = due.saturating_mul(ctx.slowdown);
     let _turn = ctx.one_at_a_time.lock().await;
     if burn {
-        let counters = Arc::clone(&ctx.stats);
-        ctx.pool
-            .run(move || {
+        let mut left = due;
+        while !left.is_zero() {
+            let slice = left.min(BURN_SLICE);
+            let counters = Arc::clone(&ctx.stats);
+            let burn = move || {
                 counters.stage(stats).timed(|| {
-                    let end = thread_cpu_time() + due;
+                    let end = thread_cpu_time() + slice;
                     while thread_cpu_time() < end {
                         std::hint::spin_loop();
                     }
                 });
-            })
-            .await?;
+            };
+            ctx.pool.run(burn).await?;
+            left -= slice;
+        }
     } else {
         let _serving = ctx.stats.stage(stats).serving();
         let owed = *late.lock();

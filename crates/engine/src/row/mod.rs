@@ -19,7 +19,7 @@ use arrow_array::{Array, ArrayRef, BooleanArray, RecordBatch, UInt32Array};
 use arrow_schema::SchemaRef;
 use caju_kernels::{BoundExprs, RowError};
 use caju_pipeline::Feature;
-use caju_runtime::budget;
+use caju_runtime::{budget, interrupt};
 use caju_sources::parse_example;
 use caju_types::{Error, ErrorKind, Result};
 use caju_wire::{Run, push_run};
@@ -178,6 +178,7 @@ impl RowStage {
         let mut pieces = Vec::with_capacity(batch.num_rows());
         let mut kept = Vec::with_capacity(batch.num_rows());
         for row in 0..batch.num_rows() {
+            interrupt::check()?;
             let run = caju_wire::slice_runs(runs, row, 1);
             match self.within_budget(ctx, &batch.slice(row, 1), &run, None) {
                 Ok(made) => {

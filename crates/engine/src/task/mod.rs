@@ -252,6 +252,7 @@ impl TaskRun {
                     Some(Ok(chunk))
                 }
                 Err(e) => {
+                    self.ctx.interrupt.stop();
                     self.tasks.stop();
                     self.share_no_more();
                     self.over = Some(Err(e.clone()));
@@ -340,6 +341,7 @@ async fn finish_probes(cache: &TaskCache, to_end: bool) {
 
 impl Drop for TaskRun {
     fn drop(&mut self) {
+        self.ctx.interrupt.stop();
         self.cache.stop();
         self.tasks.stop();
         self.share_no_more();

@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use caju_runtime::interrupt;
 use caju_types::{Error, ErrorKind, Result};
 use caju_wire::{Chunk, Elements, Run, push_run, slice_runs};
 
@@ -52,7 +53,8 @@ impl Work for RowWork {
                 self.rows.ctx.stats.stage(first.stats).handed_over();
             }
             slice.working();
-            let chunk = self.run(&slice)?;
+            let interrupt = self.rows.ctx.interrupt.clone();
+            let chunk = interrupt.scope(|| self.run(&slice))?;
             Ok((chunk, (!self.left.is_empty()).then_some(self)))
         })
         .await?
@@ -113,6 +115,7 @@ impl RowWork {
         time: &mut Time,
     ) -> Result<Chunk> {
         loop {
+            interrupt::check()?;
             let mut taking = TakingBack::new(self, index, stage, &chunk, slice, time);
             match taking.run_pieces() {
                 Ok(done) => return Ok(done),

@@ -2,11 +2,12 @@
 //!
 //! Our kernels charge the budget themselves. DataFusion's functions do not know the budget. So each call whose result can be
 //! much larger than its arguments is replaced by one that first predicts the size of the result and charges it ([`Rule`]).
-//! Casts to types of which even null is large, and long literals, are replaced in the same way. When an expression is bound,
+//! A call whose time is not linear in the bytes that it handles charges its steps in the same way ([`Steps`]). Casts to types of which even null is large, and long literals, are replaced in the same way. When an expression is bound,
 //! the same guards with a small budget bound the folding of constants.
 
 mod rule;
 mod size;
+mod steps;
 mod udf;
 
 use std::sync::Arc;
@@ -24,7 +25,9 @@ use datafusion_physical_expr::expressions::Column;
 #[cfg(test)]
 pub(crate) use rule::rule;
 pub(crate) use size::fixed_width;
-use udf::{Guarded, LongLiteral, WideCast};
+#[cfg(test)]
+pub(crate) use steps::steps;
+use udf::{ChargedText, Guarded, LongLiteral, WideCast};
 
 use crate::kernel::{Fault, KernelUdf};
 
@@ -58,10 +61,11 @@ pub(crate) fn guard(expr: Expr, schema: &DFSchema) -> Result<Expr, DataFusionErr
                 return Ok(Transformed::yes(wide));
             }
             let ours = f.func.inner().downcast_ref::<Guarded>().is_some();
-            match rule::rule(f.func.name()).filter(|_| !ours) {
-                Some(rule) => Ok(Transformed::yes(call(Guarded { inner: f.func, rule }, f.args))),
-                None => Ok(Transformed::no(Expr::ScalarFunction(f))),
+            let (rule, steps) = (rule::rule(f.func.name()), steps::steps(f.func.name()));
+            if ours || (rule.is_none() && steps.is_none()) {
+                return Ok(Transformed::no(Expr::ScalarFunction(f)));
             }
+            Ok(Transformed::yes(call(Guarded { inner: f.func, rule, steps }, f.args)))
         }
         Expr::Cast(Cast { expr, field }) if is_wide(field.data_type()) => {
             Ok(Transformed::yes(call(WideCast::new(&field, false), vec![*expr])))
@@ -112,6 +116,17 @@ pub(crate) fn charge_literals(expr: Expr) -> Result<Expr, DataFusionError> {
         })
     });
     Ok(long_literal(expr.data()?))
+}
+
+/// Charges the steps of operators that match text by a pattern: `like`, `similar to`, `~`. It has to run after constants were
+/// folded, since these operators are simplified.
+pub(crate) fn charge_matches(expr: Expr) -> Result<Expr, DataFusionError> {
+    expr.transform_up(|mut e| {
+        let Some((text, pattern, steps)) = steps::matched(&mut e) else { return Ok(Transformed::no(e)) };
+        **text = call(ChargedText::new(steps), vec![std::mem::take(&mut **text), pattern]);
+        Ok(Transformed::yes(e))
+    })
+    .data()
 }
 
 /// Replaces long literals by calls that charge the budget, so that no constant is computed from them while an expression is

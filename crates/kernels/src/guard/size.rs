@@ -95,6 +95,11 @@ impl Arg {
         }
     }
 
+    /// The bytes of the value of a row, without the overhead.
+    pub(super) fn text_bytes(&self, row: usize) -> u64 {
+        self.bytes(row).saturating_sub(self.overhead())
+    }
+
     /// The text of a row, where the argument is text.
     pub(super) fn text(&self, row: usize) -> Option<&str> {
         let i = self.at(row);

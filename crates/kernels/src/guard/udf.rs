@@ -3,22 +3,24 @@
 use std::sync::Arc;
 
 use arrow::datatypes::{DataType, Field, FieldRef};
-use caju_runtime::budget;
+use caju_runtime::{budget, interrupt};
 use datafusion_common::format::DEFAULT_CAST_OPTIONS;
-use datafusion_common::{DataFusionError, ScalarValue};
+use datafusion_common::{DataFusionError, ScalarValue, internal_err};
 use datafusion_expr::{
     ColumnarValue, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
 };
 
 use super::rule::Rule;
 use super::size::{Arg, fixed_width};
+use super::steps::Steps;
 use crate::kernel::Fault;
 
-/// A function of DataFusion, with the bound of its result.
+/// A function of DataFusion, with the bounds of its result and of its steps.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(super) struct Guarded {
     pub(super) inner: Arc<ScalarUDF>,
-    pub(super) rule: Rule,
+    pub(super) rule: Option<Rule>,
+    pub(super) steps: Option<Steps>,
 }
 
 impl Guarded {
@@ -28,12 +30,16 @@ impl Guarded {
         // One value for all rows may be copied for each of them.
         let times = if all_scalar { rows } else { 1 };
         let rows = if all_scalar { 1 } else { rows };
-        let reserve = |bytes: u64| {
-            budget::reserve(bytes.saturating_mul(times as u64), format_args!("`{}`", self.inner.name()))
-        };
-        match reserve(self.rule.bytes(&args, rows)?) {
+        let what = format_args!("`{}`", self.inner.name());
+        if let Some(steps) = self.steps {
+            // A call with constants only computes one value.
+            budget::charge_steps(steps.count(&args, rows), what).map_err(fault)?;
+        }
+        let Some(rule) = self.rule else { return Ok(()) };
+        let reserve = |bytes: u64| budget::reserve(bytes.saturating_mul(times as u64), what);
+        match reserve(rule.bytes(&args, rows)?) {
             Ok(()) => Ok(()),
-            Err(e) => match self.rule.counted(&args, rows) {
+            Err(e) => match rule.counted(&args, rows) {
                 Some(bytes) => reserve(bytes).map_err(fault),
                 None => Err(fault(e)),
             },
@@ -71,8 +77,52 @@ impl ScalarUDFImpl for Guarded {
     }
 
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue, DataFusionError> {
+        interrupt::check().map_err(fault)?;
         self.charge(&args.args, args.number_rows)?;
         self.inner.invoke_with_args(args)
+    }
+}
+
+/// The first argument as it is. The steps of matching it by the second one, a pattern, are charged.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(super) struct ChargedText {
+    steps: Steps,
+    signature: Signature,
+}
+
+impl ChargedText {
+    pub(super) fn new(steps: Steps) -> Self {
+        Self { steps, signature: Signature::any(2, Volatility::Immutable) }
+    }
+}
+
+impl ScalarUDFImpl for ChargedText {
+    fn name(&self) -> &'static str {
+        "charged_text"
+    }
+
+    fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    fn return_type(&self, types: &[DataType]) -> Result<DataType, DataFusionError> {
+        Ok(types.first().cloned().unwrap_or(DataType::Null))
+    }
+
+    fn return_field_from_args(&self, args: ReturnFieldArgs<'_>) -> Result<FieldRef, DataFusionError> {
+        let field = args.arg_fields.first();
+        Ok(field.map_or_else(|| Arc::new(Field::new("", DataType::Null, true)), Arc::clone))
+    }
+
+    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue, DataFusionError> {
+        interrupt::check().map_err(fault)?;
+        let values = args.args.iter().map(Arg::new).collect::<Result<Vec<_>, _>>()?;
+        let rows = if values.iter().all(Arg::is_scalar) { 1 } else { args.number_rows };
+        budget::charge_steps(self.steps.count(&values, rows), "matching a pattern").map_err(fault)?;
+        match args.args.into_iter().next() {
+            Some(text) => Ok(text),
+            None => internal_err!("a match without a text"),
+        }
     }
 }
 

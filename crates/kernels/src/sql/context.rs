@@ -18,7 +18,7 @@ use datafusion_sql::sqlparser::ast;
 use super::builtins;
 use super::names::CALL;
 use crate::constant::Const;
-use crate::guard::{FOLD_BYTES, charge_literals, guard, keep_long_literals};
+use crate::guard::{FOLD_BYTES, charge_literals, charge_matches, guard, keep_long_literals};
 use crate::udf::checked;
 
 /// The functions of DataFusion.
@@ -134,7 +134,7 @@ impl Planner<'_> {
         let guarded = keep_long_literals(guard(checked(expr, schema)?, schema)?)?;
         let simplified = budget::scope(FOLD_BYTES, || self.simplifier(schema).simplify(guarded))?;
         // Simplification may add calls.
-        charge_literals(guard(checked(simplified, schema)?, schema)?)
+        charge_literals(charge_matches(guard(checked(simplified, schema)?, schema)?)?)
     }
 
     /// The value of a constant expression; none if it depends on a row.

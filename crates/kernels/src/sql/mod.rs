@@ -8,12 +8,14 @@
 pub(crate) mod builtins;
 mod canonical;
 mod context;
+mod decimals;
 mod names;
 mod rewrite;
 mod stack;
 
 pub(crate) use canonical::canonical;
 pub(crate) use context::{Builtins, Planner};
+pub(crate) use decimals::exact_decimals;
 pub(crate) use names::KEY_COLUMN;
 pub(crate) use rewrite::{Rewrite, Rewritten};
 pub(crate) use stack::{STACK_BYTES, with_stack};

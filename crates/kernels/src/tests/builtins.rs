@@ -148,3 +148,20 @@ fn failing_rows_are_found() {
         (Some(801), "column `y`: one_hot: 7 is not a class from 0 to 2".into())
     );
 }
+
+/// A float holds 15 digits: a literal that is read as one before it becomes a decimal loses the others.
+#[test]
+fn long_literals_become_exact_decimals() {
+    let b = table();
+    for (literal, p, s) in [
+        ("99999999999999999999999999999999999999", 38, 0),
+        ("-99999999999999999999999999999999999999", 38, 0),
+        ("123456789012345678.901234567890123456", 36, 18),
+        ("1.25", 3, 2),
+    ] {
+        let y = eval(&b, &format!("cast({literal} as decimal({p}, {s}))"));
+        assert_eq!(arrow::util::display::array_value_to_string(&y, 0).unwrap(), literal);
+        let y = eval(&b, &format!("({literal})::numeric({p}, {s})"));
+        assert_eq!(arrow::util::display::array_value_to_string(&y, 0).unwrap(), literal);
+    }
+}

@@ -1,0 +1,231 @@
+//! What the JSON decoder of Arrow does not report: keys that an object has twice, of which it takes one, and integers that it
+//! rounds.
+
+use std::collections::HashSet;
+
+use arrow_schema::DataType;
+
+use crate::text::shown;
+
+/// The keys of an object that are compared one by one; more are found by their hash.
+const FEW_KEYS: usize = 16;
+
+/// The bits of an integer that float64 holds.
+const FLOAT_BITS: u32 = 53;
+
+/// An object or a list that is open.
+struct Open<'a> {
+    /// The keys of an object so far; none for a list.
+    keys: Option<Keys<'a>>,
+    /// Whether the next string is a key.
+    at_key: bool,
+    /// The type of the next value, if there is a column for it.
+    next: Option<&'a DataType>,
+    of: Option<&'a DataType>,
+}
+
+/// Keys as they are written: an escape makes a key owned.
+#[derive(Default)]
+struct Keys<'a> {
+    few: Vec<Key<'a>>,
+    many: HashSet<Key<'a>>,
+}
+
+type Key<'a> = std::borrow::Cow<'a, str>;
+
+impl<'a> Keys<'a> {
+    /// Adds a key; false if it is there.
+    fn insert(&mut self, key: Key<'a>) -> bool {
+        if self.many.is_empty() && self.few.len() < FEW_KEYS {
+            let new = !self.few.contains(&key);
+            self.few.push(key);
+            return new;
+        }
+        self.many.extend(self.few.drain(..));
+        self.many.insert(key)
+    }
+}
+
+/// Looks through whole lines. `root` is the type of a line's object, for the integers that would be rounded; none: they are not
+/// looked at.
+///
+/// # Errors
+/// What is wrong. Text that is no JSON is left to the decoder.
+pub(crate) fn scan(lines: &[u8], root: Option<&DataType>) -> Result<(), String> {
+    let mut open: Vec<Open<'_>> = Vec::new();
+    let mut at = 0;
+    while let Some(&b) = lines.get(at) {
+        match b {
+            b'{' | b'[' => {
+                let of = open.last().map_or(root, |o| o.next);
+                let item = if b == b'[' { of.and_then(item_of) } else { None };
+                let keys = (b == b'{').then(Keys::default);
+                open.push(Open { at_key: keys.is_some(), keys, next: item, of });
+                at += 1;
+            }
+            b'}' | b']' => {
+                open.pop();
+                at += 1;
+            }
+            b',' => {
+                if let Some(o) = open.last_mut() {
+                    o.at_key = o.keys.is_some();
+                }
+                at += 1;
+            }
+            b'"' => {
+                let Some(len) = string_len(&lines[at..]) else { return Ok(()) };
+                if let Some(o) = open.last_mut().filter(|o| o.at_key) {
+                    o.at_key = false;
+                    add_key(o, &lines[at..at + len])?;
+                }
+                at += len;
+            }
+            b'-' | b'0'..=b'9' => {
+                let number = &lines[at..];
+                let len = number.iter().position(|b| !is_of_number(*b)).unwrap_or(number.len());
+                if open.last().and_then(|o| o.next) == Some(&DataType::Float64) {
+                    check_integer(&number[..len])?;
+                }
+                at += len;
+            }
+            _ => at += 1,
+        }
+    }
+    Ok(())
+}
+
+fn is_of_number(b: u8) -> bool {
+    b.is_ascii_digit() || matches!(b, b'-' | b'+' | b'.' | b'e' | b'E')
+}
+
+/// The bytes of a string with its quotes; none if it does not end.
+fn string_len(text: &[u8]) -> Option<usize> {
+    let mut at = 1;
+    loop {
+        at += text.get(at..)?.iter().position(|b| matches!(b, b'"' | b'\\'))?;
+        if text[at] == b'"' {
+            return Some(at + 1);
+        }
+        at += 2;
+    }
+}
+
+fn add_key<'a>(object: &mut Open<'a>, quoted: &'a [u8]) -> Result<(), String> {
+    let inner = &quoted[1..quoted.len() - 1];
+    let key: Key<'a> = match std::str::from_utf8(inner) {
+        Ok(plain) if !inner.contains(&b'\\') => plain.into(),
+        _ => match serde_json::from_slice::<String>(quoted) {
+            Ok(key) => key.into(),
+            // The decoder reports it.
+            Err(_) => return Ok(()),
+        },
+    };
+    object.next = object.of.and_then(|of| value_of(of, &key));
+    let again = key.clone();
+    let is_new = object.keys.as_mut().is_none_or(|keys| keys.insert(key));
+    if is_new { Ok(()) } else { Err(format!("an object has the key {} twice", shown(&again))) }
+}
+
+/// The type of the values of a list.
+fn item_of(list: &DataType) -> Option<&DataType> {
+    match list {
+        DataType::List(f) | DataType::LargeList(f) | DataType::FixedSizeList(f, _) => Some(f.data_type()),
+        _ => None,
+    }
+}
+
+/// The type of the value of a key.
+fn value_of<'a>(object: &'a DataType, key: &str) -> Option<&'a DataType> {
+    match object {
+        DataType::Struct(fields) => fields.iter().find(|f| f.name() == key).map(|f| f.data_type()),
+        _ => None,
+    }
+}
+
+/// # Errors
+/// For an integer that float64 rounds.
+fn check_integer(number: &[u8]) -> Result<(), String> {
+    let digits = number.strip_prefix(b"-").unwrap_or(number);
+    // Each integer of 15 digits is exact.
+    if digits.len() <= 15 || !digits.iter().all(u8::is_ascii_digit) {
+        return Ok(());
+    }
+    let text = String::from_utf8_lossy(number);
+    let is_exact = |n: u128| n == 0 || 128 - n.leading_zeros() - n.trailing_zeros() <= FLOAT_BITS;
+    match String::from_utf8_lossy(digits).parse::<u128>() {
+        Ok(n) if is_exact(n) => Ok(()),
+        _ => Err(format!(
+            "the integer {} is not exact in float64, the type that was found for its column; set `schema` with int64 or \
+             string",
+            shown(&text)
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow_schema::{Field, Fields};
+
+    use super::*;
+
+    #[test]
+    fn keys_that_an_object_has_twice_are_found() {
+        for (text, twice) in [
+            (r#"{"a":1,"b":{"a":2},"c":[{"a":1},{"a":2}]}"#, None),
+            ("{\"a\":1}\n{\"a\":1}\n", None),
+            (r#"{"a":"a","b":"a"}"#, None),
+            (r#"{"a":1,"b":2,"a":3}"#, Some("`a`")),
+            (r#"{"x":[{"a":1,"a":2}]}"#, Some("`a`")),
+            (r#"{"a\"":1,"a\"":2}"#, Some("`a\"`")),
+            (r#"{"ab":1,"\u0061b":2}"#, Some("`ab`")),
+            (r#"{"a":"}{\"b\":1","b":1}"#, None),
+            (r#"{"a":1,"a"#, None),
+            (r#"}}]],"a":1"#, None),
+        ] {
+            match (scan(text.as_bytes(), None), twice) {
+                (Ok(()), None) => {}
+                (Err(e), Some(key)) => assert!(e.contains(key), "{text}: {e}"),
+                other => panic!("{text}: {other:?}"),
+            }
+        }
+        let many = |last: usize| {
+            let keys: Vec<String> = (0..100).chain([last]).map(|i| format!("\"k{i}\":1")).collect();
+            format!("{{{}}}", keys.join(","))
+        };
+        scan(many(100).as_bytes(), None).unwrap();
+        scan(many(7).as_bytes(), None).unwrap_err();
+        scan("[".repeat(1_000_000).as_bytes(), None).unwrap();
+    }
+
+    #[test]
+    fn integers_that_float64_rounds_are_found_in_columns_of_floats() {
+        let float = |name: &str| Arc::new(Field::new(name, DataType::Float64, true));
+        let list = DataType::List(float("item"));
+        let inner = DataType::Struct(Fields::from(vec![float("y")]));
+        let root = DataType::Struct(Fields::from(vec![
+            float("x"),
+            Arc::new(Field::new("n", DataType::Int64, true)),
+            Arc::new(Field::new("list", list, true)),
+            Arc::new(Field::new("object", inner, true)),
+        ]));
+        for (text, rounded) in [
+            (r#"{"x":9007199254740993}"#, true),
+            (r#"{"x":-9007199254740993}"#, true),
+            (r#"{"x":9007199254740992}"#, false),
+            (r#"{"x":18446744073709551616}"#, false),
+            (r#"{"x":100000000000000000000}"#, false),
+            (r#"{"x":1000000000000000000000000000000000000000000}"#, true),
+            (r#"{"x":9007199254740993.5,"n":9007199254740993}"#, false),
+            (r#"{"list":[1,9007199254740993]}"#, true),
+            (r#"{"object":{"n":9007199254740993,"y":1}}"#, false),
+            (r#"{"object":{"n":1,"y":9007199254740993}}"#, true),
+            (r#"{"other":9007199254740993,"x":"9007199254740993"}"#, false),
+        ] {
+            assert_eq!(scan(text.as_bytes(), Some(&root)).is_err(), rounded, "{text}");
+            scan(text.as_bytes(), None).unwrap();
+        }
+    }
+}
