@@ -59,7 +59,8 @@ fn servers_answer_health_checks() {
     for address in [cluster.address(), &cluster.workers[0].address] {
         let address = format!("http://{address}");
         let (whole, one, watched) = tokio::runtime::Runtime::new().unwrap().block_on(async {
-            let mut health = HealthClient::connect(address).await.unwrap();
+            let mut health =
+                HealthClient::new(Channel::from_shared(address).unwrap().connect().await.unwrap());
             let of = |service: &str| HealthCheckRequest { service: service.into() };
             let whole = health.check(of("")).await.unwrap().into_inner().status();
             let one = health.check(of("caju.v1.Dispatcher")).await.unwrap_err().code();
