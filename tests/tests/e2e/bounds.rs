@@ -265,7 +265,7 @@ fn a_row_that_takes_too_many_steps_is_an_error() {
 fn jobs_with_slow_rows_do_not_stop_others() {
     // One row is most of a chunk's steps.
     let steps = ["--chunk-steps", "30000000"];
-    let cluster = Cluster::start_with(1, &steps, &[&["--cpu-threads", "2"], &steps[..]].concat());
+    let cluster = Cluster::start_with(1, &steps, &[&["--cpu-threads", "2"][..], &steps].concat());
     let row = "levenshtein(repeat('a', 5000), concat(repeat('b', 5000), cast(id as varchar)))";
     let slow = || Pipeline::of(json!({ "range": 1_000_000 }), json!([{ "map": { "n": row } }]));
     let pipelines = [slow(), slow()];

@@ -50,11 +50,11 @@ fn links_below_allowed_folders_are_followed() {
     }
     let lists = ["--allow-read", data.to_str().unwrap(), "--allow-write", saves.to_str().unwrap()];
     let dispatcher =
-        Server::start(folder.path(), "dispatcher", &[&["--listen", "127.0.0.1:0"], &lists[..]].concat());
+        Server::start(folder.path(), "dispatcher", &[&["--listen", "127.0.0.1:0"][..], &lists].concat());
     let worker = Server::start(
         folder.path(),
         "worker",
-        &[&["--dispatcher", &dispatcher.address], &lists[..]].concat(),
+        &[&["--dispatcher", dispatcher.address.as_str()][..], &lists].concat(),
     );
     let of = |path: &std::path::Path| Pipeline::of(json!({ "csv": { "path": path } }), json!([]));
     let read =
