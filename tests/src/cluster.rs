@@ -99,7 +99,10 @@ impl Cluster {
     pub fn add_worker(&mut self, args: &[&str]) {
         let mut all =
             vec!["--dispatcher", &self.dispatcher.address, "--listen", "127.0.0.1:0", "--allow", "/"];
-        all.extend(["--allow-write", "/", "--cpu-threads", "1"]);
+        all.extend(["--allow-write", "/"]);
+        if !args.contains(&"--cpu-threads") {
+            all.extend(["--cpu-threads", "1"]);
+        }
         all.extend(args);
         let worker = Server::start(self.folder.path(), "worker", &all);
         self.workers.push(worker);

@@ -32,7 +32,7 @@ pub fn handover_cpu_time() -> Duration {
 ///
 /// Each job has a queue of its own ([`CpuPool::of_job`]). A thread that becomes free takes the next closure of the job that has
 /// the fewest threads, so that each of several jobs gets its share of them. The closures of one job run in the order of their
-/// submission. If closures that take long hold all threads, a spare thread works for the jobs that have none.
+/// submission. If closures that take long hold all threads, spare threads work for the jobs that have none.
 #[derive(Clone, Debug)]
 pub struct CpuPool {
     inner: Arc<Inner>,
@@ -44,14 +44,18 @@ pub struct CpuPool {
 struct Inner {
     shared: Option<Arc<Shared>>,
     threads: Vec<JoinHandle<()>>,
-    /// The number of threads that the pool counts as; a simulation has none, and the spare one does not count.
+    /// The number of threads that the pool counts as; a simulation has none, and spare ones do not count.
     count: usize,
 }
 
 /// Closures of one job that may be queued. A further submission blocks its submitter.
 const MAX_QUEUED: usize = 4096;
 
-/// How long closures have to hold all threads until the spare thread works for other jobs. Almost all closures take less: the
+/// Threads in addition to those that a pool counts: how many jobs with slow rows may wait behind others that hold all threads
+/// before a job with fast rows waits, too. A waiting thread costs its stack.
+const SPARE_THREADS: usize = 8;
+
+/// How long closures have to hold all threads until spare threads work for other jobs. Almost all closures take less: the
 /// engine gives rows to threads in pieces of some milliseconds.
 const STALL: Duration = Duration::from_millis(500);
 
@@ -67,7 +71,7 @@ impl CpuPool {
         }
         let shared = Arc::new(Shared::new(count));
         let mut inner = Inner { shared: Some(Arc::clone(&shared)), threads: Vec::new(), count };
-        for i in 0..=count {
+        for i in 0..count + SPARE_THREADS {
             let shared = Arc::clone(&shared);
             let thread = std::thread::Builder::new()
                 .name(format!("caju-cpu-{i}"))
@@ -134,7 +138,7 @@ struct Shared {
     state: Mutex<State>,
     /// A closure was queued, or the pool stops.
     queued: Condvar,
-    /// A job waits while all threads are busy, or the pool stops: for the spare thread.
+    /// A job waits while all threads are busy, or the pool stops: for the spare threads.
     starved: Condvar,
     /// A queue became shorter.
     taken: Condvar,
@@ -145,7 +149,7 @@ struct State {
     queues: BTreeMap<Arc<str>, Queue>,
     /// The number of closures begun so far: which job was served longest ago.
     begun: u64,
-    /// For each thread, the spare one last: when it began the closure that it runs.
+    /// For each thread that is not spare: when it began the closure that it runs.
     busy_since: Vec<Option<Instant>>,
     closed: bool,
 }
@@ -166,7 +170,7 @@ impl std::fmt::Debug for Queue {
 
 impl Shared {
     fn new(threads: usize) -> Self {
-        let busy_since = vec![None; threads + 1];
+        let busy_since = vec![None; threads];
         let state = State { queues: BTreeMap::new(), begun: 0, busy_since, closed: false };
         let [queued, starved, taken] = [Condvar::new(), Condvar::new(), Condvar::new()];
         Self { state: Mutex::new(state), queued, starved, taken }
@@ -194,7 +198,7 @@ impl Shared {
         self.taken.notify_all();
     }
 
-    /// Lets the spare thread watch for how long the threads are held, if a job has none.
+    /// Lets a spare thread watch for how long the threads are held, if a job has none.
     fn call_spare(&self, state: &State) {
         if state.starved().is_some() && state.stalls_in().is_some() {
             self.starved.notify_one();
@@ -204,7 +208,7 @@ impl Shared {
     /// What one thread does until the pool stops. What is queued then still runs.
     fn work(&self, thread: usize) {
         let mut state = self.state.lock();
-        let is_spare = thread + 1 == state.busy_since.len();
+        let is_spare = thread >= state.busy_since.len();
         loop {
             let stalls_in = state.starved().and_then(|_| state.stalls_in()).filter(|_| is_spare);
             let job = match stalls_in {
@@ -247,10 +251,9 @@ impl State {
         self.next().filter(|job| self.queues.get(job).is_some_and(|q| q.running == 0))
     }
 
-    /// How long until all threads but the spare one have been held for [`STALL`], unless one becomes free; none while one is.
+    /// How long until all threads have been held for [`STALL`], unless one becomes free; none while one is.
     fn stalls_in(&self) -> Option<Duration> {
-        let threads = self.busy_since.split_last().map_or(&[][..], |(_, threads)| threads);
-        let last = threads.iter().copied().collect::<Option<Vec<Instant>>>()?.into_iter().max()?;
+        let last = self.busy_since.iter().copied().collect::<Option<Vec<Instant>>>()?.into_iter().max()?;
         Some(STALL.saturating_sub(last.elapsed()))
     }
 
@@ -325,21 +328,23 @@ mod tests {
         assert_eq!(*order.lock(), ["a", "b", "c", "a", "b", "a"]);
     }
 
-    /// A job whose closures do not end holds all threads: another one still runs.
+    /// Jobs whose closures do not end hold all threads: another one still runs.
     #[tokio::test]
-    async fn a_job_that_holds_all_threads_does_not_stop_others() {
+    async fn jobs_that_hold_all_threads_do_not_stop_others() {
         let pool = CpuPool::new(2).unwrap();
         let (release, held) = crossbeam_channel::bounded::<()>(0);
-        let endless: Vec<_> = (0..4)
-            .map(|_| {
+        let endless: Vec<_> = ["a", "a", "a", "b", "b", "c"]
+            .into_iter()
+            .map(|job| {
                 let held = held.clone();
-                pool.of_job("endless").run(move || held.recv().is_ok())
+                pool.of_job(job).run(move || held.recv().is_ok())
             })
             .collect();
         for i in 0..3 {
             assert_eq!(pool.of_job("other").run(move || i).await.unwrap(), i);
         }
-        assert!(pool.inner.shared.as_ref().unwrap().state.lock().queues["endless"].running <= 2);
+        let running = |job: &str| pool.inner.shared.as_ref().unwrap().state.lock().queues[job].running;
+        assert!(running("a") <= 2 && running("b") <= 2, "spare threads are for jobs that have none");
         drop(release);
         futures::future::join_all(endless).await;
     }

@@ -9,7 +9,7 @@ use arrow::ipc::writer::{FileWriter, IpcWriteOptions};
 use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray};
 use caju_tests::files::{example, tfrecord};
 use caju_tests::pipeline::Report;
-use caju_tests::{Cluster, Pipeline};
+use caju_tests::{Cluster, Pipeline, Process};
 use serde_json::{Value, json};
 
 /// A compressed Arrow file of 10,000 rows.
@@ -236,4 +236,90 @@ fn an_element_above_max_frame_ends_its_reader() {
     cluster.read(&p, &["--max-frame", "1KiB"]).expect_code(2).expect_error(&["--max-frame", "at least 1MiB"]);
     still_serves(&cluster);
     cluster.stop();
+}
+
+/// A row that would take minutes is an error of its stage and row, and the other jobs go on.
+#[test]
+fn a_row_that_takes_too_many_steps_is_an_error() {
+    let cluster = Cluster::start_with(1, &[], &["--cpu-threads", "2"]);
+    let row = "levenshtein(repeat('a', 300001), repeat('b', 300000))";
+    let endless = Pipeline::of(json!({ "range": 10 }), json!([{ "map": { "n": row } }]));
+    cluster.read(&endless, &[]).expect_code(2).expect_error(&[
+        "steps[0].map",
+        "row 0 of it",
+        "`levenshtein` needs 90,000,300,000 steps",
+        "--chunk-steps",
+    ]);
+    still_serves(&cluster);
+    cluster.stop();
+    // Fewer steps at a time give the same rows, and `--chunk-steps` is what bounds them.
+    let row = "levenshtein(concat(cast(id as varchar), repeat('a', 97)), 'abcdefghij')";
+    let p = Pipeline::of(json!({ "range": 1000 }), json!([{ "map": { "n": row } }]));
+    let few = p.report(&["--chunk-steps", "20000"]);
+    assert_eq!((few.rows(), few.checksums()), (vec![1000], p.report(&[]).checksums()));
+    p.run(&["--chunk-steps", "900"]).expect_code(2).expect_error(&["row 0 of it", "--chunk-steps"]);
+}
+
+/// Jobs with slow rows hold all threads of a worker: another job still gets its rows.
+#[test]
+fn jobs_with_slow_rows_do_not_stop_others() {
+    // One row is most of a chunk's steps.
+    let steps = ["--chunk-steps", "30000000"];
+    let cluster = Cluster::start_with(1, &steps, &[&["--cpu-threads", "2"][..], &steps].concat());
+    let row = "levenshtein(repeat('a', 5000), concat(repeat('b', 5000), cast(id as varchar)))";
+    let slow = || Pipeline::of(json!({ "range": 1_000_000 }), json!([{ "map": { "n": row } }]));
+    let pipelines = [slow(), slow()];
+    let readers: Vec<_> =
+        pipelines.iter().zip(["a", "b"]).map(|(p, job)| cluster.start_read(p, &["--job", job])).collect();
+    cluster.wait_for_status("two jobs with tasks", |s| {
+        (s["workers"][0]["tasks"].as_array()?.len() == 2).then_some(())
+    });
+    let quick = Pipeline::of(json!({ "range": 10 }), json!([{ "map": { "x": "id + 1" } }]));
+    assert_eq!(cluster.report(&quick, &[]).rows(), [10]);
+    for reader in readers {
+        assert!(!reader.has_ended(), "{}", reader.errors());
+    }
+}
+
+/// Each bound of what a dispatcher keeps is a flag. What is forgotten first is tested in the dispatcher's room.
+#[test]
+fn what_a_dispatcher_keeps_is_bounded_by_flags() {
+    let rows = |n: u64| Pipeline::of(json!({ "range": n }), json!([{ "batch": 10 }]));
+    let slow = |n: u64| Pipeline::of(json!({ "range": n }), json!([{ "sleep": { "per_row": "100ms" } }]));
+    for (flag, refused) in [
+        ("--max-datasets", &slow(1_000_001)),
+        ("--max-jobs", &slow(1_000_000)),
+        ("--max-readers", &slow(1_000_000)),
+    ] {
+        let cluster = Cluster::start_with(1, &[flag, "1"], &[]);
+        // Epochs that are over make room.
+        for i in 0..3 {
+            assert_eq!(cluster.report(&rows(10 + i), &["--job", &format!("over{i}")]).rows(), [10 + i]);
+        }
+        let reading = slow(1_000_000);
+        let reader = cluster.start_read(&reading, &["--job", "reading"]);
+        cluster.wait_for_status("the reader's job", |s| {
+            let jobs = s["jobs"].as_array()?;
+            jobs.iter().any(|j| j["job"] == "reading" && j["state"] == "running").then_some(())
+        });
+        cluster.read(refused, &["--job", "other"]).expect_code(3).expect_error(&[flag]);
+        reader.signal("TERM");
+        reader.wait_for_end();
+        cluster.stop();
+    }
+    let small = Cluster::start_with(1, &["--max-dataset-bytes", "8KiB"], &[]);
+    assert_eq!(small.report(&rows(10), &[]).rows(), [10]);
+    let long =
+        Pipeline::of(json!({ "range": 10 }), json!([{ "map": { "x": format!("'{}'", "x".repeat(9000)) } }]));
+    small.read(&long, &[]).expect_code(3).expect_error(&["--max-dataset-bytes"]);
+    small.stop();
+    // One epoch at a time is enough for a job that reads one after the other.
+    let one = Cluster::start_with(1, &["--max-job-epochs", "1", "--max-worker-registrations", "1"], &[]);
+    assert_eq!(one.report(&rows(10), &["--epochs", "3"]).rows(), [10; 3]);
+    let args = ["worker", "--dispatcher", one.address(), "--listen", "127.0.0.1:0"];
+    let second = Process::caju(one.folder(), &args);
+    second.wait_for_error_line("--max-worker-registrations");
+    second.signal("KILL");
+    second.wait_for_end();
+    one.stop();
 }

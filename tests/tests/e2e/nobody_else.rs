@@ -25,9 +25,52 @@ fn processes_that_serve_nobody_listen_nowhere() {
         process.wait_for_error_line(" after ");
         assert_eq!(listening(process.id()), Vec::<String>::new(), "{command:?}");
     }
+    let quickstart = ["quickstart", "--dir", "photos", "--count", "64", "--epochs", "100000"];
+    let quickstart = Process::caju(p.folder(), &quickstart);
+    // Line 19 is the decision at the end of the first epoch.
+    quickstart.wait_for_lines(19);
+    assert_eq!(listening(quickstart.id()), Vec::<String>::new());
     let cluster = Cluster::start(1);
     assert_eq!(listening(cluster.dispatcher.process.id()).len(), 1, "what listens is found");
     cluster.stop();
+}
+
+/// `--allow-read` and `--allow-write` compare names. docs/cli.md says so: whoever may create links there decides where they lead.
+#[test]
+fn links_below_allowed_folders_are_followed() {
+    let folder = tempdir().unwrap();
+    let [data, saves, outside] = ["data", "saves", "outside"].map(|name| {
+        let path = folder.path().join(name);
+        std::fs::create_dir(&path).unwrap();
+        path
+    });
+    std::fs::write(outside.join("t.csv"), "n\n7\n").unwrap();
+    for from in [&data, &saves] {
+        std::os::unix::fs::symlink(&outside, from.join("link")).unwrap();
+    }
+    let lists = ["--allow-read", data.to_str().unwrap(), "--allow-write", saves.to_str().unwrap()];
+    let dispatcher =
+        Server::start(folder.path(), "dispatcher", &[&["--listen", "127.0.0.1:0"][..], &lists].concat());
+    let worker = Server::start(
+        folder.path(),
+        "worker",
+        &[&["--dispatcher", dispatcher.address.as_str()][..], &lists].concat(),
+    );
+    let of = |path: &std::path::Path| Pipeline::of(json!({ "csv": { "path": path } }), json!([]));
+    let read =
+        |p: &Pipeline| caju_in(p.folder(), &["read", "pipeline.yaml", "--dispatcher", &dispatcher.address]);
+    read(&of(&data.join("link/t.csv"))).expect_code(0);
+    read(&of(&outside.join("t.csv"))).expect_code(3).expect_error(&["--allow-read"]);
+    let p = of(&data.join("link/t.csv"));
+    let save = |to: &std::path::Path| {
+        let to = to.to_str().unwrap();
+        caju_in(p.folder(), &["save", "pipeline.yaml", "--to", to, "--dispatcher", &dispatcher.address])
+    };
+    save(&saves.join("link/new")).expect_code(0);
+    assert!(outside.join("new").is_dir());
+    save(&outside.join("other")).expect_code(3).expect_error(&["--allow-write"]);
+    worker.terminate().expect_code(0);
+    dispatcher.terminate().expect_code(0);
 }
 
 #[test]

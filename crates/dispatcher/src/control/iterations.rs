@@ -3,7 +3,7 @@
 use caju_proto::v1;
 use caju_types::{Error, IterationId, JobName, Result};
 
-use super::usage::admit_epoch;
+use super::usage::{admit_epoch, admit_reader};
 use super::{Core, Txn, attempts, consumers, reattach, resume};
 use crate::state::{Job, Mode, Resume, Update};
 
@@ -89,6 +89,7 @@ pub(super) fn open_new(
         // Dropping the failed iteration took an anonymous job with it.
         txn.apply(Update::JobCreated { job: name.clone(), spec: job.spec.clone() });
     }
+    admit_reader(core, txn.state)?;
     admit_epoch(core, txn, name)?;
     let iteration = IterationId(txn.state.next_id);
     let num_shards = core.num_shards(job.spec.mode);

@@ -8,7 +8,7 @@ use caju_types::{DatasetId, Error, IterationId, JobName, Result, hash128};
 
 use super::datasets::{find, parse, register};
 use super::jobs::{ANONYMOUS, mode_of_message};
-use super::usage::check_name;
+use super::usage::{admit_reader, check_name};
 use super::{Core, iterations, jobs, joining, resume, sharing, targets};
 use crate::catalog::Bound;
 use crate::state::{Dataset, Mode};
@@ -51,6 +51,10 @@ impl Core {
         let (now, unix_ms) = (self.clock.now(), self.unix_ms());
         let (answer, dataset) = self
             .commit(|txn| {
+                if !txn.state.jobs.contains_key(&JobName(request.job.clone())) {
+                    // Nothing is left of a job that is refused.
+                    admit_reader(self, txn.state)?;
+                }
                 let dataset = match &wanted {
                     Wanted::Known(id) => find(txn.state, id)?.clone(),
                     Wanted::Bound(_, dataset) => {
