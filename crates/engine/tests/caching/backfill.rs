@@ -70,17 +70,24 @@ async fn the_second_epoch_computes_nothing() {
 async fn splits_that_exceed_the_buffer_are_computed_again() {
     let pair = pair().await;
     let want = pair.computed(how(0)).await;
-    // A split has some 22 kB at one hint and 33 kB at the other.
-    let cache = cache_with(&place("kept"), memory(100 << 10)).await;
     let plan = pair.hints[1].plan("arrow/none");
-    let (rows, modes) = decided(&pair, &cache, 40, &plan).await;
-    assert_eq!(rows, want);
-    // 100 KiB hold four whole splits. Splits that are read while the decision comes have few rows in the buffer, and are
-    // stored as well: how many they are depends on the machine. Without the limit all forty would be stored.
-    assert!(modes.compute >= 16, "{modes:?}");
-    assert_eq!(modes.put + modes.compute, SPLITS, "{modes:?}");
-    let (rows, again) = pair.with(&cache, how(1), &plan).await;
-    assert_eq!((rows, again.put, again.get), (want, modes.compute, modes.put));
+    let mut runs = Vec::new();
+    for _ in 0..20 {
+        // A split has some 22 kB at one hint and 33 kB at the other.
+        let cache = cache_with(&place("kept"), memory(100 << 10)).await;
+        let (rows, modes) = decided(&pair, &cache, 40, &plan).await;
+        assert_eq!(rows, want);
+        assert_eq!(modes.put + modes.compute, SPLITS, "{modes:?}");
+        let (rows, again) = pair.with(&cache, how(1), &plan).await;
+        assert_eq!((&rows, again.put, again.get), (&want, modes.compute, modes.put));
+        // 100 KiB hold four whole splits. Splits that are read while the decision comes have few rows in the buffer, and are
+        // stored as well: their number, up to all forty, depends on the machine. Without the limit it is forty in each run.
+        if modes.compute >= 16 {
+            return;
+        }
+        runs.push(modes);
+    }
+    panic!("the buffer holds more than its limit: {runs:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
