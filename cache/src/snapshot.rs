@@ -59,7 +59,7 @@ impl Snapshot {
 
     /// The part of one split, without a listing: as of the last [`Snapshot::index`] and this process's own commits.
     pub fn cached_part(&self, split: &SplitKey) -> Option<Arc<PartMeta>> {
-        self.state.known_part(*split)
+        self.state.cached_part(*split)
     }
 
     /// Asks to write the part of a split.

@@ -11,6 +11,8 @@ names the file. What else is allowed depends on what the format can detect:
 """
 
 import csv
+import datetime
+import decimal
 import gzip
 import io
 import json
@@ -21,6 +23,7 @@ import tarfile
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import xxhash
 from PIL import Image
 
 EXACT, COUNT, RECORDS = "exact", "count", "records"
@@ -54,13 +57,46 @@ def table(rows):
     })
 
 
+NESTED = pa.schema([
+    ("id", pa.int64()),
+    ("flag", pa.bool_()),
+    ("price", pa.decimal128(12, 2)),
+    ("day", pa.date32()),
+    ("values", pa.list_(pa.int32())),
+    ("corner", pa.list_(pa.float32(), 3)),
+    ("point", pa.struct([("x", pa.float64()), ("name", pa.string()), ("tags", pa.list_(pa.string()))])),
+    ("items", pa.list_(pa.struct([("key", pa.string()), ("count", pa.int64()), ("good", pa.bool_())]))),
+])
+
+
+def nested(rows):
+    """Lists, structs, lists of structs, booleans, decimals and dates, with nulls and empty lists at every level."""
+    rng = random.Random(11)
+
+    def row(i):
+        items = [{"key": f"k{rng.randrange(9)}", "count": None if j == 2 else rng.randrange(1000), "good": i % 2 == j % 2}
+                 for j in range(i % 4)]
+        return {
+            "id": i, "flag": None if i % 11 == 5 else rng.random() < 0.5,
+            "price": None if i % 13 == 1 else decimal.Decimal(rng.randrange(-10**6, 10**6)).scaleb(-2),
+            "day": datetime.date(2024, 1, 1) + datetime.timedelta(days=i % 700),
+            "values": None if i % 9 == 4 else [None if j == 3 else rng.randrange(100) for j in range(i % 6)],
+            "corner": [0.25 * i, 0.5, -1.0 * i],
+            "point": None if i % 7 == 2 else {
+                "x": rng.random(), "name": None if i % 5 == 0 else f"p{i % 50}",
+                "tags": None if i % 10 == 7 else ["near", "far", "außen"][:i % 4]},
+            "items": None if i % 8 == 6 else items,
+        }
+    return pa.Table.from_pylist([row(i) for i in range(rows)], schema=NESTED)
+
+
 # Parquet
 
-def parquet(**options):
+def parquet(make=table, **options):
     def write(rows):
         out = io.BytesIO()
         groups = dict(row_group_size=max(1, rows // 4), data_page_size=1024)
-        pq.write_table(table(rows), out, **{**groups, **options})
+        pq.write_table(make(rows), out, **{**groups, **options})
         return out.getvalue()
     return write
 
@@ -79,6 +115,9 @@ PARQUET = {
     "gzip": dict(use_dictionary=True, compression="gzip"),
     "crc": dict(use_dictionary=True, compression="none", write_page_checksum=True),
     "crc-zstd": dict(use_dictionary=False, compression="zstd", write_page_checksum=True),
+    "nested": dict(make=nested, use_dictionary=False, compression="none"),
+    "nested-snappy-v2": dict(make=nested, use_dictionary=True, compression="snappy", data_page_version="2.0"),
+    "nested-crc": dict(make=nested, use_dictionary=True, compression="none", write_page_checksum=True),
 }
 
 
@@ -153,9 +192,9 @@ def page_header(file, at):
 
 # Arrow
 
-def arrow(compression=None, dictionary=False):
+def arrow(compression=None, dictionary=False, make=table):
     def write(rows):
-        t = table(rows)
+        t = make(rows)
         if dictionary:
             t = t.set_column(2, "color", t["color"].combine_chunks().dictionary_encode())
         out = io.BytesIO()
@@ -260,10 +299,16 @@ def json_file(rows):
     return "".join(json.dumps(row) + "\n" for row in table(rows).to_pylist()).encode()
 
 
+def json_nested(rows):
+    """Lists, objects, lists of objects and booleans; decimals and dates are text there."""
+    return "".join(json.dumps(row, default=str) + "\n" for row in nested(rows).to_pylist()).encode()
+
+
 def json_records(file):
     """Objects, by Python's reader."""
     text, at, found = file.decode("latin-1"), 0, 0
-    decoder = json.JSONDecoder()
+    # RFC 8259 lets a reader accept more than JSON: control characters in strings, as Arrow's does.
+    decoder = json.JSONDecoder(strict=False)
     try:
         while text[at:].strip():
             at += len(text[at:]) - len(text[at:].lstrip())
@@ -274,31 +319,76 @@ def json_records(file):
     return found
 
 
+# Compressed files
+
 def gzipped(write):
     return lambda rows: gzip.compress(write(rows), compresslevel=6, mtime=0)
 
 
+def zstandard(write, checked=True):
+    """A Zstandard frame; `checked` with the checksum of its contents that the `zstd` command writes, and pyarrow does not."""
+    def compress(rows):
+        data = write(rows)
+        frame = bytearray(pa.compress(data, codec="zstd", asbytes=True))
+        if checked:
+            # Byte 4 describes the frame; bit 2 says that a checksum follows its last block.
+            frame[4] |= 4
+            frame += struct.pack("<I", xxhash.xxh64_intdigest(data) & 0xFFFFFFFF)
+        return bytes(frame)
+    return compress
+
+
+def unzstandard(count):
+    """Counts the records of a Zstandard file; None where pyarrow refuses to unpack it."""
+    def records(file):
+        try:
+            with pa.input_stream(io.BytesIO(file), compression="zstd") as stream:
+                return count(stream.read())
+        except (OSError, pa.ArrowException):
+            return None
+    return records
+
+
 # Images and archives
 
-def photo(i, kind):
+def photo(i, kind, deep=False, **options):
+    """A small picture; `deep` in grey of 16 bits."""
     y, x = np.mgrid[0:24, 0:32]
     px = np.stack([x * 8, y * 10, (x * y + 16 * i) % 256], axis=2).astype(np.uint8)
+    if deep:
+        px = (x * 2048 + y * 97).astype(np.uint16)
     out = io.BytesIO()
-    options = dict(quality=85) if kind == "jpeg" else {}
+    options = {**(dict(quality=85) if kind == "jpeg" else {}), **options}
     Image.fromarray(px).save(out, kind, **options)
     return out.getvalue()
 
 
-def tar(rows):
+def tar(rows, form=tarfile.USTAR_FORMAT, folder=""):
     """Samples of a JPEG and a class each, as WebDataset has them."""
     out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+    with tarfile.open(fileobj=out, mode="w", format=form) as archive:
         for i in range(rows):
             for extension, data in (("jpg", photo(i, "jpeg")), ("cls", str(i % 10).encode())):
-                info = tarfile.TarInfo(f"{i:06}.{extension}")
+                info = tarfile.TarInfo(f"{folder}{i:06}.{extension}")
                 info.size = len(data)
                 archive.addfile(info, io.BytesIO(data))
     return out.getvalue()
+
+
+def tar_pax(rows):
+    """Names that only an extended header has space for, which stands in a member of its own before each file."""
+    return tar(rows, tarfile.PAX_FORMAT, "a-long-folder/" * 9 + "außen/")
+
+
+def tar_records(file):
+    """Samples, by Python's reader: files in a row whose names agree up to the first dot."""
+    try:
+        with tarfile.open(fileobj=io.BytesIO(file)) as archive:
+            folders = [name.rpartition("/") for name in archive.getnames()]
+    except tarfile.TarError:
+        return None
+    keys = [folder + name.partition(".")[0] for folder, _, name in folders]
+    return sum(key != before for key, before in zip(keys, [None, *keys]))
 
 
 DECODE = [{"map": {"image": "decode_image(image)"}}]
@@ -318,15 +408,34 @@ FORMATS = [
     Format("arrow-dictionary", ".arrow", COUNT, arrow(dictionary=True), file_source("arrow", split=SMALL)),
     Format("arrow-lz4", ".arrow", COUNT, arrow("lz4"), file_source("arrow", split=SMALL)),
     Format("arrow-zstd", ".arrow", COUNT, arrow("zstd"), file_source("arrow", split=SMALL)),
+    Format("arrow-nested", ".arrow", COUNT, arrow(make=nested), file_source("arrow", split=SMALL)),
+    Format("arrow-nested-zstd", ".arrow", COUNT, arrow("zstd", make=nested), file_source("arrow", split=SMALL)),
     Format("tfrecord", ".tfrecord", EXACT, tfrecord, file_source("tfrecord", split=SMALL), [PARSE]),
     Format("tfrecord-gz", ".tfrecord.gz", EXACT, gzipped(tfrecord), file_source("tfrecord"), [PARSE]),
+    # Without a checksum of the frame: those of the records reveal what changed.
+    Format("tfrecord-zst", ".tfrecord.zst", EXACT, zstandard(tfrecord, checked=False), file_source("tfrecord"), [PARSE]),
     Format("csv", ".csv", RECORDS, csv_file, file_source("csv", split=SMALL, schema=CSV_SCHEMA), count=csv_records),
     Format("csv-gz", ".csv.gz", EXACT, gzipped(csv_file), file_source("csv", schema=CSV_SCHEMA)),
+    Format("csv-zst", ".csv.zst", EXACT, zstandard(csv_file), file_source("csv", schema=CSV_SCHEMA)),
+    Format("csv-zst-unchecked", ".csv.zst", RECORDS, zstandard(csv_file, checked=False),
+           file_source("csv", schema=CSV_SCHEMA), count=unzstandard(csv_records)),
     Format("json", ".jsonl", RECORDS, json_file, file_source("json", split=SMALL, schema=CSV_SCHEMA),
            count=json_records),
     Format("json-gz", ".jsonl.gz", EXACT, gzipped(json_file), file_source("json", schema=CSV_SCHEMA)),
+    Format("json-zst", ".jsonl.zst", EXACT, zstandard(json_file), file_source("json", schema=CSV_SCHEMA)),
+    Format("json-nested", ".jsonl", RECORDS, json_nested, file_source("json", split=SMALL), count=json_records),
+    Format("json-nested-gz", ".jsonl.gz", EXACT, gzipped(json_nested), file_source("json")),
     Format("tar", ".tar", COUNT, tar, file_source("webdataset", split=SMALL), rows=24),
+    # No checksum covers an extended header: a changed name makes two samples of one.
+    Format("tar-pax", ".tar", RECORDS, tar_pax, file_source("webdataset", split=SMALL), rows=24, count=tar_records),
     Format("tar-gz", ".tar.gz", EXACT, gzipped(tar), file_source("webdataset"), rows=24),
+    Format("tar-zst", ".tar.zst", EXACT, zstandard(tar), file_source("webdataset"), rows=24),
     Format("png", ".png", EXACT, lambda i: photo(i, "png"), file_source("images"), DECODE, rows=1),
+    Format("png-16", ".png", EXACT, lambda i: photo(i, "png", deep=True), file_source("images"), DECODE, rows=1),
     Format("jpeg", ".jpg", COUNT, lambda i: photo(i, "jpeg"), file_source("images"), DECODE, rows=1),
+    Format("jpeg-progressive", ".jpg", COUNT, lambda i: photo(i, "jpeg", progressive=True), file_source("images"), DECODE,
+           rows=1),
+    Format("webp", ".webp", COUNT, lambda i: photo(i, "webp", quality=80), file_source("images"), DECODE, rows=1),
+    Format("webp-lossless", ".webp", COUNT, lambda i: photo(i, "webp", lossless=True), file_source("images"), DECODE,
+           rows=1),
 ]

@@ -6,13 +6,14 @@
     python3 tests/mutation/run.py --only arrow-lz4 --replay 17     # one damaged file again, with all that caju writes
 
 Every case changes 1 to 3 bytes at places that `--seed`, the format's name and the case's number determine. It is read
-twice: by `caju run`, and by `caju read` through a dispatcher and a worker that serve all cases. Formats differ in what
+twice: by `caju run`, and by `caju read` through a dispatcher and a worker that serve all cases. A damaged cache has a
+cluster of its own in each case. Formats differ in what
 they can detect: formats.py says what each promises, and the table repeats it. Stored parts are always computed again
 (`cache-*`: exactly the rows, no error); saves (`save-*`) are exact.
 
 A violation is: other rows than promised, an error that does not name the file, no answer within --deadline, or a
 process that died of a signal or a panic. Each is kept in a folder below --violations, with the command that repeats
-it. Exit code 1 if there is one. Needs pyarrow, NumPy and Pillow (tests/python/requirements.txt).
+it. Exit code 1 if there is one. Needs pyarrow, NumPy, xxhash and Pillow (tests/python/requirements.txt).
 """
 
 import argparse
@@ -30,10 +31,11 @@ import tempfile
 import threading
 import time
 
-from formats import EXACT, FORMATS, RECORDS, SMALL, parquet
+from formats import EXACT, FORMATS, RECORDS, SMALL, nested, parquet, table
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ENCODINGS = ["arrow/none", "arrow/lz4", "arrow/zstd", "parquet/none", "parquet/snappy", "parquet/lz4", "parquet/zstd"]
+NESTED_ENCODINGS = ["arrow/none", "arrow/zstd", "parquet/zstd"]
 
 
 def changes(seed, name, number, size):
@@ -63,6 +65,7 @@ class Outcome:
         self.code, self.stderr = code, stderr
         epochs = (report or {}).get("epochs") or [{}]
         self.rows, self.checksum = epochs[0].get("rows"), epochs[0].get("rows_checksum")
+        self.cache_bytes_read = epochs[0].get("cache_bytes_read") or 0
 
     def died(self):
         if self.code is None:
@@ -74,13 +77,51 @@ class Outcome:
         return None
 
 
+class Cluster:
+    """A dispatcher and a worker."""
+
+    def __init__(self, binary, env, folder, allowed, *of_dispatcher):
+        self.binary, self.env, self.folder, self.servers = binary, env, folder, []
+        more = ["--listen", "127.0.0.1:0", "--allow", str(allowed)]
+        self.address = self.start("dispatcher", *more, "--worker-timeout", "2s", *of_dispatcher)
+        self.start("worker", "--dispatcher", self.address, "--cpu-threads", "2", *more)
+
+    def start(self, role, *args):
+        log = open(self.folder / f"{role}.log", "ab")
+        server = subprocess.Popen([self.binary, role, *args], env=self.env, stdin=subprocess.DEVNULL,
+                                  stdout=subprocess.PIPE, stderr=log, cwd=self.folder)
+        log.close()
+        self.servers.append(server)
+        line = server.stdout.readline().decode()
+        if " listening on " not in line:
+            self.stop()
+            raise SystemExit(f"the {role} did not start: see {self.folder / (role + '.log')}")
+        return line.split()[-1]
+
+    def dead(self):
+        """How the processes ended, None while all live."""
+        for server, role in zip(self.servers, ("dispatcher", "worker")):
+            code = server.poll()
+            if code is not None:
+                how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+                return f"the {role} {how}"
+        return None
+
+    def stop(self):
+        for server in self.servers:
+            server.kill()
+            server.wait()
+            server.stdout.close()
+        self.servers = []
+
+
 class Caju:
     """The binary, with a folder for what it reads and writes, and a cluster that lives until it dies."""
 
     def __init__(self, binary, folder, deadline):
         self.binary, self.folder, self.deadline = str(binary), folder, deadline
         self.env = {k: v for k, v in os.environ.items() if not k.startswith("CAJU_")}
-        self.servers, self.lock, self.address, self.deaths = [], threading.Lock(), None, 0
+        self.shared, self.lock = None, threading.Lock()
 
     def command(self, work, args, definition):
         pipeline, report = work / "pipeline.yaml", work / "report.json"
@@ -100,46 +141,26 @@ class Caju:
     def run(self, work, definition, *args):
         return self.command(work, ["run", *args], definition)
 
-    def read(self, work, definition, *args):
-        return self.command(work, ["read", "--dispatcher", self.cluster(), *args], definition)
+    def read(self, work, definition, *args, cluster=None):
+        """Reads through the cluster of all cases, or another one."""
+        return self.command(work, ["read", "--dispatcher", (cluster or self.cluster()).address, *args], definition)
 
     def cluster(self):
-        """The address of a dispatcher that has a living worker; started again where one died."""
+        """The cluster of all cases; started again where a process of it died."""
         with self.lock:
-            if self.servers and all(s.poll() is None for s in self.servers):
-                return self.address
-            self.stop()
-            more = ["--listen", "127.0.0.1:0", "--allow", str(self.folder)]
-            self.address = self.start("dispatcher", *more, "--worker-timeout", "2s")
-            self.start("worker", "--dispatcher", self.address, "--cpu-threads", "2", *more)
-            return self.address
-
-    def start(self, role, *args):
-        log = open(self.folder / f"{role}.log", "ab")
-        server = subprocess.Popen([self.binary, role, *args], env=self.env, stdin=subprocess.DEVNULL,
-                                  stdout=subprocess.PIPE, stderr=log, cwd=self.folder)
-        log.close()
-        self.servers.append(server)
-        line = server.stdout.readline().decode()
-        if " listening on " not in line:
-            raise SystemExit(f"the {role} did not start: see {self.folder / (role + '.log')}")
-        return line.split()[-1]
+            if self.shared is None or self.shared.dead():
+                self.stop()
+                self.shared = Cluster(self.binary, self.env, self.folder, self.folder)
+            return self.shared
 
     def dead(self):
         """How the cluster's processes ended, None while all live."""
         with self.lock:
-            for server, role in zip(self.servers, ("dispatcher", "worker")):
-                code = server.poll()
-                if code is not None:
-                    how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-                    return f"the {role} {how}"
-        return None
+            return self.shared.dead() if self.shared else None
 
     def stop(self):
-        for server in self.servers:
-            server.kill()
-            server.wait()
-        self.servers = []
+        if self.shared:
+            self.shared.stop()
 
 
 class Kind:
@@ -203,13 +224,13 @@ class SourceFile(Kind):
 class Stored(Kind):
     """One object of a cache or a save. The table that is stored comes from a good file."""
 
-    def __init__(self, name, encoding, steps):
+    def __init__(self, name, encoding, steps, make=table):
         super().__init__(name, EXACT)
-        self.encoding, self.steps, self.named = encoding, steps, "stored"
+        self.encoding, self.steps, self.named, self.make = encoding, steps, "stored", make
 
     def prepare(self, caju, folder):
         source = folder / "good.parquet"
-        source.write_bytes(parquet(use_dictionary=True, compression="none")(600))
+        source.write_bytes(parquet(self.make, use_dictionary=True, compression="none")(600))
         self.definition = {"source": {"parquet": {"path": str(source), "split": SMALL}}, "steps": self.steps}
         self.root = folder / "original"
         self.store(caju, folder)
@@ -239,31 +260,52 @@ class Stored(Kind):
 class CachedParts(Stored):
     """A cache from which a later run reads: damage costs computing, never rows, and is no error."""
 
-    # A dispatcher is given its cache when it starts; the same reader runs in both.
-    ways = ("run",)
     policy = ("--policy", "hint:h")
 
-    def __init__(self, encoding, whole=False):
+    def __init__(self, encoding, whole=False, make=table):
         steps = ([{"shuffle": 100}] if whole else []) + [{"autocache": "h"}, {"filter": "id >= 0"}]
-        super().__init__(f"cache{'-set' if whole else ''}-{encoding.replace('/', '-')}", encoding, steps)
+        kind = ("-set" if whole else "") + ("-nested" if make is nested else "")
+        super().__init__(f"cache{kind}-{encoding.replace('/', '-')}", encoding, steps, make)
 
     def store(self, caju, folder):
         args = ["--cache", str(self.root), *self.policy, "--encoding", self.encoding]
         self.good = caju.run(folder, self.definition, *args)
 
+    def prepare(self, caju, folder):
+        super().prepare(caju, folder)
+        for way in self.ways:
+            outcome, dead = self.read(caju, folder, self.damage(folder, {}), way)
+            if dead or not outcome.cache_bytes_read:
+                raise SystemExit(f"{self.name}: what is whole is not read from the cache by {way}: {outcome.stderr}")
+
+    def read(self, caju, work, copy, way):
+        """What a later run answers, and how its cluster ended if that died."""
+        if way == "cluster":
+            return self.through_a_cluster(caju, work, copy)
+        return caju.run(work, self.definition, "--cache", str(copy), *self.policy), None
+
     def case(self, caju, work, flips, way):
-        outcome = caju.run(work, self.definition, "--cache", str(self.damage(work, flips)), *self.policy)
+        outcome, dead = self.read(caju, work, self.damage(work, flips), way)
         same = (outcome.rows, outcome.checksum) == (self.good.rows, self.good.checksum)
-        if outcome.died() or outcome.code:
-            return outcome, outcome.died() or "an error, where what is damaged should be computed again"
+        if outcome.died() or outcome.code or dead:
+            return outcome, outcome.died() or dead or "an error, where what is damaged should be computed again"
         return outcome, None if same else f"{outcome.rows} rows or other values; {self.good.rows} were stored"
+
+    def through_a_cluster(self, caju, work, copy):
+        """A cluster of the case's own: a dispatcher is given its cache when it starts."""
+        cluster = Cluster(caju.binary, caju.env, work, caju.folder, "--cache", str(copy))
+        try:
+            return caju.read(work, self.definition, *self.policy, cluster=cluster), cluster.dead()
+        finally:
+            cluster.stop()
 
 
 class Saved(Stored):
     """A save that `load` reads."""
 
-    def __init__(self, encoding):
-        super().__init__(f"save-{encoding.replace('/', '-')}", encoding, [{"filter": "id >= 0"}])
+    def __init__(self, encoding, make=table):
+        kind = "-nested" if make is nested else ""
+        super().__init__(f"save{kind}-{encoding.replace('/', '-')}", encoding, [{"filter": "id >= 0"}], make)
 
     def store(self, caju, folder):
         saved = caju.command(folder, ["save", "--to", str(self.root), "--encoding", self.encoding], self.definition)
@@ -283,7 +325,8 @@ class Saved(Stored):
 
 def kinds():
     return [*map(SourceFile, FORMATS), *map(CachedParts, ENCODINGS), CachedParts("arrow/none", whole=True),
-            CachedParts("parquet/zstd", whole=True), *map(Saved, ENCODINGS)]
+            CachedParts("parquet/zstd", whole=True), *(CachedParts(e, make=nested) for e in NESTED_ENCODINGS),
+            *map(Saved, ENCODINGS), *(Saved(e, nested) for e in NESTED_ENCODINGS)]
 
 
 class Harness:

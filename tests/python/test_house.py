@@ -74,6 +74,10 @@ fn fs(io: u64, env: u64) -> u64 { io + env }
     ("use tokio::task::{spawn_blocking};", "spawn_blocking"),
     ("Handle::current().spawn(f);", "Handle::current().spawn"),
     ("use tokio_util::task::AbortOnDropHandle;", "AbortOnDropHandle"),
+    ("std::thread::spawn(f);", "thread::spawn"),
+    ("let x = std::thread::Builder::new().spawn(f);", "thread::Builder"),
+    ("use std::thread::{self, Builder};", "thread::{self, Builder"),
+    ("use std::{sync::Arc, thread::{JoinHandle, spawn}};", "thread::{JoinHandle, spawn"),
     ('drop(tasks.spawn("x", f));', "drop(tasks.spawn"),
     ('drop(\n    self.tasks.clone().spawn("x", f),\n);', "drop( self.tasks.clone().spawn"),
     ('let _ = tasks.spawn("x", f);', "let _ = tasks.spawn"),
@@ -92,7 +96,9 @@ def test_work_whose_failure_nobody_hears_of_is_found(house, line, what):
     'tasks.spawn_graceful("x", f).await.unwrap_or_else(log_failure);',
     'blocking("x", work).await?;',
     'const A: &str = "tokio::spawn"; // JoinSet',
-    "let thread = std::thread::Builder::new().spawn(f);",
+    'let thread = Thread::spawn("x", f)?;',
+    "use std::thread::{JoinHandle, current};",
+    "std::thread::scope(|s| work(s));",
 ])
 def test_supervised_work_is_no_violation(house, line):
     assert house.unsupervised_lines(line) == []
@@ -171,6 +177,25 @@ def test_circles_between_modules_are_found(house, tmp_path, monkeypatch):
     (src / "c.rs").write_text("use crate::d::D;\n")
     (problem,) = house.module_circles()
     assert "take it out of CIRCULAR" in problem
+
+
+def test_circles_between_files_of_a_module_are_found(house, tmp_path, monkeypatch):
+    files = {
+        "lib.rs": "mod a;\n",
+        # A module may use its files, and they may use it.
+        "a/mod.rs": "mod read;\nmod rows;\nuse read::Read;\npub struct A;\n",
+        "a/read.rs": "use super::{A, rows::Rows};\n",
+        "a/rows.rs": "use super::A;\nfn f() { crate::a::read::g() }\n",
+    }
+    src = tmp_path / "crates/x/src"
+    for name, text in files.items():
+        (src / name).parent.mkdir(parents=True, exist_ok=True)
+        (src / name).write_text(text)
+    monkeypatch.setattr(house, "ROOT", tmp_path)
+    (problem,) = house.module_circles()
+    assert problem.startswith("crates/x: the files a/read, a/rows use each other in a circle")
+    (src / "a/rows.rs").write_text("use super::A;\n")
+    assert list(house.module_circles()) == []
 
 
 @pytest.mark.parametrize("name, words", [

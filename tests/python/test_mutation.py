@@ -11,11 +11,14 @@ import pytest
 
 HARNESS = pathlib.Path(__file__).resolve().parents[1] / "mutation"
 # Every kind of damage meets a cluster in the long run; here each format does once, and its parts and saves in turn.
-SOURCES = ["parquet-plain", "parquet-dictionary", "parquet-delta", "parquet-delta-lz4", "parquet-crc", "arrow",
-           "arrow-lz4", "arrow-zstd", "tfrecord", "tfrecord-gz", "csv", "csv-gz", "json", "json-gz", "tar", "tar-gz",
-           "png", "jpeg"]
-STORED = ["cache-arrow-none", "cache-arrow-lz4", "cache-parquet-zstd", "cache-set-arrow-none", "save-arrow-zstd",
-          "save-parquet-none"]
+SOURCES = ["parquet-plain", "parquet-dictionary", "parquet-delta", "parquet-delta-lz4", "parquet-crc", "parquet-nested",
+           "arrow", "arrow-lz4", "arrow-zstd", "arrow-nested", "tfrecord", "tfrecord-gz", "csv", "csv-gz", "json",
+           "json-gz", "tar", "tar-gz", "png", "jpeg"]
+# Other forms of the same formats.
+FORMS = ["parquet-nested-crc", "arrow-nested-zstd", "tfrecord-zst", "csv-zst", "csv-zst-unchecked", "json-zst",
+         "json-nested", "tar-pax", "tar-zst", "png-16", "jpeg-progressive", "webp", "webp-lossless"]
+STORED = ["cache-arrow-none", "cache-arrow-lz4", "cache-parquet-zstd", "cache-set-arrow-none", "cache-nested-arrow-zstd",
+          "save-arrow-zstd", "save-parquet-none", "save-nested-parquet-zstd"]
 
 
 def harness(caju, folder, *args):
@@ -24,8 +27,8 @@ def harness(caju, folder, *args):
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("only, count, ways", [(SOURCES, 2, "run,cluster"), (STORED, 3, "run")],
-                         ids=["sources", "stored"])
+@pytest.mark.parametrize("only, count, ways", [(SOURCES, 2, "run,cluster"), (FORMS, 2, "run,cluster"),
+                                               (STORED, 2, "run,cluster")], ids=["sources", "forms", "stored"])
 def test_damaged_files_are_errors_or_all_rows(caju, tmp_path, only, count, ways):
     code, table = harness(caju, tmp_path / "kept", "--count", str(count), "--only", ",".join(only), "--ways", ways)
     assert code == 0, table

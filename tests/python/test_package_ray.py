@@ -101,7 +101,7 @@ def test_workers_that_cannot_be_placed_are_pending(local_ray):
     ({"workers": "many"}, "workers"),
     ({"min_workers": 3, "max_workers": 2}, "min_workers=3 is more than max_workers=2"),
     ({"worker_cpus": 0}, "worker_cpus"),
-    ({"placement": "beside"}, "placement='beside' is not one of spread, pack"),
+    ({"placement": "near"}, "placement='near' is not one of spread, pack"),
     ({"scaling_interval": 1.0}, "at least 2 seconds"),
 ])
 def test_mistakes(local_ray, arguments, part):
@@ -204,20 +204,20 @@ until("another one elsewhere", lambda: cluster.status.lost >= 1 and len(set(on()
 cluster.stop()
 """
 
-BESIDE = NODES + """
+ON_THE_GROUPS_NODES = NODES + """
 group = ray.util.placement_group([{"CPU": 1}] * 2, strategy="STRICT_SPREAD")
 ray.get(group.ready())
-beside = set(ray.util.placement_group_table(group)["bundles_to_node_id"].values())
+group_nodes = set(ray.util.placement_group_table(group)["bundles_to_node_id"].values())
 cluster = caju.ray.start_cluster(2, placement=group)
 until("two workers", lambda: len(on()) == 2)
-# A node with one CPU has no room beside the group: its worker is put elsewhere.
-roomy = beside & {n.node_id for n in others}
-assert roomy and roomy & set(on()), (beside, on())
+# A node with one CPU has no room next to the group: its worker is put elsewhere.
+roomy = group_nodes & {n.node_id for n in others}
+assert roomy and roomy & set(on()), (group_nodes, on())
 cluster.stop()
 """
 
 
-@pytest.mark.parametrize("script", [LOSS, BESIDE], ids=["a_node_is_lost", "beside_the_trainers"])
+@pytest.mark.parametrize("script", [LOSS, ON_THE_GROUPS_NODES], ids=["a_node_is_lost", "next_to_the_trainers"])
 def test_several_nodes(script, tmp_path):
     sleeping(tmp_path, 2000)
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=2 * PATIENCE_S)

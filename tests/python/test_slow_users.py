@@ -81,25 +81,27 @@ def everything_is_sent(servers):
     return splits and splits["waiting"] == splits["leased"] == 0 and splits["sent"] > 0
 
 
+def half_read(cluster, trainers, timeout):
+    """A cluster and a slow trainer that has taken some batches, and has received all others."""
+    servers = cluster(1, "--client-timeout", timeout)
+    trainer = trainers(servers.dispatcher.address, 0.05)
+    wait_until(lambda: len(trainer.batches) > 3 and everything_is_sent(servers), "the rows are not sent")
+    return servers, servers.dispatcher.address, trainer
+
+
 def read(address, **options):
     dataset = cj.range(ROWS).batch(100).distribute(address, job_name="train", epochs=1, **options)
     return [int(row) for batch in dataset for row in batch["id"]]
 
 
 def test_a_trainer_that_is_killed_when_all_rows_were_sent_and_started_again_gets_the_rest(cluster, trainers):
-    servers = cluster(1, "--client-timeout", "2s")
-    address = servers.dispatcher.address
-    first = trainers(address, 0.05)
-    wait_until(lambda: len(first.batches) > 3 and everything_is_sent(servers), "the rows are not sent")
+    _, address, first = half_read(cluster, trainers, "2s")
     first.kill()
     first.check_with(read(address, lost_readers="allow"))
 
 
 def test_the_same_without_accepting_lost_readers_is_an_error(cluster, trainers):
-    servers = cluster(1, "--client-timeout", "2s")
-    address = servers.dispatcher.address
-    first = trainers(address, 0.05)
-    wait_until(lambda: len(first.batches) > 3 and everything_is_sent(servers), "the rows are not sent")
+    _, address, first = half_read(cluster, trainers, "2s")
     first.kill()
     with pytest.raises(cj.CajuError, match="vanished after its user had taken"):
         read(address)
@@ -107,10 +109,7 @@ def test_the_same_without_accepting_lost_readers_is_an_error(cluster, trainers):
 
 @pytest.mark.parametrize("sent", [signal.SIGSTOP, signal.SIGKILL])
 def test_what_waits_in_a_slow_reader_goes_to_the_other_one_when_it_dies(cluster, trainers, sent):
-    servers = cluster(1, "--client-timeout", "3s")
-    address = servers.dispatcher.address
-    slow = trainers(address, 0.05)
-    wait_until(lambda: len(slow.batches) > 3 and everything_is_sent(servers), "the rows are not sent")
+    servers, address, slow = half_read(cluster, trainers, "3s")
     got = []
     other = threading.Thread(target=lambda: got.extend(read(address, lost_readers="allow")), daemon=True)
     other.start()
@@ -134,6 +133,17 @@ def test_a_slow_user_and_a_fast_one_get_all_rows_and_end_together(cluster, train
     wait_until(lambda: slow.ended, "the slow one does not end")
     assert sorted(got + [row for batch in slow.batches for row in batch]) == list(range(ROWS))
     wait_until(lambda: servers.status()["jobs"][0]["state"] == "finished", json.dumps(servers.status()["jobs"]))
+
+
+def test_the_stall_timeout_does_not_end_a_reader_that_waits_for_users_that_take_rows(caju, cluster, trainers, tmp_path):
+    _, address, slow = half_read(cluster, trainers, "60s")
+    definition = {"source": {"range": ROWS}, "steps": [{"batch": 100}]}
+    (tmp_path / "p.json").write_text(json.dumps(definition))
+    started = time.monotonic()
+    done = caju("read", tmp_path / "p.json", "--dispatcher", address, "--job", "train", "--stall-timeout", "1s", "--quiet")
+    assert time.monotonic() - started > 2
+    assert done.returncode == 0
+    wait_until(lambda: slow.ended, "the slow one does not end")
 
 
 def test_reader_wait_bounds_the_wait_for_a_user_that_takes_nothing(cluster, trainers):

@@ -80,3 +80,19 @@ def test_an_advisory_fails_the_check_and_names_itself(tmp_path):
     open_ = run()
     assert "RUSTSEC-2099-0001 (vulnerability)" not in fixed.stderr
     assert open_.returncode == 1 and "RUSTSEC-2099-0001 (vulnerability)" in open_.stderr
+
+
+def test_the_licences_of_what_is_linked_are_listed_with_their_texts():
+    done = subprocess.run([sys.executable, str(SCRIPT), "--third-party"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    heading, _, texts = done.stdout.partition("\n\n")
+    listed, *sections = texts.split("\n" + "=" * 100 + "\n")
+    packages = listed.splitlines()
+    assert heading.startswith(f"caju links these {len(packages)} packages"), heading
+    assert len(sections) == len(packages) > 100
+    # Each with a licence; a build tool and a library of tests are not linked.
+    names = {p.split()[0]: p.split()[2] for p in packages}
+    assert names["tokio"] == "MIT" and {"sled", "arrow-array", "pyo3"} <= names.keys()
+    assert not {"proptest", "prost-build", "caju"} & names.keys()
+    (tokio,) = [s for s in sections if s.startswith("tokio ")]
+    assert "--- LICENSE" in tokio and "Permission is hereby granted" in tokio

@@ -11,7 +11,7 @@ use caju_types::{Error, Result, SplitKey};
 use object_store::path::Path;
 use parking_lot::Mutex;
 
-use super::known::SnapshotState;
+use super::snapshot_state::SnapshotState;
 use crate::commit::CommitSlot;
 use crate::context::Context;
 use crate::layout::{Generation, Object};
@@ -76,7 +76,7 @@ impl SnapshotState {
         if !self.is_listed() {
             self.refresh(ctx).await?;
         }
-        if let Some(meta) = self.known_part(split) {
+        if let Some(meta) = self.cached_part(split) {
             return Ok(ClaimOutcome::Exists(meta));
         }
         if !self.active.lock().insert(split) {

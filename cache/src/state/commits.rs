@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use caju_types::{Result, SplitKey};
 
-use super::known::SnapshotState;
+use super::snapshot_state::SnapshotState;
 use crate::commit::{CommitSlot, Committed, is_consistent, is_present};
 use crate::context::Context;
 use crate::layout::Generation;
@@ -67,7 +67,7 @@ impl SnapshotState {
         }
         self.add_record((meta.split, meta.generation, None), Commit::Part(meta.clone()), true);
         let meta = Arc::new(meta);
-        if self.known.lock().uncovered >= ctx.options.fold_after
+        if self.listing.lock().uncovered >= ctx.options.fold_after
             && let Err(error) = self.fold(ctx).await
         {
             tracing::warn!(%error, "the records of a snapshot could not be folded into a manifest");

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use caju_types::Result;
 
-use super::known::SnapshotState;
+use super::snapshot_state::SnapshotState;
 use crate::context::Context;
 use crate::manifest::{DescriptionUpdate, KEPT, Loaded, Manifest, SCHEMA, SnapshotDescription};
 use crate::record::{milliseconds, seal};
@@ -13,7 +13,7 @@ use crate::store::Listed;
 impl SnapshotState {
     /// Whether a manifest that this process knows describes the snapshot.
     pub(crate) fn is_described(&self) -> bool {
-        self.known.lock().index.description.as_ref().is_some_and(|d| !d.is_empty())
+        self.listing.lock().index.description.as_ref().is_some_and(|d| !d.is_empty())
     }
 
     /// Writes the first manifest that describes a snapshot, for people and tools. Does nothing if one does already.
@@ -23,7 +23,7 @@ impl SnapshotState {
             return Ok(());
         }
         // An update may have been written before any description: it is carried on.
-        let updated = self.known.lock().index.description.clone().unwrap_or_default();
+        let updated = self.listing.lock().index.description.clone().unwrap_or_default();
         self.write_manifest(ctx, Arc::new(describe.under(&updated)), &DescriptionUpdate::default()).await
     }
 
@@ -32,9 +32,9 @@ impl SnapshotState {
     pub(crate) async fn update_description(&self, ctx: &Context, news: &DescriptionUpdate) -> Result<bool> {
         let _turn = self.folding.lock().await;
         let description = {
-            let known = self.known.lock();
-            let description = known.index.description.clone().unwrap_or_default();
-            if known.index.is_empty() || description.with(news) == *description {
+            let listing = self.listing.lock();
+            let description = listing.index.description.clone().unwrap_or_default();
+            if listing.index.is_empty() || description.with(news) == *description {
                 return Ok(false);
             }
             description
@@ -49,15 +49,15 @@ impl SnapshotState {
         Ok(true)
     }
 
-    /// Writes a manifest that covers all known records, if some are not covered yet.
+    /// Writes a manifest that covers all listed records, if some are not covered yet.
     pub(crate) async fn fold(&self, ctx: &Context) -> Result<()> {
         let _turn = self.folding.lock().await;
         let description = {
-            let known = self.known.lock();
-            if known.uncovered == 0 {
+            let listing = self.listing.lock();
+            if listing.uncovered == 0 {
                 return Ok(());
             }
-            known.index.description.clone().unwrap_or_default()
+            listing.index.description.clone().unwrap_or_default()
         };
         self.write_manifest(ctx, description, &DescriptionUpdate::default()).await
     }
@@ -70,12 +70,12 @@ impl SnapshotState {
     ) -> Result<()> {
         let root = &ctx.root;
         let (first, parts, covered) = {
-            let known = self.known.lock();
+            let listing = self.listing.lock();
             // Above every existing number, also those of damaged manifests: one above ours would stay the newest for ever.
-            let last = known.manifests.last().copied().unwrap_or(0);
-            let mut parts: Vec<_> = known.index.parts.values().cloned().collect();
+            let last = listing.manifests.last().copied().unwrap_or(0);
+            let mut parts: Vec<_> = listing.index.parts.values().cloned().collect();
             parts.sort_by_key(|p| p.split);
-            (last + 1, parts, known.uncovered)
+            (last + 1, parts, listing.uncovered)
         };
         let manifest = Manifest {
             schema: SCHEMA.into(),
@@ -91,15 +91,15 @@ impl SnapshotState {
         let object =
             Listed { path: root.layout.manifest(self.of, number), bytes: 0, modified_ms: 0, etag: None };
         let old: Vec<u64> = {
-            let mut known = self.known.lock();
+            let mut listing = self.listing.lock();
             // The next manifest covers what was committed meanwhile.
-            known.uncovered = known.uncovered.saturating_sub(covered);
-            known.index.description = Some(Arc::clone(&kept.description));
-            known.manifest = Some(Loaded { object, manifest: Some(Arc::new(kept)) });
+            listing.uncovered = listing.uncovered.saturating_sub(covered);
+            listing.index.description = Some(Arc::clone(&kept.description));
+            listing.manifest = Some(Loaded { object, manifest: Some(Arc::new(kept)) });
             // The numbers up to the first free one exist, too.
-            known.manifests.extend(first..=number);
-            let old = known.manifests.iter().rev().skip(KEPT).copied().collect();
-            known.manifests = known.manifests.iter().rev().take(KEPT).copied().collect();
+            listing.manifests.extend(first..=number);
+            let old = listing.manifests.iter().rev().skip(KEPT).copied().collect();
+            listing.manifests = listing.manifests.iter().rev().take(KEPT).copied().collect();
             old
         };
         let paths = old.into_iter().map(|n| root.layout.manifest(self.of, n)).collect();

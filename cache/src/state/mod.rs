@@ -7,12 +7,12 @@ mod claim;
 mod commits;
 mod fold;
 mod index;
-mod known;
 mod registry;
+mod snapshot_state;
 mod usage;
 
 pub(crate) use claim::{ClaimOutcome, HeldClaim};
 pub use index::PartIndex;
-pub(crate) use known::SnapshotState;
 pub(crate) use registry::Snapshots;
+pub(crate) use snapshot_state::SnapshotState;
 pub(crate) use usage::fold_usage_records;

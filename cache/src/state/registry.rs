@@ -6,7 +6,7 @@ use std::sync::Arc;
 use caju_types::Fingerprint;
 use parking_lot::Mutex;
 
-use super::known::SnapshotState;
+use super::snapshot_state::SnapshotState;
 use crate::context::Context;
 
 /// One state per snapshot, created when it is first asked for.

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use caju_types::{Fingerprint, Result};
 use object_store::path::Path;
 
-use super::known::SnapshotState;
+use super::snapshot_state::SnapshotState;
 use crate::context::Context;
 use crate::record::{UsageRecord, seal, unseal};
 use crate::scan::Scan;
@@ -31,7 +31,7 @@ impl SnapshotState {
     /// Writes what this process read, if that changed since the last time.
     pub(crate) async fn flush_usage(&self, ctx: &Context) -> Result<()> {
         let record = {
-            let is_empty = self.known.lock().index.is_empty();
+            let is_empty = self.listing.lock().index.is_empty();
             let mut usage = self.usage.lock();
             // A snapshot in which nothing was stored in the end would consist of this record alone.
             if is_empty && usage.record.rows == 0 {
@@ -48,7 +48,7 @@ impl SnapshotState {
 
     /// Folds the usage records of processes without a lease, where there are many records.
     pub(crate) async fn fold_usage(&self, ctx: &Context) -> Result<()> {
-        if ctx.is_read_only() || self.known.lock().usage_records < FOLD_AFTER {
+        if ctx.is_read_only() || self.listing.lock().usage_records < FOLD_AFTER {
             return Ok(());
         }
         let root = &ctx.root;

@@ -67,7 +67,8 @@ pub struct JobSummary {
 }
 
 impl PlanRecord {
-    /// The version of the format.
+    /// The version of the format. The stored name is older than the name of this type: records keep it, so that older versions
+    /// read them.
     pub const SCHEMA: &str = "caju.remembered/v1";
 
     /// The record with what a job adds. A profile goes with the splits and the cores that it was measured with.

@@ -47,10 +47,10 @@ pub(crate) struct Rank {
     pub(crate) count: u32,
 }
 
-/// The rank that the environment of this process tells.
+/// The rank that the environment of this process names.
 ///
 /// # Errors
-/// `InvalidArgument` if it tells none, half of one, or several that differ.
+/// `InvalidArgument` if it names none, half of one, or several that differ.
 pub(crate) fn rank_from_env(launcher: Launcher) -> Result<Rank> {
     rank(launcher, |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
 }
@@ -69,7 +69,7 @@ fn rank(launcher: Launcher, variable: impl Fn(&str) -> Option<String>) -> Result
     first.map(|(rank, _)| rank).ok_or_else(|| {
         let pairs: Vec<_> = KNOWN.iter().filter(asked).map(|k| format!("{} and {}", k.rank, k.size)).collect();
         Error::invalid(format!(
-            "--rank-from-env: the environment tells no rank ({}); start this with srun, mpirun or torchrun, or say \
+            "--rank-from-env: the environment names no rank ({}); start this with srun, mpirun or torchrun, or say \
              --num-consumers and --consumer-index",
             pairs.join(", ")
         ))

@@ -55,7 +55,7 @@ pub(crate) struct Session {
 enum Stopped {
     Failed(Error),
     /// The dispatcher lost its state, or lost a consumer of the job: the epoch goes on when it is opened again.
-    Recalled(Error),
+    Reopen(Error),
 }
 
 impl From<Error> for Stopped {
@@ -107,7 +107,7 @@ impl Session {
             let why = match driven {
                 Ok(()) => break Some(Ok(())),
                 Err(Stopped::Failed(e)) => break Some(Err(e)),
-                Err(Stopped::Recalled(why)) => why,
+                Err(Stopped::Reopen(why)) => why,
             };
             let again = tokio::select! {
                 r = self.open_again(why) => r,
@@ -324,7 +324,7 @@ impl Session {
                     self.link.address()
                 ))
             });
-            return Err(if answer.reattach { Stopped::Recalled(why) } else { Stopped::Failed(why) });
+            return Err(if answer.reattach { Stopped::Reopen(why) } else { Stopped::Failed(why) });
         }
         if let Some(failure) = &answer.failure {
             return Err(Stopped::Failed(failure.into()));

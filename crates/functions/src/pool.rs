@@ -1,10 +1,11 @@
 //! The pool of processes: assigning them to calls, and replacing those that fail.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use arrow_array::RecordBatch;
+use caju_runtime::{Thread, log_failure};
 use caju_types::{Error, ErrorKind, Result};
 use parking_lot::{Condvar, Mutex};
 
@@ -184,10 +185,18 @@ impl Pool {
 /// Starts a thread that ends processes after their idle time. False if no thread could be started.
 fn start_reaper(shared: &Arc<Shared>) -> bool {
     let shared = Arc::downgrade(shared);
+    let of_failed = Weak::clone(&shared);
+    // The next process that is idle gets another thread.
+    let failed = move |error| {
+        if let Some(shared) = of_failed.upgrade() {
+            shared.state.lock().has_reaper = false;
+        }
+        log_failure(error);
+    };
     let reap = move || {
         loop {
             std::thread::park_timeout(REAP_INTERVAL);
-            let Some(shared) = shared.upgrade() else { return };
+            let Some(shared) = shared.upgrade() else { return Ok(()) };
             let mut ended = Vec::new();
             let mut state = shared.state.lock();
             while state.idle.front().is_some_and(|p| p.since.elapsed() >= shared.config.idle) {
@@ -198,9 +207,9 @@ fn start_reaper(shared: &Arc<Shared>) -> bool {
             drop(state);
             drop(ended);
             if over {
-                return;
+                return Ok(());
             }
         }
     };
-    std::thread::Builder::new().name("caju-functions".to_string()).spawn(reap).is_ok()
+    Thread::background("caju-functions", failed, reap).is_ok()
 }

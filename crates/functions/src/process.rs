@@ -15,7 +15,7 @@ use arrow::ipc::reader::StreamReader;
 use arrow::ipc::writer::StreamWriter;
 use arrow_array::{ArrayRef, RecordBatch, UInt64Array};
 use arrow_schema::{DataType, Field, Schema};
-use caju_runtime::{PrivateFolder, environment};
+use caju_runtime::{PrivateFolder, Thread, environment, log_failure};
 use caju_types::{Error, Result};
 use serde_json::{Value, json};
 
@@ -156,17 +156,16 @@ impl Process {
         };
         // At most two lines are in transit: rows that are given back, and the answer to a call.
         let (send, lines) = sync_channel(2);
-        std::thread::Builder::new()
-            .name("caju-function".to_string())
-            .spawn(move || {
-                for line in BufReader::new(output).lines() {
-                    let Ok(line) = line else { break };
-                    if send.send(line).is_err() {
-                        break;
-                    }
+        // Whoever waits for a line hears of the thread's end: the channel closes with it.
+        Thread::background("caju-function", log_failure, move || {
+            for line in BufReader::new(output).lines() {
+                let line = line.map_err(|e| Error::data_loss(format!("answers of a Python process: {e}")))?;
+                if send.send(line).is_err() {
+                    break;
                 }
-            })
-            .map_err(|e| Error::exhausted(format!("cannot start a thread: {e}")))?;
+            }
+            Ok(())
+        })?;
         let mut process =
             Self { child, input, lines, folder, mark, defined: HashMap::new(), gives_back: false };
         let ready = process.answer(config.start_timeout, false, &mut || (), &|| ()).map_err(|e| why(&e))?;

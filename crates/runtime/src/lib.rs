@@ -19,6 +19,7 @@ pub mod recycle;
 mod simulation;
 pub mod stores;
 mod tasks;
+mod threads;
 
 pub use caju_types::budget;
 pub use channel::{Receiver, Sender, channel};
@@ -38,3 +39,4 @@ pub use random::random_secret;
 pub use simulation::{is_simulated, simulate};
 pub use stores::{Access, CountingStore, IoCounters, IoSnapshot, Location, Stores};
 pub use tasks::{Task, TaskName, Tasks, blocking, log_failure};
+pub use threads::{Thread, with_stack};

@@ -48,14 +48,11 @@ pub struct Report {
 pub fn run(seed: u64, scenario: Scenario, spoil: Option<Spoil>, prints: bool) -> caju_types::Result<Report> {
     ambient::start(seed, stuck);
     caju_runtime::simulate(seed);
-    let thread = std::thread::Builder::new().name("simulation".into()).stack_size(64 << 20);
-    let body = move || -> caju_types::Result<Report> {
+    caju_runtime::with_stack("the simulation", 64 << 20, || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|e| Error::internal(format!("no runtime: {e}")))?;
         runtime.block_on(simulate(seed, scenario, spoil, prints))
-    };
-    let running = thread.spawn(body).map_err(|e| Error::exhausted(format!("no thread: {e}")))?;
-    running.join().map_err(|_| Error::internal("the simulation panicked"))?
+    })
 }
 
 /// Every task waits, and no timer is set.

@@ -13,6 +13,10 @@ const FEW_KEYS: usize = 16;
 /// The bits of an integer that float64 holds.
 const FLOAT_BITS: u32 = 53;
 
+/// The most objects and lists within one another: each one that is open takes some hundred bytes for a byte of text. Schemas
+/// that are found by reading go no deeper than 128.
+const MAX_DEPTH: usize = 512;
+
 /// An object or a list that is open.
 struct Open<'a> {
     /// The keys of an object so far; none for a list.
@@ -57,6 +61,11 @@ pub(crate) fn scan(lines: &[u8], root: Option<&DataType>) -> Result<(), String> 
     while let Some(&b) = lines.get(at) {
         match b {
             b'{' | b'[' => {
+                if open.len() >= MAX_DEPTH {
+                    return Err(format!(
+                        "a value has more than {MAX_DEPTH} objects and lists within one another"
+                    ));
+                }
                 let of = open.last().map_or(root, |o| o.next);
                 let item = if b == b'[' { of.and_then(item_of) } else { None };
                 let keys = (b == b'{').then(Keys::default);
@@ -197,7 +206,9 @@ mod tests {
         };
         scan(many(100).as_bytes(), None).unwrap();
         scan(many(7).as_bytes(), None).unwrap_err();
-        scan("[".repeat(1_000_000).as_bytes(), None).unwrap();
+        let deep = |levels: usize| format!("{}{}", "[".repeat(levels), "]".repeat(levels));
+        scan(deep(MAX_DEPTH).as_bytes(), None).unwrap();
+        assert!(scan(deep(MAX_DEPTH + 1).as_bytes(), None).unwrap_err().contains("512"));
     }
 
     #[test]

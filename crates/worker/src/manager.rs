@@ -188,12 +188,30 @@ impl Manager {
 
     /// Gives up every task and reports that to the dispatcher, so that other workers continue them at once.
     pub(crate) async fn give_up(&self, reason: &str) {
-        let error = Error::cancelled(reason);
         for task in self.running() {
-            self.cancel(&task, error.clone());
-            let finished = task.finished(Err(error.clone()));
-            self.report(task.id, &finished, None, Duration::from_millis(500)).await;
+            self.give_up_task(&task, reason).await;
         }
+    }
+
+    /// Gives up each task that runs now and that nobody reads for `linger`.
+    pub(crate) async fn give_up_unread(&self, linger: Duration) {
+        let unread = self.running().into_iter().map(|task| async move {
+            task.readers.gone(linger).await;
+            let runs = self.tasks.get(task.id).is_some_and(|present| Arc::ptr_eq(&present, &task));
+            if runs && !task.is_delivered() {
+                self.give_up_task(&task, &format!("nobody reads {}, and its worker drains", task.id)).await;
+            }
+        });
+        futures::future::join_all(unread).await;
+    }
+
+    async fn give_up_task(&self, task: &RunningTask, reason: &str) {
+        let error = Error::cancelled(reason);
+        task.abort(error.clone());
+        let finished = task.finished(Err(error.clone()));
+        self.report(task.id, &finished, None, Duration::from_millis(500)).await;
+        // After the report: whoever waits for the end of all tasks may cancel this.
+        self.tasks.end(task.id, Err(error));
     }
 
     /// Closes the caches that are this worker's own.

@@ -17,11 +17,12 @@ const MAX_UNKNOWN: usize = 1 << 10;
 /// The numbers of rows of a task's splits, until readers know them.
 #[derive(Debug, Default)]
 pub(crate) struct Sizes {
-    inner: Mutex<Known>,
+    pending: Mutex<PendingSizes>,
 }
 
+/// Numbers of rows that some reader still has to be sent.
 #[derive(Debug, Default)]
-struct Known {
+struct PendingSizes {
     splits: BTreeMap<u64, Size>,
     /// Splits without rows: any reader may know of them.
     empty: Vec<u64>,
@@ -56,36 +57,36 @@ impl Sizes {
         if more.is_empty() {
             return;
         }
-        let known = &mut *self.inner.lock();
+        let pending = &mut *self.pending.lock();
         for (split, rows) in more {
             if rows > 0 {
-                known.splits.insert(split, Size { rows, reported: 0 });
-            } else if known.empty.len() < MAX_SPLITS {
-                known.empty.push(split);
+                pending.splits.insert(split, Size { rows, reported: 0 });
+            } else if pending.empty.len() < MAX_SPLITS {
+                pending.empty.push(split);
             }
         }
-        while known.splits.len() > MAX_SPLITS {
-            known.splits.pop_first();
+        while pending.splits.len() > MAX_SPLITS {
+            pending.splits.pop_first();
         }
     }
 
     /// What the only reader of the task does not know yet.
     pub(crate) fn take_all(&self) -> Vec<(u64, u64)> {
-        let known = std::mem::take(&mut *self.inner.lock());
-        let empty = known.empty.into_iter().map(|split| (split, 0));
-        known.splits.into_iter().map(|(split, size)| (split, size.rows)).chain(empty).collect()
+        let pending = std::mem::take(&mut *self.pending.lock());
+        let empty = pending.empty.into_iter().map(|split| (split, 0));
+        pending.splits.into_iter().map(|(split, size)| (split, size.rows)).chain(empty).collect()
     }
 
     /// The sizes of splits that one of several readers was sent rows of, as far as they are known now.
     pub(crate) fn take_for(&self, reader: &mut SentRows) -> Vec<(u64, u64)> {
-        let known = &mut *self.inner.lock();
-        let mut out: Vec<(u64, u64)> = known.empty.drain(..).map(|split| (split, 0)).collect();
+        let pending = &mut *self.pending.lock();
+        let mut out: Vec<(u64, u64)> = pending.empty.drain(..).map(|split| (split, 0)).collect();
         reader.rows.retain(|split, sent| {
-            let Some(size) = known.splits.get_mut(split) else { return true };
+            let Some(size) = pending.splits.get_mut(split) else { return true };
             size.reported = size.reported.saturating_add(*sent);
             out.push((*split, size.rows));
             if size.reported >= size.rows {
-                known.splits.remove(split);
+                pending.splits.remove(split);
             }
             false
         });
@@ -120,7 +121,7 @@ mod tests {
         assert_eq!(sorted(sizes.take_for(&mut b)), [(0, 5), (2, 0)]);
         assert_eq!(sorted(sizes.take_for(&mut a)), [(0, 5), (1, 4)]);
         assert!(sizes.take_for(&mut a).is_empty() && sizes.take_for(&mut b).is_empty());
-        assert_eq!(sizes.inner.lock().splits.keys().collect::<Vec<_>>(), [&3], "the others are forgotten");
+        assert_eq!(sizes.pending.lock().splits.keys().collect::<Vec<_>>(), [&3], "the others are forgotten");
         assert_eq!(sizes.take_all(), [(3, 9)]);
     }
 
@@ -129,8 +130,8 @@ mod tests {
         let (sizes, mut reader) = (Sizes::default(), SentRows::default());
         sizes.add((0..MAX_SPLITS as u64 + 5).map(|split| (split, 1)).collect());
         sizes.add((0..MAX_SPLITS as u64 + 5).map(|split| (split + (1 << 40), 0)).collect());
-        let known = sizes.take_all();
-        assert_eq!((known.len(), known.first()), (2 * MAX_SPLITS, Some(&(5, 1))));
+        let pending = sizes.take_all();
+        assert_eq!((pending.len(), pending.first()), (2 * MAX_SPLITS, Some(&(5, 1))));
         reader.add(&(0..=MAX_UNKNOWN as u64).map(|split| run(split, 0, 1)).collect::<Vec<_>>());
         assert!(sizes.take_for(&mut reader).is_empty() && reader.rows.is_empty());
     }

@@ -21,6 +21,10 @@ use crate::manager::Manager;
 use crate::pipelines::Pipelines;
 use crate::server;
 
+/// How long a worker that drains keeps a task that nobody reads. A reader whose connection broke is back within a second. One
+/// that comes later finds the rows with another worker.
+const DRAIN_LINGER: Duration = Duration::from_secs(2);
+
 /// A worker: runs tasks and serves their elements.
 #[derive(Debug)]
 pub struct Worker;
@@ -196,8 +200,8 @@ impl WorkerHandle {
         self.manager.idle().await;
     }
 
-    /// Takes no new tasks, and waits until the present ones are done, then stops. Tasks that are not done within the bound go
-    /// to other workers; false if there were such.
+    /// Takes no new tasks, and waits until the present ones are done, then stops. Tasks that nobody reads any more are given up.
+    /// Tasks that are not done within the bound go to other workers; false if there were such.
     pub async fn drain(self, bound: Duration) -> bool {
         self.manager.drain();
         let identity = &self.manager.identity;
@@ -206,7 +210,15 @@ impl WorkerHandle {
         if let Ok(Err(e)) = reported {
             tracing::warn!(error = %e, "the dispatcher could not be notified that this worker leaves");
         }
-        let done = tokio::time::timeout_at(until, self.manager.idle()).await.is_ok();
+        let manager = &self.manager;
+        let give_up = async {
+            manager.give_up_unread(DRAIN_LINGER).await;
+            std::future::pending::<()>().await;
+        };
+        let done = tokio::select! {
+            ended = tokio::time::timeout_at(until, manager.idle()) => ended.is_ok(),
+            () = give_up => false,
+        };
         self.shutdown().await;
         done
     }

@@ -35,7 +35,7 @@ pub const MOST_BYTES: usize = 512 << 20;
 /// Something that is fuzzed.
 #[derive(Debug, Clone, Copy)]
 pub struct Target {
-    /// Its name: of the binary, and of the folder of its seeds.
+    /// Its name, as of the folder of its seeds.
     pub name: &'static str,
     /// Runs it on one input. Panics where a promise does not hold.
     pub one: fn(&[u8]),

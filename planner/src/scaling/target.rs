@@ -226,11 +226,13 @@ impl ScalingLoop {
             // Readers that wait show that the error does not explain the difference.
             range.low = range.best;
         }
-        if needs.iter().any(Option::is_none) {
+        let is_known = needs.iter().all(Option::is_some);
+        if !is_known {
             // What is not known yet is no reason to take workers away.
             range.high = range.high.max(present);
         }
-        self.settle(range, self.limits().clamp(present), ScalingTarget { workers: 0, reason, jobs });
+        let next = ScalingTarget { workers: 0, reason, jobs };
+        self.settle(range, self.limits().clamp(present), next, is_known);
     }
 
     /// No job runs. The next epoch may be about to begin, so the workers are kept for as long as others that are not needed.
@@ -248,8 +250,9 @@ impl ScalingLoop {
         self.target = ScalingTarget { workers, reason, jobs: Vec::new() };
     }
 
-    /// Moves the target: up at once, down when fewer workers were enough for long enough.
-    fn settle(&mut self, range: TargetRange, present: u64, next: ScalingTarget) {
+    /// Moves the target: up at once, down when fewer workers were enough for long enough. `is_known`: every job has shown what
+    /// it needs.
+    fn settle(&mut self, range: TargetRange, present: u64, next: ScalingTarget, is_known: bool) {
         let wanted = range.settle(present);
         let workers = if wanted >= present {
             self.fewer_since = None;
@@ -267,7 +270,10 @@ impl ScalingLoop {
             n if n > wanted => {
                 format!(" {wanted} would be enough: the target falls when that has been so for {after}.")
             }
-            n if n != range.best => format!(" {} as measured, which is within the error.", range.best),
+            n if n != range.best && is_known => {
+                format!(" {} as measured, which is within the error.", range.best)
+            }
+            n if n != range.best => " The number stays until every job has shown its rates.".to_string(),
             _ => String::new(),
         };
         self.target = ScalingTarget { workers, reason: next.reason + &held, jobs: next.jobs };

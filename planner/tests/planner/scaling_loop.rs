@@ -99,6 +99,14 @@ fn a_job_that_has_shown_no_rates_is_named() {
 }
 
 #[test]
+fn a_number_for_which_nothing_was_measured_is_not_called_measured() {
+    let mut cluster = Cluster::new(5, vec![job(1, 0.0, 550.0)]);
+    assert_eq!(cluster.step(0.0), 5);
+    let expected = "`job-1` has shown no rates yet. The number stays until every job has shown its rates.";
+    assert_eq!(cluster.reason(), expected);
+}
+
+#[test]
 fn no_job_needs_no_worker() {
     let mut cluster = Cluster::new(3, Vec::new());
     assert_eq!(cluster.step(0.0), 0);

@@ -303,10 +303,9 @@ fn what_a_dispatcher_keeps_is_bounded_by_flags() {
             jobs.iter().any(|j| j["job"] == "reading" && j["state"] == "running").then_some(())
         });
         cluster.read(refused, &["--job", "other"]).expect_code(3).expect_error(&[flag]);
-        // The worker is in the middle of slow rows, which it would finish first.
         reader.signal("KILL");
         reader.wait_for_end();
-        drop(cluster);
+        cluster.stop();
     }
     let small = Cluster::start_with(1, &["--max-dataset-bytes", "8KiB"], &[]);
     assert_eq!(small.report(&rows(10), &[]).rows(), [10]);

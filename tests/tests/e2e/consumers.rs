@@ -292,7 +292,7 @@ fn consumers_take_their_rank_from_the_launcher() {
     let ended = read("both", "--rank-from-env", "both.json", &slurm_and_torchrun).wait();
     ended.expect_code(2).expect_error(&["SLURM_PROCID=0 of SLURM_NTASKS=2", "RANK=1 of WORLD_SIZE=4"]);
     let ended = read("none", "--rank-from-env=pmi", "none.json", &[]).wait();
-    ended.expect_code(2).expect_error(&["tells no rank (PMI_RANK and PMI_SIZE)"]);
+    ended.expect_code(2).expect_error(&["names no rank (PMI_RANK and PMI_SIZE)"]);
     let both =
         cluster.read(&p, &["--job", "j", "--rank-from-env", "--num-consumers", "2", "--consumer-index", "0"]);
     both.expect_code(2);

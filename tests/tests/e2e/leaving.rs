@@ -89,6 +89,25 @@ fn a_second_signal_ends_the_dispatcher_at_once() {
 }
 
 #[test]
+fn a_worker_in_the_middle_of_slow_rows_that_nobody_reads_any_more_leaves_at_once() {
+    let cluster =
+        Cluster::start_with(1, &["--client-timeout", "80s"], &["--drain-timeout", "80s", "--linger", "80s"]);
+    let p = Pipeline::of(json!({ "range": 1_000_000 }), json!([{ "sleep": { "per_row": "100ms" } }]));
+    let reader = cluster.start_read(&p, &["--job", "train"]);
+    cluster.wait_for_status("rows", |s| (s["jobs"][0]["served"]["elements"].as_u64()? > 0).then_some(()));
+    reader.signal("KILL");
+    reader.wait_for_end();
+    let asked = Instant::now();
+    for worker in &cluster.workers {
+        worker.process.signal("TERM");
+    }
+    for worker in cluster.workers {
+        worker.process.wait_at_most(Duration::from_secs(85)).expect_code(0);
+    }
+    assert!(asked.elapsed() < PROMPT, "{:?}", asked.elapsed());
+}
+
+#[test]
 fn a_job_without_a_worker_fails_after_the_dispatchers_worker_wait() {
     let cluster = Cluster::start_with(0, &["--worker-wait", "700ms"], &[]);
     let p = Pipeline::of(json!({ "range": 10 }), json!([]));

@@ -78,7 +78,7 @@ impl Reports {
             }
             if !missing.is_empty() {
                 tracing::error!(
-                    "{}: {} rows that {} emitted in {} splits were acknowledged by nobody",
+                    "{}: {} rows that {} emitted in {} splits were acknowledged by no reader",
                     iteration.describe(),
                     format_count(missing.iter().fold(0, |sum: u64, (_, rows)| sum.saturating_add(*rows))),
                     task.id,

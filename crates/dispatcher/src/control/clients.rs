@@ -7,7 +7,7 @@ use caju_types::{ClientId, Error, IterationId, Result, RowRanges, TaskId};
 
 use super::acknowledged_rows::{Acknowledged, Reported, rows_of};
 use super::acknowledgements;
-use super::recall::{self, LastWord};
+use super::reopen::{self, FinalReport};
 use super::reports::{CallNews, Reports, SILENT_HEARTBEATS};
 use super::resume::Facts;
 use super::status::decision;
@@ -26,7 +26,7 @@ impl Core {
         let mut reported = Some(Reported::parse(&request)?);
         let deadline = self.deadline(request.wait_ms);
         let (known, is_news) = self
-            .commit_besides_leases(|txn| {
+            .commit_except_leases(|txn| {
                 let known = match txn.state.iterations.get(&id) {
                     Some(iteration) => secrets::is_client(iteration, client, &request.secret)?,
                     None => false,
@@ -45,7 +45,8 @@ impl Core {
                 let is_at_end = iteration.is_some_and(|i| acknowledgements::is_at_end(&reports, i, client));
                 reports.record_call(id, client, CallNews { now: self.clock.now(), took, is_at_end });
                 // A reader at its end may have waited for this call.
-                let is_sign = !took
+                // Of a consumer any call is enough; a user that takes rows is waited for.
+                let is_sign = (!took || iteration.is_some_and(|i| i.even.is_some()))
                     && !is_at_end
                     && iteration.is_some_and(Iteration::is_drained)
                     && reports.has_reader_at_end(id);
@@ -60,7 +61,7 @@ impl Core {
             })
             .await?;
         if !known {
-            return self.look(|state| self.unknown(state, client, id)).await;
+            return self.read_durable(|state| self.unknown(state, client, id)).await;
         }
         if is_news {
             // Readers that wait to leave are notified that this one lives, and whether its user takes rows.
@@ -73,7 +74,9 @@ impl Core {
             let has_news = self.store.read(|state| self.has_news(state, client, id, &request));
             if has_news || !self.wait(&mut news, deadline).await? {
                 self.on_heartbeat(client, id, &request);
-                return self.look_besides_leases(|state| self.client_view(state, client, id, &request)).await;
+                return self
+                    .read_durable_except_leases(|state| self.client_view(state, client, id, &request))
+                    .await;
             }
         }
     }
@@ -210,10 +213,10 @@ impl Core {
     fn unknown(&self, state: &State, client: ClientId, id: IterationId) -> v1::ClientHeartbeatResponse {
         // An identifier that this journal has not given out is one of a lost journal, or of its lost end.
         let is_lost = client.0 < state.founded_id || client.0 >= state.next_id;
-        let recalled = state.iterations.values().find(|i| i.awaits_reader(id, client));
-        let (reattach, error) = match recalled.and_then(|i| i.resume.as_deref()) {
+        let reopened = state.iterations.values().find(|i| i.awaits_reader(id, client));
+        let (reattach, error) = match reopened.and_then(|i| i.resume.as_deref()) {
             _ if is_lost => (true, lost_state(client)),
-            Some(resume) => (true, Error::unavailable(resume.recalled.clone())),
+            Some(resume) => (true, Error::unavailable(resume.reopen_reason.clone())),
             None => (false, self.expelled(client)),
         };
         v1::ClientHeartbeatResponse {
@@ -243,19 +246,19 @@ impl Core {
         let broken_off = request.broken_off.iter().copied().map(TaskId).collect();
         let reason = request.reason.clone();
         let returned = request.returned.iter().map(rows_of).collect::<Result<Vec<_>>>()?;
-        let last = last_word(&request)?;
+        let last = final_report(&request)?;
         let unix_ms = self.unix_ms();
         self.commit(|txn| {
             let known = match txn.state.iterations.get(&iteration) {
                 Some(iteration) => secrets::is_client(iteration, client, &request.secret)?,
                 None => false,
             };
-            if known && recall::is_due(txn.state, iteration, client) {
+            if known && reopen::must_reopen(txn.state, iteration, client) {
                 let resume = txn.state.iterations.get(&iteration).map(|known| {
-                    let why = recall::why(known, client, &reason);
-                    recall::resume(&self.reports.lock(), known, (client, &last), &why)
+                    let why = reopen::why(known, client, &reason);
+                    reopen::resume(&self.reports.lock(), known, (client, &last), &why)
                 });
-                return resume.map_or(Ok(()), |r| recall::recall(self, txn, iteration, r, unix_ms));
+                return resume.map_or(Ok(()), |r| reopen::reopen(self, txn, iteration, r, unix_ms));
             }
             if known {
                 if request.elements > 0 {
@@ -296,10 +299,10 @@ fn lost_state(client: ClientId) -> Error {
     ))
 }
 
-/// What a reader that leaves says that its user took.
-fn last_word(request: &v1::CloseClientRequest) -> Result<LastWord> {
+/// What a reader that leaves reports that its user took.
+fn final_report(request: &v1::CloseClientRequest) -> Result<FinalReport> {
     let rows = request.received.iter().flat_map(|l| &l.received).map(rows_of).collect::<Result<Vec<_>>>()?;
-    Ok(LastWord { rows, elements: request.elements })
+    Ok(FinalReport { rows, elements: request.elements })
 }
 
 /// Enters that the user of a client asks for elements, and gets some.
@@ -314,7 +317,7 @@ fn enter_progress(
         if member(txn).is_some_and(|m| m.may_load) {
             txn.apply(Update::ClientAsked { client, iteration: id });
         }
-        recall::stand_in(txn, client, id);
+        reopen::use_fallback_state(txn, client, id);
     }
     if request.takes && member(txn).is_some_and(|m| m.takes_since == 0) {
         txn.apply(Update::ClientTakes { client, iteration: id });

@@ -233,15 +233,15 @@ pub(super) fn absent_consumers(
         waiting.insert(iteration.id);
         let since = *reports.incomplete_groups.entry(iteration.id).or_insert(now);
         if now.saturating_sub(since) > timers.consumer_wait {
-            let recalled = iteration.resume.as_deref().map_or("", |r| r.recalled.as_str());
+            let reopen_reason = iteration.resume.as_deref().map_or("", |r| r.reopen_reason.as_str());
             let error = Error::deadline(format!(
                 "{}: of {} consumers these have not come within {}: {}; start them, or raise the dispatcher's \
-                 --consumer-wait{}{recalled}",
+                 --consumer-wait{}{reopen_reason}",
                 iteration.describe(),
                 even.consumers.count,
                 caju_types::format_duration(timers.consumer_wait),
                 absent.join(", "),
-                if recalled.is_empty() { "" } else { "; the epoch was waiting, because " }
+                if reopen_reason.is_empty() { "" } else { "; the epoch was waiting, because " }
             ));
             out.push(Update::IterationFailed { iteration: iteration.id, failure: Failure::from(&error) });
         }
@@ -278,7 +278,7 @@ impl Core {
     ) -> Result<v1::DealTailResponse> {
         let deadline = self.deadline(request.wait_ms);
         let (id, worker) = (TaskId(request.task_id), WorkerId(request.worker_id));
-        let iteration = self.look(|state| state.task_index.get(&id).copied()).await?;
+        let iteration = self.read_durable(|state| state.task_index.get(&id).copied()).await?;
         let Some(iteration) = iteration else {
             return Err(Error::cancelled(format!("{id} is lost, or its job is over: stop it")));
         };

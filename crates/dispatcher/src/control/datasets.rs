@@ -109,7 +109,7 @@ impl Core {
     /// What is registered under an identifier.
     pub(crate) async fn registered_dataset(&self, id: &DatasetId) -> Result<v1::GetDatasetResponse> {
         check_name("a dataset's name", &id.0)?;
-        let found = self.look(|state| find(state, id).cloned()).await??;
+        let found = self.read_durable(|state| find(state, id).cloned()).await??;
         Ok(v1::GetDatasetResponse {
             fingerprint: found.fingerprint.to_string(),
             schema_ipc: found.schema_ipc.into(),
@@ -120,7 +120,7 @@ impl Core {
     /// The schema of a registered dataset's elements.
     pub(crate) async fn dataset_schema(&self, id: &DatasetId) -> Result<SchemaRef> {
         check_name("a dataset's name", &id.0)?;
-        let ipc = self.look(|state| find(state, id).map(|d| d.schema_ipc.clone())).await??;
+        let ipc = self.read_durable(|state| find(state, id).map(|d| d.schema_ipc.clone())).await??;
         schema_from_ipc(&ipc)
     }
 
@@ -135,7 +135,7 @@ impl Core {
         if let Some(bound) = self.datasets.cached(id) {
             return Ok(bound);
         }
-        let dataset = self.look(|state| find(state, id).cloned()).await??;
+        let dataset = self.read_durable(|state| find(state, id).cloned()).await??;
         let schema = schema_from_ipc(&dataset.source_schema_ipc)?;
         let bound = self.datasets.catalog.bind(&parse(&dataset.definition_json)?, Some(schema)).await?;
         let bound = Arc::new(bound);

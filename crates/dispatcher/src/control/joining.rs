@@ -15,7 +15,23 @@ use super::usage::admit_reader;
 use super::{Core, Txn, attempts, consumers, secrets, targets};
 use crate::state::{Iteration, Job, State, Task, TaskState, Update, Worker, owed_tasks};
 
+/// The reader of a request.
+struct Reader {
+    client: ClientId,
+    /// Whether it has an identifier already: it reads another epoch, or its answer was lost on the way.
+    is_known: bool,
+    /// Its identifier before the dispatcher lost its state, or before its epoch was opened again.
+    was: Option<ClientId>,
+    /// The worker that an Arrow Flight reader reads from.
+    flight: Option<WorkerId>,
+}
+
 impl Core {
+    /// Adds the reader of a request to an iteration, if it does not read it yet.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` for a reader that cannot read this iteration, `Unavailable` if the worker of a Flight ticket is lost,
+    /// `InvalidArgument` for a request that cannot be read.
     pub(super) fn join(
         &self,
         txn: &mut Txn<'_>,
@@ -23,88 +39,15 @@ impl Core {
         id: IterationId,
         now: Duration,
     ) -> Result<v1::OpenIterationResponse> {
-        let given = Some(ClientId(request.client_id)).filter(|c| c.0 != 0);
-        if let Some(client) = given {
-            known_client(txn.state, client, &request.client_secret)?;
-        }
-        let was = Some(ClientId(request.reattached_client)).filter(|c| c.0 != 0);
-        // An answer that was lost on its way is given again.
-        let again = was.and_then(|was| txn.state.iterations.get(&id)?.reattached(was));
-        if let (Some(client), Some(iteration)) = (again, txn.state.iterations.get(&id)) {
-            secrets::is_client(iteration, client, &request.client_secret)?;
-        }
-        let known = txn.state.iterations.get(&id);
-        let again = again.or_else(|| known?.opened_by(&request.request_id));
-        let given = given.or(again);
-        let client = given.unwrap_or(ClientId(txn.state.next_id));
-        let flight = request.flight.then_some(WorkerId(request.flight_worker_id));
-        if let Some(worker) = flight.filter(|w| txn.state.workers.contains_key(w)) {
-            secrets::worker(txn.state, worker, &request.worker_secret)?;
-        }
-        if let Some(worker) = flight
-            && txn.state.workers.get(&worker).is_none_or(Worker::is_lost)
-        {
-            return Err(Error::unavailable(format!(
-                "{worker} of the ticket is lost; ask for the flight's info again and read under another job name"
-            )));
-        }
-        if !txn.state.is_member(client, id) {
-            let allow_lost = allow_lost(request)?;
-            if let Some(iteration) = txn.state.iterations.get(&id) {
-                may_join(iteration, allow_lost)?;
-                may_share(iteration, flight.is_some())?;
-            }
-            let target = txn.state.iterations.get(&id).map(|i| i.target).unwrap_or_default();
-            let local = targets::local_workers(txn.state, request, target)?;
-            if let Some(iteration) = txn.state.iterations.get(&id).filter(|_| flight.is_none()) {
-                targets::has_shard(txn.state, iteration, &local)?;
-            }
-            let consumer = match txn.state.iterations.get(&id) {
-                Some(iteration) => consumers::index(iteration, request, &local)?,
-                None => None,
-            };
-            admit_reader(self, txn.state)?;
-            // Its user says when it asks for elements: until then it may load a state.
-            let may_load = consumer.is_some() && request.states.is_empty() && request.announces_asking;
-            // A client that reads several epochs has one secret.
-            // One that comes back keeps its own.
-            let secret =
-                match given.or(was).and(<[u8; Secret::BYTES]>::try_from(&*request.client_secret).ok()) {
-                    Some(known) => Secret::from_bytes(known),
-                    None => random_secret()?,
-                };
-            let secret = Some(secret);
-            txn.apply(Update::ClientJoined {
-                client,
-                iteration: id,
-                flight,
-                allow_lost,
-                secret,
-                local,
-                consumer,
-                was,
-                may_load,
-                rank: attempts::rank(request)?,
-                request_id: request_id(request)?,
-            });
-            if flight.is_none() {
-                self.reports.lock().acknowledged.insert((id, client), Acknowledged::complete());
-            }
-            for mut update in owed_tasks(txn.state, id, flight) {
-                draw_secret(&mut update);
-                txn.apply(update);
-            }
+        let reader = identify(txn.state, request, id)?;
+        if !txn.state.is_member(reader.client, id) {
+            self.add_reader(txn, request, id, &reader)?;
         }
         txn.settle();
-        if let Some(worker) = flight {
-            let running = |t: &Task| t.worker == worker && t.state == TaskState::Active;
-            let has_task = txn.state.iterations.get(&id).is_some_and(|i| i.tasks.values().any(running));
-            if !has_task {
-                // Nothing is left for this worker: its stream is empty, and nobody stays behind.
-                txn.apply(Update::client_gone(client, id));
-            }
-        } else {
-            self.reports.lock().on_client_call(id, client, now);
+        let client = reader.client;
+        match reader.flight {
+            Some(worker) => remove_without_task(txn, client, id, worker),
+            None => self.reports.lock().on_client_call(id, client, now),
         }
         let answer = describe(txn.state, client, id)?;
         let unnotified = match txn.state.iterations.get(&id) {
@@ -112,6 +55,108 @@ impl Core {
             None => 0,
         };
         Ok(v1::OpenIterationResponse { unnotified, ..answer })
+    }
+
+    /// Enters a reader, and the tasks that workers owe it.
+    fn add_reader(
+        &self,
+        txn: &mut Txn<'_>,
+        request: &v1::OpenIterationRequest,
+        id: IterationId,
+        reader: &Reader,
+    ) -> Result<()> {
+        let Reader { client, is_known, was, flight } = *reader;
+        let allow_lost = allow_lost(request)?;
+        if let Some(iteration) = txn.state.iterations.get(&id) {
+            may_join(iteration, allow_lost)?;
+            may_share(iteration, flight.is_some())?;
+        }
+        let target = txn.state.iterations.get(&id).map(|i| i.target).unwrap_or_default();
+        let local = targets::local_workers(txn.state, request, target)?;
+        if let Some(iteration) = txn.state.iterations.get(&id).filter(|_| flight.is_none()) {
+            targets::has_shard(txn.state, iteration, &local)?;
+        }
+        let consumer = match txn.state.iterations.get(&id) {
+            Some(iteration) => consumers::index(iteration, request, &local)?,
+            None => None,
+        };
+        admit_reader(self, txn.state)?;
+        // Its user says when it asks for elements: until then it may load a state.
+        let may_load = consumer.is_some() && request.states.is_empty() && request.announces_asking;
+        txn.apply(Update::ClientJoined {
+            client,
+            iteration: id,
+            flight,
+            allow_lost,
+            secret: Some(secret_of(request, is_known || was.is_some())?),
+            local,
+            consumer,
+            was,
+            may_load,
+            rank: attempts::rank(request)?,
+            request_id: request_id(request)?,
+        });
+        if flight.is_none() {
+            self.reports.lock().acknowledged.insert((id, client), Acknowledged::complete());
+        }
+        for mut update in owed_tasks(txn.state, id, flight) {
+            draw_secret(&mut update);
+            txn.apply(update);
+        }
+        Ok(())
+    }
+}
+
+/// The reader of a request: one that is known by its identifier or by the call that it repeats, or a new one.
+fn identify(state: &State, request: &v1::OpenIterationRequest, id: IterationId) -> Result<Reader> {
+    let given = Some(ClientId(request.client_id)).filter(|c| c.0 != 0);
+    if let Some(client) = given {
+        known_client(state, client, &request.client_secret)?;
+    }
+    let was = Some(ClientId(request.reattached_client)).filter(|c| c.0 != 0);
+    // An answer that was lost on its way is given again.
+    let iteration = state.iterations.get(&id);
+    let reattached = iteration.zip(was).and_then(|(iteration, was)| iteration.reattached(was));
+    if let (Some(client), Some(iteration)) = (reattached, iteration) {
+        secrets::is_client(iteration, client, &request.client_secret)?;
+    }
+    let repeated = reattached.or_else(|| iteration?.opened_by(&request.request_id));
+    let known = given.or(repeated);
+    let flight = flight_worker(state, request)?;
+    Ok(Reader { client: known.unwrap_or(ClientId(state.next_id)), is_known: known.is_some(), was, flight })
+}
+
+/// The worker that an Arrow Flight reader reads from.
+///
+/// # Errors
+/// `Unavailable` if it is lost.
+fn flight_worker(state: &State, request: &v1::OpenIterationRequest) -> Result<Option<WorkerId>> {
+    let Some(worker) = request.flight.then_some(WorkerId(request.flight_worker_id)) else { return Ok(None) };
+    if state.workers.contains_key(&worker) {
+        secrets::worker(state, worker, &request.worker_secret)?;
+    }
+    if state.workers.get(&worker).is_none_or(Worker::is_lost) {
+        return Err(Error::unavailable(format!(
+            "{worker} of the ticket is lost; ask for the flight's info again and read under another job name"
+        )));
+    }
+    Ok(Some(worker))
+}
+
+/// The secret of a reader. A client that reads several epochs has one secret, and a client that comes back keeps its own.
+fn secret_of(request: &v1::OpenIterationRequest, keeps_own: bool) -> Result<Secret> {
+    match <[u8; Secret::BYTES]>::try_from(&*request.client_secret) {
+        Ok(own) if keeps_own => Ok(Secret::from_bytes(own)),
+        _ => random_secret(),
+    }
+}
+
+/// An Arrow Flight reader for whose worker no task is left gets an empty stream, and no reader stays behind.
+fn remove_without_task(txn: &mut Txn<'_>, client: ClientId, id: IterationId, worker: WorkerId) {
+    let is_running = |t: &Task| t.worker == worker && t.state == TaskState::Active;
+    let has_task = txn.state.iterations.get(&id).is_some_and(|i| i.tasks.values().any(is_running));
+    if !has_task {
+        txn.apply(Update::client_gone(client, id));
     }
 }
 

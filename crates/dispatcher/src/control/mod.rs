@@ -27,7 +27,7 @@ mod open;
 mod policies;
 mod process;
 mod reattach;
-mod recall;
+mod reopen;
 mod reports;
 mod resume;
 mod rounds;
@@ -46,6 +46,7 @@ mod status;
 mod store;
 mod stragglers;
 mod targets;
+mod task_speeds;
 pub(crate) mod usage;
 mod workers;
 
@@ -208,26 +209,26 @@ impl Core {
     }
 
     /// Reads the state, and waits until what was read is durable.
-    pub(crate) async fn look<R>(&self, look: impl FnOnce(&State) -> R) -> Result<R> {
-        let (result, number) = self.transact(|txn| look(txn.state));
+    pub(crate) async fn read_durable<R>(&self, read: impl FnOnce(&State) -> R) -> Result<R> {
+        let (result, number) = self.transact(|txn| read(txn.state));
         self.store.durable(number).await?;
         Ok(result)
     }
 
     /// The same as [`Core::commit`], for a result that does not depend on which splits are leased: it does not wait for
     /// leases of others to be durable. Leases come in thousands a second.
-    pub(crate) async fn commit_besides_leases<R>(
+    pub(crate) async fn commit_except_leases<R>(
         &self,
         decide: impl FnOnce(&mut Txn<'_>) -> Result<R>,
     ) -> Result<R> {
         let (result, numbers) = self.store.transact(decide, |state, touched| self.tidy(state, touched));
-        self.store.durable(numbers.besides_leases).await?;
+        self.store.durable(numbers.except_leases).await?;
         result
     }
 
-    /// The same as [`Core::look`], for a result that does not depend on which splits are leased.
-    pub(crate) async fn look_besides_leases<R>(&self, look: impl FnOnce(&State) -> R) -> Result<R> {
-        self.commit_besides_leases(|txn| Ok(look(txn.state))).await
+    /// The same as [`Core::read_durable`], for a result that does not depend on which splits are leased.
+    pub(crate) async fn read_durable_except_leases<R>(&self, read: impl FnOnce(&State) -> R) -> Result<R> {
+        self.commit_except_leases(|txn| Ok(read(txn.state))).await
     }
 
     /// Notifies those who wait for changed iterations, and drops what nobody needs any more.

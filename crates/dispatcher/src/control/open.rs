@@ -93,14 +93,14 @@ impl Core {
     ) -> Result<Option<ShardBy>> {
         let mode = mode_of_message(request.mode)?.unwrap_or(Mode::Dynamic);
         let name = JobName(request.job.clone());
-        if self.look(|state| state.jobs.contains_key(&name)).await? {
+        if self.read_durable(|state| state.jobs.contains_key(&name)).await? {
             return Ok(None);
         }
         let (bound, definition) = match wanted {
             Wanted::Bound(bound, dataset) => (Arc::clone(bound), dataset.definition_json.clone()),
             Wanted::Known(id) => {
                 let definition =
-                    self.look(|state| find(state, id).map(|d| d.definition_json.clone())).await??;
+                    self.read_durable(|state| find(state, id).map(|d| d.definition_json.clone())).await??;
                 (self.bound(id).await?, definition)
             }
         };
@@ -117,7 +117,7 @@ impl Core {
         let definition = parse(&request.definition_json)?.to_string();
         let job = JobName(request.job.clone());
         let known = self
-            .look(|state| {
+            .read_durable(|state| {
                 let dataset = state.jobs.get(&job).and_then(|j| state.datasets.get(&j.spec.dataset))?;
                 (dataset.definition_json == definition).then(|| dataset.id.clone())
             })

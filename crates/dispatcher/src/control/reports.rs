@@ -14,7 +14,7 @@ use crate::state::{Iteration, State, TaskState};
 use super::acknowledged_rows::Acknowledged;
 use super::served::Served;
 use super::sharing::SharingIterations;
-use super::stragglers::Paces;
+use super::task_speeds::TaskSpeeds;
 
 /// Heartbeats after which a reader that missed them counts as gone where another one opens its epoch again from a state, comes
 /// as the same consumer, or waits to be known.
@@ -56,7 +56,7 @@ pub(crate) struct Reports {
     /// Why ended tasks skipped rows, by iteration; the first [`REPORTED_SKIPS`] of each.
     pub(crate) first_skips: BTreeMap<IterationId, Vec<String>>,
     /// How fast tasks went through their splits.
-    pub(super) paces: Paces,
+    pub(super) task_speeds: TaskSpeeds,
     /// The versions of iterations whose tasks were last compared with what was acknowledged of them.
     pub(super) compared: BTreeMap<IterationId, u64>,
     /// Which task has a split.
@@ -222,7 +222,7 @@ impl Reports {
         now: Duration,
     ) {
         for (iteration, report) in self.served.on_reports(state, worker, served) {
-            self.paces.emitted(iteration, TaskId(report.task_id), report.rows, now);
+            self.task_speeds.emitted(iteration, TaskId(report.task_id), report.rows, now);
         }
     }
 
@@ -270,7 +270,7 @@ impl Reports {
         self.row_checksums.remove(&iteration);
         self.compared.remove(&iteration);
         self.holders.forget(iteration);
-        self.paces.forget(iteration);
+        self.task_speeds.forget(iteration);
         self.served.forget(iteration);
         self.sharing.forget(iteration);
     }

@@ -44,8 +44,8 @@ pub(super) fn parse(request: &v1::OpenIterationRequest) -> Result<Option<Resume>
             earlier: BTreeSet::new(),
             recount: false,
             reattached: request.reattached_client != 0,
-            recalled: String::new(),
-            stand_ins: None,
+            reopen_reason: String::new(),
+            fallback_states: None,
             attempt: attempt.clone().map(Box::new),
             steps: state.steps.iter().map(|s| (s.consumer, s.elements)).collect(),
             taken: match state.taken_short.is_empty() {
@@ -114,16 +114,16 @@ pub(super) fn join(
     if given.reattached && known.resume.is_some() {
         return reattach::join(txn, iteration, given).map(Some);
     }
-    match place_of(known, given, is_alive) {
-        Place::Joins => Ok(Some(iteration)),
-        Place::Adds => reattach::add(txn, iteration, given).map(|()| Some(iteration)),
-        Place::Former => Err(attempts::replaced(known, given)),
-        Place::TooLate => Err(Error::failed_precondition(format!(
+    match decide_join(known, given, is_alive) {
+        JoinDecision::Join => Ok(Some(iteration)),
+        JoinDecision::AddStates => reattach::add(txn, iteration, given).map(|()| Some(iteration)),
+        JoinDecision::FormerAttempt => Err(attempts::replaced(known, given)),
+        JoinDecision::TooLate => Err(Error::failed_precondition(format!(
             "{} has begun from other states, without this one: its rows may come twice; read the epoch again under another \
              job name, from the states of all readers at once, or say how many states there are",
             known.describe()
         ))),
-        Place::Replaces => {
+        JoinDecision::Replace => {
             let error = Error::failed_precondition(format!(
                 "{} was opened again from a state: this reading of it is over",
                 known.describe()
@@ -137,38 +137,42 @@ pub(super) fn join(
     }
 }
 
-/// What a reader with states is to an iteration that is there.
-enum Place {
-    /// It reads along.
-    Joins,
-    /// Its states are among those that the iteration waits for.
-    Adds,
+/// How the opening of an epoch with states goes on where its iteration is there already.
+enum JoinDecision {
+    /// The reader joins the iteration.
+    Join,
+    /// The reader joins, and its states are among those that the iteration waits for.
+    AddStates,
     /// The iteration began without its states.
     TooLate,
-    /// It begins the epoch again.
-    Replaces,
-    /// Another attempt has come in the place of its own.
-    Former,
+    /// The iteration is dropped, and the epoch begins again from the states of the reader.
+    Replace,
+    /// Another attempt has replaced the attempt of the reader.
+    FormerAttempt,
 }
 
-fn place_of(iteration: &Iteration, given: &Resume, is_alive: impl Fn(ClientId) -> bool) -> Place {
+fn decide_join(iteration: &Iteration, given: &Resume, is_alive: impl Fn(ClientId) -> bool) -> JoinDecision {
     let attempt = iteration.resume.as_deref().and_then(|r| r.attempt.as_deref());
     let relation = Attempt::relation(attempt, given.attempt.as_deref());
     if relation == AttemptRelation::Former {
-        return Place::Former;
+        return JoinDecision::FormerAttempt;
     }
     let Some(known) = iteration.resume.as_deref().filter(|known| known.is_of_one_reading_as(given)) else {
-        return Place::Replaces;
+        return JoinDecision::Replace;
     };
     let is_failed = iteration.failure.is_some() && iteration.members.is_empty();
     if relation == AttemptRelation::Other || relation == AttemptRelation::Same && is_failed {
-        return Place::Replaces;
+        return JoinDecision::Replace;
     }
     // The readers of one attempt go on together, also when the others are at the end.
     let gives_same = given.of_all || is_union_of(known, given);
     if relation == AttemptRelation::Same && gives_same && !attempts::comes_again(iteration, given, &is_alive)
     {
-        return if known.missing() > 0 && !given.of_all { Place::Adds } else { Place::Joins };
+        return if known.missing() > 0 && !given.of_all {
+            JoinDecision::AddStates
+        } else {
+            JoinDecision::Join
+        };
     }
     let has_readers = iteration.own_members().any(is_alive);
     // A reader that had taken nothing is not waited for. The others have read the epoch to its end before it came.
@@ -178,32 +182,32 @@ fn place_of(iteration: &Iteration, given: &Resume, is_alive: impl Fn(ClientId) -
         && given.of != iteration.id
         && given.given.is_disjoint(&known.given)
     {
-        return Place::Joins;
+        return JoinDecision::Join;
     }
     // While states are missing, readers that gave theirs may have left: they were at their ends.
     let is_deserted = iteration.members.is_empty() && known.missing() == 0;
     if iteration.failure.is_some() || is_deserted || given.of == iteration.id {
-        return Place::Replaces;
+        return JoinDecision::Replace;
     }
     // Where readers are all silent they crashed, and this is the first one of the next attempt.
     if given.of_all {
         // Everybody goes back to these states.
         let is_same = known.of_all && given.given == known.given && given.taken == known.taken;
-        return if is_same && has_readers { Place::Joins } else { Place::Replaces };
+        return if is_same && has_readers { JoinDecision::Join } else { JoinDecision::Replace };
     }
     if !given.given.is_disjoint(&known.given) {
         // A reader gives its state once: this is its next attempt. But readers that loaded the states of all and have taken
         // nothing since all give the same one.
         return match is_union_of(known, given) && has_readers {
-            true if known.missing() > 0 => Place::Adds,
-            true => Place::Joins,
-            false => Place::Replaces,
+            true if known.missing() > 0 => JoinDecision::AddStates,
+            true => JoinDecision::Join,
+            false => JoinDecision::Replace,
         };
     }
     match known.missing() {
-        0 if given.taken.is_empty() => Place::Joins,
-        0 => Place::TooLate,
-        _ => Place::Adds,
+        0 if given.taken.is_empty() => JoinDecision::Join,
+        0 => JoinDecision::TooLate,
+        _ => JoinDecision::AddStates,
     }
 }
 

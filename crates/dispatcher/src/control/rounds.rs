@@ -268,7 +268,7 @@ impl Core {
             Ok(View::of(iteration, client).filter(|_| is_reader))
         };
         let unknown = v1::NextRoundsResponse { unknown: true, ..Default::default() };
-        let Some(view) = self.look_besides_leases(known).await?? else { return Ok(unknown) };
+        let Some(view) = self.read_durable_except_leases(known).await?? else { return Ok(unknown) };
         let waiting = self.rounds.of(id);
         waiting.order.lock().report(view.consumer, client, &request);
         let mut news = waiting.news.subscribe();

@@ -57,7 +57,9 @@ impl Saves {
     /// # Errors
     /// `Unavailable` when the dispatcher shuts down.
     pub async fn running(&self) -> Result<Vec<Save>> {
-        self.core.look(|state| state.saves.values().filter(|s| s.is_running()).cloned().collect()).await
+        self.core
+            .read_durable(|state| state.saves.values().filter(|s| s.is_running()).cloned().collect())
+            .await
     }
 
     /// Waits for a new save; false when the dispatcher stops.
@@ -218,7 +220,7 @@ impl Core {
             "" => request.definition_json.clone(),
             id => {
                 let id = DatasetId(id.to_owned());
-                self.look(|state| find(state, &id).map(|d| d.definition_json.clone())).await??
+                self.read_durable(|state| find(state, &id).map(|d| d.definition_json.clone())).await??
             }
         };
         apart(&DatasetDef::from_json(&parse(&definition)?)?, &url)
@@ -228,9 +230,13 @@ impl Core {
     pub(crate) async fn get_save(&self, request: v1::GetSaveRequest) -> Result<v1::SaveStatus> {
         let at = self.save_stores()?.resolve(&request.url).map_err(|e| e.context("save"))?;
         let url = at.url.to_string().trim_end_matches('/').to_owned();
-        self.look(|state| state.saves.get(&url).map(|s| self.save_status(s))).await?.ok_or_else(|| {
-            Error::not_found(format!("this dispatcher knows of no save to {url}; begin one with `caju save`"))
-        })
+        self.read_durable(|state| state.saves.get(&url).map(|s| self.save_status(s))).await?.ok_or_else(
+            || {
+                Error::not_found(format!(
+                    "this dispatcher knows of no save to {url}; begin one with `caju save`"
+                ))
+            },
+        )
     }
 
     pub(super) fn save_status(&self, save: &Save) -> v1::SaveStatus {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use caju_runtime::catch;
 use caju_types::{Error, IterationId, WorkerId};
 
-use super::recall::{self, LastWord};
+use super::reopen::{self, FinalReport};
 use super::reports::Reports;
 use super::shards::orphans;
 use super::{Core, Txn, acknowledgements, consumers, reattach, stragglers};
@@ -43,23 +43,26 @@ impl Core {
             updates.extend(stragglers::take_overs(txn.state, &mut reports, timers, now));
             updates.extend(reattach::overdue(txn.state, &mut reports, timers, now));
             updates.extend(consumers::absent_consumers(txn.state, &mut reports, timers, now));
-            let mut recalled = Vec::new();
+            let mut to_reopen = Vec::new();
             updates.retain(|update| match update {
                 Update::ClientGone { client, iteration, reason, .. }
-                    if recall::is_due(txn.state, *iteration, *client) =>
+                    if reopen::must_reopen(txn.state, *iteration, *client) =>
                 {
                     let known = txn.state.iterations.get(iteration);
-                    recalled.extend(known.map(|known| {
-                        let why = recall::why(known, *client, reason);
-                        (*iteration, recall::resume(&reports, known, (*client, &LastWord::default()), &why))
+                    to_reopen.extend(known.map(|known| {
+                        let why = reopen::why(known, *client, reason);
+                        (
+                            *iteration,
+                            reopen::resume(&reports, known, (*client, &FinalReport::default()), &why),
+                        )
                     }));
                     false
                 }
                 _ => true,
             });
             drop(reports);
-            for (iteration, resume) in recalled {
-                if let Err(error) = recall::recall(self, txn, iteration, resume, unix_ms) {
+            for (iteration, resume) in to_reopen {
+                if let Err(error) = reopen::reopen(self, txn, iteration, resume, unix_ms) {
                     tracing::warn!("{iteration} could not be opened again without a consumer: {error}");
                 }
             }

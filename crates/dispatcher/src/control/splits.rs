@@ -23,7 +23,7 @@ impl Core {
         // Only that a task is gone has to be durable: the lease is.
         let iteration = match self.store.read(place) {
             Some(found) => Some(found),
-            None => self.look(place).await?,
+            None => self.read_durable(place).await?,
         };
         let Some(iteration) = iteration else { return Err(gone(id)) };
         let mut news = self.notifiers.subscribe_splits(iteration);
@@ -51,7 +51,7 @@ impl Core {
         let mut reports = self.reports.lock();
         reports.on_worker_call(WorkerId(request.worker_id), now);
         if let Some(answer) = answer {
-            reports.paces.leased(iteration, TaskId(request.task_id), answer.splits.len(), now);
+            reports.task_speeds.leased(iteration, TaskId(request.task_id), answer.splits.len(), now);
         }
     }
 

@@ -17,7 +17,7 @@ impl Core {
     pub(crate) async fn get_status(self: &Arc<Self>) -> Result<v1::GetStatusResponse> {
         let cache = self.cache_size().await;
         let now = self.clock.now();
-        self.look(|state| v1::GetStatusResponse {
+        self.read_durable(|state| v1::GetStatusResponse {
             version: env!("CARGO_PKG_VERSION").to_string(),
             uptime_s: now.saturating_sub(self.process.started).as_secs_f64(),
             workers: state.workers.values().map(|w| self.worker_status(state, w)).collect(),
@@ -193,7 +193,18 @@ fn split_states(iteration: &Iteration, total: u64) -> v1::SplitStates {
         (with_tasks(|t| t.state == TaskState::Active), with_tasks(|t| t.state == TaskState::Ended));
     let is_open = iteration.feeds.values().any(|f| f.has_work());
     let fresh = if is_open { total.saturating_sub(issued) } else { 0 };
-    v1::SplitStates { waiting: fresh + back, leased, sent, done: issued.saturating_sub(back + leased + sent) }
+    let done = issued.saturating_sub(back + leased + sent);
+    let lost = iteration.tasks.values().filter(|t| t.is_lost()).flat_map(|t| t.leases.values());
+    let (mut rows_waiting, mut uncounted) = (0u64, fresh);
+    for lease in iteration.feeds.values().flat_map(|f| f.pending.values()).chain(lost) {
+        match lease.rows {
+            Some(rows) => {
+                rows_waiting = rows_waiting.saturating_add(rows.saturating_sub(lease.done.len()));
+            }
+            None => uncounted += 1,
+        }
+    }
+    v1::SplitStates { waiting: fresh + back, leased, sent, done, rows_waiting, uncounted }
 }
 
 /// The planner's decision for an iteration's job.

@@ -32,7 +32,7 @@ pub(super) struct Numbers {
     /// For a result that may depend on anything.
     pub(super) all: u64,
     /// For a result that does not depend on which splits are leased.
-    pub(super) besides_leases: u64,
+    pub(super) except_leases: u64,
 }
 
 impl Txn<'_> {
@@ -99,10 +99,10 @@ impl Store {
         if is_notable {
             self.last_notable.store(all, Ordering::Relaxed);
         }
-        let besides_leases = self.last_notable.load(Ordering::Relaxed);
+        let except_leases = self.last_notable.load(Ordering::Relaxed);
         tidy(&state, &touched);
         drop(state);
-        (result, Numbers { all, besides_leases })
+        (result, Numbers { all, except_leases })
     }
 
     /// Waits until a step is durable.

@@ -87,7 +87,7 @@ impl Core {
     pub(crate) async fn active_workers(&self) -> Result<Vec<(WorkerId, String, Secret)>> {
         let open = |w: &&Worker| !w.is_local_only(TargetWorkers::Auto);
         let known = |w: &Worker| Some((w.id, w.address.clone(), w.secret?));
-        self.look(|state| state.active_workers().filter(open).filter_map(known).collect()).await
+        self.read_durable(|state| state.active_workers().filter(open).filter_map(known).collect()).await
     }
 
     pub(crate) fn heartbeat_ms(&self) -> u64 {
@@ -100,7 +100,7 @@ impl Core {
     ) -> Result<v1::WorkerHeartbeatResponse> {
         let id = WorkerId(request.worker_id);
         let mut answer = self
-            .look_besides_leases(|state| -> Result<v1::WorkerHeartbeatResponse> {
+            .read_durable_except_leases(|state| -> Result<v1::WorkerHeartbeatResponse> {
                 // A dispatcher that was started again may have another list of workers.
                 let fits = |w: &Worker| {
                     self.config.workers.is_open() || self.config.workers.fits(w.slot, &w.address)
@@ -142,7 +142,7 @@ impl Core {
         if request.profiles.is_empty() {
             return Ok(answer);
         }
-        let profiles = self.look(|state| of_worker(state, id, request.profiles)).await?;
+        let profiles = self.read_durable(|state| of_worker(state, id, request.profiles)).await?;
         let profiling: Vec<TaskId> = profiles.iter().map(|p| TaskId(p.task_id)).collect();
         for profile in profiles {
             self.on_task_report(profile).await?;
@@ -154,8 +154,9 @@ impl Core {
                 let cache_plan_json = iteration.plan.as_ref().map_or("", |p| p.text()).to_string();
                 Some(v1::TaskPlan { task_id: id.0, cache_plan_json })
             };
-            answer.decided =
-                self.look(|state| profiling.iter().filter_map(|id| plan(state, *id)).collect()).await?;
+            answer.decided = self
+                .read_durable(|state| profiling.iter().filter_map(|id| plan(state, *id)).collect())
+                .await?;
         }
         Ok(answer)
     }
@@ -165,7 +166,7 @@ impl Core {
         // Before the state is locked: a decision may be planned at this moment.
         let job = self.store.read(|state| state.task(id).map(|(iteration, _)| iteration.job.clone()));
         let record = job.and_then(|job| self.plan_record(&job));
-        self.look(|state| {
+        self.read_durable(|state| {
             secrets::worker(state, worker, &request.secret)?;
             let (iteration, task) = running_task(state, id, worker)?;
             let task = task_def(&self.config, state, iteration, task, record.as_ref())?;

@@ -114,8 +114,8 @@ impl RedbJournal {
 
 impl Journal for RedbJournal {
     fn replay(&mut self) -> Result<Vec<Vec<Update>>> {
-        let look = self.db.begin_read().map_err(|e| self.error(e))?;
-        let table = look.open_table(GROUPS).map_err(|e| self.error(e))?;
+        let read = self.db.begin_read().map_err(|e| self.error(e))?;
+        let table = read.open_table(GROUPS).map_err(|e| self.error(e))?;
         let entries = table.iter().map_err(|e| self.error(e))?;
         let path = &self.path;
         self.records.decode(entries.map(|entry| record(path, entry)))
@@ -150,8 +150,8 @@ impl StoredInRedb {
 
 impl Stored for StoredInRedb {
     fn read(&mut self) -> Result<Vec<Vec<Update>>> {
-        let look = self.db.begin_read().map_err(|e| self.error(e))?;
-        let table = look.open_table(GROUPS).map_err(|e| self.error(e))?;
+        let read = self.db.begin_read().map_err(|e| self.error(e))?;
+        let table = read.open_table(GROUPS).map_err(|e| self.error(e))?;
         let entries = table.range(..self.end).map_err(|e| self.error(e))?;
         Ok(records::decode(&self.path, entries.map(|entry| record(&self.path, entry)))?.0)
     }

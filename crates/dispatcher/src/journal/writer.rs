@@ -2,10 +2,9 @@
 //! that is due, while groups are appended.
 
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
-use caju_runtime::{Tasks, catch, is_simulated, log_failure};
+use caju_runtime::{Tasks, Thread, catch, is_simulated, log_failure};
 use caju_types::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::{Notify, watch};
@@ -38,7 +37,7 @@ const SIMULATED_WRITE: Duration = Duration::from_millis(1);
 pub(crate) struct JournalWriter {
     shared: Arc<Shared>,
     durable: watch::Receiver<Durable>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: Mutex<Option<Thread<()>>>,
     /// In place of the thread, in a simulation.
     simulated: Tasks,
     description: String,
@@ -100,11 +99,12 @@ impl JournalWriter {
                 Ok(())
             });
         } else {
-            let started = std::thread::Builder::new()
-                .name("caju-journal".to_string())
-                .spawn(move || writer.write_all(&theirs, &sender))
-                .map_err(|e| Error::exhausted(format!("the journal's thread: {e}")))?;
-            thread = Some(started);
+            thread = Some(Thread::spawn("caju-journal", move || {
+                // Callers must not wait for a thread that is gone.
+                if let Err(e) = catch("the journal's thread", || writer.write_all(&theirs, &sender)) {
+                    report(e, &sender);
+                }
+            })?);
         }
         Ok(Self { shared, durable, thread: Mutex::new(thread), simulated, description })
     }
@@ -162,10 +162,8 @@ impl JournalWriter {
         self.shared.queue.lock().closed = true;
         self.shared.wake.notify_one();
         self.simulated.stop();
-        if let Some(thread) = self.thread.lock().take()
-            && thread.join().is_err()
-        {
-            tracing::error!("the journal's thread panicked");
+        if let Some(Err(e)) = self.thread.lock().take().map(Thread::join) {
+            log_failure(e);
         }
     }
 }
@@ -186,19 +184,22 @@ struct Writer {
     bytes: u64,
     snapshot_bytes: u64,
     /// The compaction that runs.
-    compacting: Option<JoinHandle<()>>,
+    compacting: Option<Thread<()>>,
 }
 
 impl Writer {
     fn write_all(&mut self, shared: &Arc<Shared>, durable: &watch::Sender<Durable>) {
         let ended = self.write_until_closed(shared, durable);
-        if let Some(thread) = self.compacting.take() {
-            drop(thread.join());
-        }
+        let joined = self.compacted();
         let compacted = shared.queue.lock().compacted.take();
-        if let Err(e) = ended.and(compacted.transpose()) {
+        if let Err(e) = ended.and(joined).and(compacted.transpose()) {
             report(e, durable);
         }
+    }
+
+    /// Waits for the compaction that runs, if one does.
+    fn compacted(&mut self) -> Result<()> {
+        self.compacting.take().map_or(Ok(()), Thread::join)
     }
 
     fn write_until_closed(&mut self, shared: &Arc<Shared>, durable: &watch::Sender<Durable>) -> Result<()> {
@@ -216,7 +217,7 @@ impl Writer {
             };
             if let Some(snapshot_bytes) = compacted {
                 self.snapshot_bytes = snapshot_bytes?;
-                self.compacting = None;
+                self.compacted()?;
             }
             if !groups.is_empty() {
                 // A panic of the database must not leave callers waiting for a thread that is gone.
@@ -264,12 +265,11 @@ impl Writer {
         }
         let stored = catch("reading the journal", || self.journal.stored()).and_then(|stored| stored)?;
         let theirs = Arc::clone(shared);
-        let thread = std::thread::Builder::new().name("caju-compaction".to_string()).spawn(move || {
+        self.compacting = Some(Thread::spawn("caju-compaction", move || {
             let compacted = catch("compacting the journal", || compact(stored)).and_then(|done| done);
             theirs.queue.lock().compacted = Some(compacted);
             theirs.wake.notify_one();
-        });
-        self.compacting = Some(thread.map_err(|e| Error::exhausted(format!("the journal's thread: {e}")))?);
+        })?);
         (self.updates, self.bytes) = (0, 0);
         Ok(())
     }

@@ -14,6 +14,7 @@ fn first_lease(record: &SplitRecord, resume: Option<&Resume>, plan: usize) -> Le
     Lease {
         split: Arc::clone(&record.split),
         done: resume.map(|r| r.done_of(record.index)).unwrap_or_default(),
+        rows: None,
         lost: 0,
         lost_with: BTreeSet::new(),
         held: BTreeMap::new(),

@@ -1,6 +1,6 @@
 //! What is lost with a task, a worker or a client, and how it comes back.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use caju_types::{ClientId, Error, RowRanges, TaskId, WorkerId};
 
@@ -254,7 +254,13 @@ impl Iteration {
         let feed = self.feeds.entry(task.feed).or_default();
         feed.closed = false;
         let mut came_back = false;
+        // A task that has ended had emitted all of its rows.
+        let emitted = task.emitted.take().filter(|_| task.reported || !task.read_by.is_empty());
+        let emitted: BTreeMap<u64, u64> = emitted.into_iter().flatten().collect();
         for (index, mut lease) in std::mem::take(&mut task.leases) {
+            if let Some(rows) = emitted.get(&index) {
+                lease.rows = Some(lease.done.len().saturating_add(*rows));
+            }
             if let Some(rows) = task.received.get(&index) {
                 lease.done.extend(rows);
             }

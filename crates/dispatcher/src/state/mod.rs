@@ -13,6 +13,7 @@ mod feed;
 mod follow;
 mod forget;
 mod iteration;
+mod iteration_updates;
 mod leases;
 mod losses;
 mod mode;
@@ -41,10 +42,9 @@ pub use failure::Failure;
 pub use feed::{Feed, FeedId, Lease, SplitRecord, next_digest};
 pub use follow::{follow_ups, owed_tasks};
 pub use iteration::{Iteration, Member, READERS_NOTIFIED};
-use losses::Gone;
 pub use mode::Mode;
 pub use readers::TargetWorkers;
-pub use resume::{Resume, StandIn, StandIns};
+pub use resume::{FallbackState, FallbackStates, Resume};
 pub use saves::{Save, SaveStage, SaveTarget, SaveTotals};
 pub use settling::{LostReader, Missing};
 pub use sharing::Sharing;
@@ -310,130 +310,6 @@ impl State {
             job.incomplete.insert(iteration.epoch, iteration.epoch + 1);
         } else if iteration.failure.is_none() {
             job.abandoned.insert(iteration.epoch, iteration.epoch + 1);
-        }
-    }
-
-    fn apply_iteration(&mut self, update: &Update) {
-        let Some(id) = self.iteration_of(update) else { return };
-        if let Update::ClientJoined { client, .. } = update {
-            self.next_id = self.next_id.max(client.0 + 1);
-        }
-        if let Update::TaskCreated { task, .. } = update {
-            self.next_id = self.next_id.max(task.0 + 1);
-        }
-        let Some(iteration) = self.iterations.get_mut(&id) else { return };
-        if !is_quiet(update) {
-            self.touched.0.insert(id);
-        }
-        match update {
-            Update::ClientJoined {
-                client,
-                flight,
-                allow_lost,
-                secret,
-                local,
-                consumer,
-                was,
-                may_load,
-                rank,
-                request_id,
-                ..
-            } => {
-                iteration.join(
-                    *client,
-                    Member {
-                        flight: *flight,
-                        allow_lost: *allow_lost,
-                        secret: *secret,
-                        consumer: *consumer,
-                        was: *was,
-                        may_load: *may_load,
-                        rank: *rank,
-                        request_id: *request_id,
-                        ..Member::default()
-                    },
-                );
-                iteration.add_locals(*client, local);
-                iteration.note_unread_shards(&self.workers);
-            }
-            Update::LocalWorkersAdded { client, workers, .. } => {
-                iteration.add_locals(*client, workers);
-                iteration.note_unread_shards(&self.workers);
-            }
-            Update::ClientTook { client, .. } => iteration.client_took(*client),
-            Update::ClientAsked { client, .. } => iteration.client_asked(*client),
-            Update::ClientTakes { client, .. } => iteration.client_takes(*client),
-            Update::StatesGiven { states, .. } => iteration.states_given(states),
-            Update::StatesGivenUp { .. } => iteration.states_given_up(),
-            Update::ClientTaken { client, task } => iteration.client_taken(*client, *task),
-            Update::TaskSettled { task, missing, taken } => iteration.settle_task(*task, missing, taken),
-            Update::TaskCreated { task, worker, feed, secret, .. } => {
-                let local_only = self.workers.get(worker).is_some_and(|w| w.is_local_only(iteration.target));
-                iteration.create_task(Task::new(*task, *worker, *feed, *secret, local_only));
-                self.task_index.insert(*task, id);
-            }
-            Update::Leased { task, request_no, fresh, requeued, end } => {
-                iteration.lease(*task, *request_no, fresh, requeued, *end);
-            }
-            Update::SplitsSetAside { feed, splits, .. } => iteration.set_aside(*feed, splits),
-            Update::FeedExhausted { feed, listing, .. } => iteration.exhaust(*feed, *listing),
-            Update::TailReached { task, tail } => iteration.reach_tail(*task, tail),
-            Update::TailsDealt { deal, .. } => iteration.dealt(deal),
-            Update::TaskEnded { task, rows_skipped, modes, emitted, to_flight } => {
-                iteration.task_ended(*task, *rows_skipped, *modes, emitted.as_ref(), to_flight.as_ref());
-            }
-            Update::Planned { plan, .. } => iteration.set_plan(plan.clone()),
-            Update::TaskLost { task, reason, emitted } => {
-                iteration.task_given_up(*task, reason, emitted.as_ref());
-            }
-            Update::TaskTakenOver { task, reason } => iteration.take_over(*task, reason),
-            Update::ClientEnded { client, task, emitted } => {
-                iteration.client_ended(*client, *task, emitted.as_ref());
-            }
-            Update::ClientLost { client, task, received, reason, elements } => {
-                iteration.received_elements(*client, *task, *elements);
-                let worker = iteration.tasks.get(task).map(|t| t.worker);
-                let incarnation = worker.and_then(|w| self.workers.get(&w)).map_or(0, |w| w.incarnation);
-                iteration.client_lost(*client, *task, received, reason, incarnation);
-            }
-            Update::ClientGone {
-                client, received, broken_off, reason, returned, vanished, unknown, ..
-            } => {
-                let (vanished, unknown) = (*vanished, *unknown);
-                let gone = Gone { received, broken_off, reason, returned, vanished, unknown };
-                iteration.client_gone(*client, &gone);
-            }
-            Update::IterationFailed { failure, .. } => iteration.fail(failure.clone()),
-            _ => {}
-        }
-    }
-
-    fn iteration_of(&self, update: &Update) -> Option<IterationId> {
-        match update {
-            Update::ClientJoined { iteration, .. }
-            | Update::LocalWorkersAdded { iteration, .. }
-            | Update::TailsDealt { iteration, .. }
-            | Update::TaskCreated { iteration, .. }
-            | Update::Planned { iteration, .. }
-            | Update::SplitsSetAside { iteration, .. }
-            | Update::FeedExhausted { iteration, .. }
-            | Update::ClientGone { iteration, .. }
-            | Update::ClientTook { iteration, .. }
-            | Update::ClientAsked { iteration, .. }
-            | Update::ClientTakes { iteration, .. }
-            | Update::StatesGiven { iteration, .. }
-            | Update::StatesGivenUp { iteration }
-            | Update::IterationFailed { iteration, .. } => Some(*iteration),
-            Update::Leased { task, .. }
-            | Update::TaskEnded { task, .. }
-            | Update::TaskLost { task, .. }
-            | Update::TaskTakenOver { task, .. }
-            | Update::TailReached { task, .. }
-            | Update::ClientEnded { task, .. }
-            | Update::ClientTaken { task, .. }
-            | Update::TaskSettled { task, .. }
-            | Update::ClientLost { task, .. } => self.task_index.get(task).copied(),
-            _ => None,
         }
     }
 

@@ -45,11 +45,13 @@ pub struct Resume {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub reattached: bool,
     /// A consumer was lost, and the epoch waits for it: why.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub recalled: String,
-    /// What stands in for the states of consumers that come back without one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub stand_ins: Option<Box<StandIns>>,
+    ///
+    /// The stored name is older than this one.
+    #[serde(default, rename = "recalled", skip_serializing_if = "String::is_empty")]
+    pub reopen_reason: String,
+    /// States for consumers that come back without one. The stored name is older than this one.
+    #[serde(default, rename = "stand_ins", skip_serializing_if = "Option::is_none")]
+    pub fallback_states: Option<Box<FallbackStates>>,
     /// The launch of the user's program that gave the states, if its readers say so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempt: Option<Box<Attempt>>,
@@ -63,18 +65,18 @@ pub struct Resume {
     pub taken: TakenRows,
 }
 
-/// What stands in for the states of consumers.
+/// States for consumers that come back without one: what they had acknowledged.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StandIns {
+pub struct FallbackStates {
     /// Rows that users took, of whichever consumer.
     pub whole: TakenRows,
     /// What each consumer had acknowledged beyond that.
-    pub consumers: BTreeMap<u32, StandIn>,
+    pub consumers: BTreeMap<u32, FallbackState>,
 }
 
-/// What stands in for the state of one consumer.
+/// What one consumer had acknowledged.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StandIn {
+pub struct FallbackState {
     /// Its number.
     pub client: ClientId,
     /// Rows that its user took, per split.
@@ -90,11 +92,11 @@ impl Resume {
         self.steps.get(&consumer).or_else(|| self.steps.values().max()).copied().unwrap_or(0)
     }
 
-    /// What stands in for the state of a consumer that comes back without one; none if its state was given.
-    pub fn stand_in(&self, consumer: u32) -> Option<Resume> {
-        let stand_ins = self.stand_ins.as_deref()?;
-        let of = stand_ins.consumers.get(&consumer).filter(|s| !self.given.contains(&s.client))?;
-        let mut taken = stand_ins.whole.clone();
+    /// The state of a consumer that comes back without one, from what it had acknowledged; none if its state was given.
+    pub fn fallback_state(&self, consumer: u32) -> Option<Resume> {
+        let states = self.fallback_states.as_deref()?;
+        let of = states.consumers.get(&consumer).filter(|s| !self.given.contains(&s.client))?;
+        let mut taken = states.whole.clone();
         of.taken.iter().for_each(|(split, rows)| taken.add_rows(*split, rows));
         Some(Resume {
             of: self.of,
@@ -204,5 +206,25 @@ impl Resume {
             return std::iter::once(ALL_ROWS).collect();
         }
         self.taken.rows_of(split).cloned().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_journal_line_of_an_epoch_that_was_opened_again_keeps_its_stored_names() {
+        let line = concat!(
+            r#"{"of":7,"given":[],"needed":[3,4],"reattached":true,"recalled":"consumer 1 is gone","#,
+            r#""stand_ins":{"whole":{"whole":[],"rows":{},"listed":{}},"#,
+            r#""consumers":{"1":{"client":4,"taken":[[5,[[0,8]]]],"elements":2}}},"taken":{"whole":[],"rows":{},"listed":{}}}"#,
+        );
+        let resume: Resume = serde_json::from_str(line).unwrap();
+        assert_eq!(resume.reopen_reason, "consumer 1 is gone");
+        let state = resume.fallback_state(1).unwrap();
+        assert_eq!((state.steps_of(1), state.given), (2, [ClientId(4)].into()));
+        assert!(state.taken.rows_of(5).is_some_and(|rows| rows.iter().eq([(0, 8)])));
+        assert_eq!(serde_json::to_string(&resume).unwrap(), line);
     }
 }

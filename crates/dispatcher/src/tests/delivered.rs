@@ -192,6 +192,29 @@ fn nobody_waits_longer_than_the_reader_wait_for_a_user_that_takes_nothing() {
 }
 
 #[test]
+fn an_abandoned_epoch_counts_the_rows_that_no_reader_has() {
+    run(async {
+        let t = Two::new(3, "allow").await;
+        let splits = async || {
+            let status = t.w.core.get_status().await.unwrap();
+            let splits = status.jobs[0].splits.unwrap();
+            (splits.waiting, splits.rows_waiting, splits.uncounted)
+        };
+        for client in [t.a, t.b] {
+            t.w.beat(client, t.iteration, &[t.task], &[]).await;
+        }
+        t.w.finish_counted(t.task, t.worker, Some(&[(0, 5), (1, 5), (2, 7)])).await;
+        t.take(t.a, &[(0, 0, 5)], &[t.task]).await;
+        t.w.close(t.a, t.iteration, vec![lost(t.task, &[(0, 0, 5)])]).await;
+        assert_eq!(splits().await, (0, 0, 0), "all of them are sent");
+        t.take(t.b, &[(1, 0, 2)], &[]).await;
+        t.expel_all_but(t.a).await;
+        assert_eq!(t.state(), "abandoned");
+        assert_eq!(splits().await, (3, 3 + 7, 0));
+    });
+}
+
+#[test]
 fn nobody_waits_for_a_reader_that_has_taken_everything() {
     run(async {
         let t = Two::new(2, "").await;

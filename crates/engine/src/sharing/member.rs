@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use arrow_array::RecordBatch;
 
-use super::job::MayShare;
+use super::job::{MayShare, SharingJob};
 use super::point::SharingPoint;
 use super::shared_split::{Next, SharedSplit, SplitRef};
 use super::stats::{Counters, SharedCounts};
@@ -23,11 +23,15 @@ pub struct SharingMember {
     pub(super) counters: Counters,
 }
 
-impl SharingMember {
-    pub(super) fn new(window: Arc<SharingWindow>, id: u64, points: Vec<SharingPoint>) -> Self {
-        Self { window, id, points, counters: Counters::default() }
+impl SharingWindow {
+    /// Adds a task of a job that shares its rows at these points. It leaves when the handle is dropped.
+    pub fn join(self: &Arc<Self>, job: SharingJob, points: Vec<SharingPoint>) -> Arc<SharingMember> {
+        let id = self.add_member(job, points.iter().map(|p| p.key).collect());
+        Arc::new(SharingMember { window: Arc::clone(self), id, points, counters: Counters::default() })
     }
+}
 
+impl SharingMember {
     /// The splits in the window that the task has not had, the oldest first, by the names of their leases.
     pub fn unread_splits(&self) -> Vec<u64> {
         self.window.unread_splits(self.id, MAX_NAMED_SPLITS)

@@ -14,8 +14,6 @@ use tokio::sync::Notify;
 
 use super::departed::Departed;
 use super::job::{MayShare, SharingJob};
-use super::member::SharingMember;
-use super::point::SharingPoint;
 use super::settings::{SharingLag, SharingSettings};
 use super::shared_split::{SharedSplit, SplitId, SplitRef};
 use super::stats::WindowUsage;
@@ -82,18 +80,16 @@ impl SharingWindow {
         Arc::new(Self { settings, clock, state: Mutex::default(), freed: Notify::new() })
     }
 
-    /// Adds a task of a job that shares its rows at these points. It leaves when the handle is dropped.
-    pub fn join(self: &Arc<Self>, job: SharingJob, points: Vec<SharingPoint>) -> Arc<SharingMember> {
+    /// Adds a task of a job that shares its rows at the points with these keys, from the source on. Returns its number.
+    pub(super) fn add_member(&self, job: SharingJob, keys: Vec<u128>) -> u64 {
         let mut state = self.state.lock();
         let id = state.next_member;
         state.next_member += 1;
-        let keys: Vec<u128> = points.iter().map(|p| p.key).collect();
         state.unused.retain(|point, _| !keys.contains(point));
         let member = Member { job, points: keys, had: HashSet::new(), is_out: false, is_waiting: false };
         state.members.insert(id, member);
         state.refresh_all();
-        drop(state);
-        Arc::new(SharingMember::new(Arc::clone(self), id, points))
+        id
     }
 
     /// What is in the window.

@@ -7,10 +7,11 @@ use caju_types::Result;
 use caju_wire::Chunk;
 use futures::stream::{self, StreamExt};
 
-use super::concurrent::{Order, rows};
+use super::concurrent::Order;
 use super::hint::{Numbering, at_hint, at_set, at_sharing_point, without_marks};
 use super::pay::pay_for;
 use super::prefetch::prefetched;
+use super::rows::rows;
 use super::shard::{shard_stage, sharded};
 use super::{Item, Items};
 use crate::bind::{BoundPipeline, BranchKind, ShardStep, Step, StreamOp};

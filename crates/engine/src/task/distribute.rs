@@ -10,10 +10,9 @@ use caju_types::Result;
 use futures::stream::{self, StreamExt};
 
 use super::open_splits::checked;
-use super::read::Reader;
+use super::read::{Group, Reader};
 use super::read_limiter::{ReadLimiter, ReadPermit};
 use super::{Item, Items};
-use crate::caching::StoredGroup;
 use crate::lease::{LeasedSplit, SplitFeed};
 use crate::stats::SplitReads;
 
@@ -52,14 +51,6 @@ struct Distributor {
     /// Leases that no reader has begun yet.
     leases: VecDeque<LeasedSplit>,
     repetition: Option<u32>,
-}
-
-/// A part of a set that is being read.
-pub(super) struct Group {
-    pub(super) hint: usize,
-    pub(super) part: StoredGroup,
-    /// The leases of its splits.
-    pub(super) splits: Vec<u64>,
 }
 
 impl Distributor {

@@ -11,12 +11,11 @@ use caju_wire::{Chunk, Elements, Run, batch_bytes};
 use futures::stream::{self, BoxStream, StreamExt};
 
 use super::Item;
-use super::distribute::Group;
 use super::open_splits::OpenSplits;
 use super::read_limiter::ReadPermit;
 use super::zip::{Side, zipped};
 use crate::bind::{BoundPipeline, Branch, BranchKind, Step};
-use crate::caching::{Entry, OpenPart, TaskCache};
+use crate::caching::{Entry, OpenPart, StoredGroup, TaskCache};
 use crate::context::TaskContext;
 use crate::lease::LeasedSplit;
 use crate::sharing::{Begin, END, Flights, MayShare, Next, SharedRows, entry_place};
@@ -30,6 +29,14 @@ pub(super) struct Reading {
     pub(super) readers: usize,
     /// Keeps the order of leases; otherwise rows of different splits come as they are read.
     pub(super) ordered: bool,
+}
+
+/// A part of a set that is being read.
+pub(super) struct Group {
+    pub(super) hint: usize,
+    pub(super) part: StoredGroup,
+    /// The leases of its splits.
+    pub(super) splits: Vec<u64>,
 }
 
 /// Reads the splits of a task.

@@ -1,4 +1,4 @@
-//! Row stages over one chunk, within the memory limit of a chunk.
+//! Row stages over chunks, each within the memory limit of a chunk.
 //!
 //! Most chunks pass all stages in one piece. A chunk that needs too much memory at a stage is split in two there, and again
 //! if that is not enough: the first piece goes on, and the remainder waits. A batch whose rows grow therefore costs time, not
@@ -13,13 +13,33 @@ use std::time::{Duration, Instant};
 use caju_runtime::interrupt;
 use caju_types::{Error, ErrorKind, Result};
 use caju_wire::{Chunk, Elements, Run, push_run, slice_runs};
+use futures::stream::StreamExt;
 
-use super::concurrent::{GivenBack, RowTime, Slice, Work};
+use super::concurrent::{GivenBack, Limits, Order, RowTime, Slice, Work, concurrent};
+use super::{Item, Items};
 use crate::context::TaskContext;
 use crate::row::{Made, RowOp, RowSelection, RowStage, TakesBack};
 
+/// Runs row stages over the chunks of `items` on the CPU pool, as [`concurrent`] runs work; other items pass.
+pub(super) fn rows(stages: Vec<Arc<RowStage>>, items: Items, ctx: &Arc<TaskContext>, order: Order) -> Items {
+    if stages.is_empty() {
+        return items;
+    }
+    let limits = Limits {
+        at_once: ctx.pool.threads() + 1,
+        most_bytes: ctx.buffer_bytes,
+        given_back: (ctx.pool.threads() + 1) * (stages.len() + 1),
+    };
+    let clock = Arc::clone(&ctx.clock);
+    let rows = Arc::new(Rows::new(stages, Arc::clone(ctx)));
+    let start = move |chunk| RowWork::new(Arc::clone(&rows), chunk);
+    concurrent(items, start, order, limits, clock)
+        .filter(|item| std::future::ready(!matches!(item, Ok(Item::Chunk(c)) if c.rows() == 0)))
+        .boxed()
+}
+
 /// What all chunks on their way through some stages share.
-pub(super) struct Rows {
+struct Rows {
     stages: Vec<Arc<RowStage>>,
     ctx: Arc<TaskContext>,
     row_time: RowTime,
@@ -28,7 +48,7 @@ pub(super) struct Rows {
 }
 
 impl Rows {
-    pub(super) fn new(stages: Vec<Arc<RowStage>>, ctx: Arc<TaskContext>) -> Self {
+    fn new(stages: Vec<Arc<RowStage>>, ctx: Arc<TaskContext>) -> Self {
         let batched = |s: &Arc<RowStage>| matches!(&s.op, RowOp::Python(f) if f.is_batched());
         let may_be_cut = !stages.iter().any(batched);
         Self { stages, ctx, row_time: RowTime::default(), may_be_cut }
@@ -36,7 +56,7 @@ impl Rows {
 }
 
 /// A chunk on its way through the stages.
-pub(super) struct RowWork {
+struct RowWork {
     rows: Arc<Rows>,
     /// The pieces that are left, the first rows last, each with the first stage that it has not passed.
     left: Vec<(usize, Chunk)>,
@@ -86,7 +106,7 @@ impl Work for RowWork {
 }
 
 impl RowWork {
-    pub(super) fn new(rows: Arc<Rows>, chunk: Chunk) -> Self {
+    fn new(rows: Arc<Rows>, chunk: Chunk) -> Self {
         Self { rows, left: vec![(0, chunk)] }
     }
 

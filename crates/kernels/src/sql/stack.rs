@@ -1,7 +1,7 @@
 //! Stack space for recursive passes over expressions.
 
 use caju_runtime::on_isolated_thread;
-use caju_types::{Error, Result};
+use caju_types::Result;
 
 /// Stack bytes of threads that bind expressions. The planner's passes are recursive, with frames of many kilobytes. This is
 /// several times what the deepest expression needs that [`parse`](crate::syntax::parse) accepts.
@@ -16,13 +16,5 @@ pub(crate) fn with_stack<T: Send>(f: impl FnOnce() -> Result<T> + Send) -> Resul
     if on_isolated_thread() {
         return f();
     }
-    std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().name("bind".into()).stack_size(STACK_BYTES);
-        match thread.spawn_scoped(scope, f) {
-            Err(e) => Err(Error::exhausted(format!("no thread to bind expressions on: {e}"))),
-            Ok(running) => running.join().unwrap_or_else(|_| {
-                Err(Error::internal("binding an expression panicked; the log has the details"))
-            }),
-        }
-    })
+    caju_runtime::with_stack("binding an expression", STACK_BYTES, f)
 }

@@ -126,6 +126,9 @@ fn details(job: &JobStatus) -> String {
         out.push_str(&format!(", bottleneck {}: {}", job.bottleneck, advice(&job.bottleneck)));
     }
     out.push('\n');
+    if state(job) == "abandoned" {
+        out.push_str(&format!("  {}\n", wrapped(&abandoned(job), 2)));
+    }
     progress(job, &mut out);
     let mut rows = vec![
         ["stage", "rows in", "rows out", "bytes out", "busy", "at once", "CPU", "rows/busy s"]
@@ -145,6 +148,20 @@ fn details(job: &JobStatus) -> String {
     }));
     out.push_str(&table(&rows));
     out
+}
+
+/// What is left of an epoch whose readers have all left.
+fn abandoned(job: &JobStatus) -> String {
+    let splits = job.splits.unwrap_or_default();
+    let rows = match (splits.rows_waiting, splits.uncounted) {
+        (0, _) => "rows".to_string(),
+        (rows, 0) => format!("{} rows", format_count(rows)),
+        (rows, _) => format!("at least {} rows", format_count(rows)),
+    };
+    format!(
+        "abandoned: {rows} are with no reader (splits that wait: {}); the next reader of this job gets them",
+        format_count(splits.waiting)
+    )
 }
 
 /// The readers of an epoch that are shown.

@@ -1,8 +1,8 @@
 //! `caju.status/v1`.
 
 use caju_proto::v1::{
-    GetStatusResponse, JobStatus, ReaderStatus, ScalingStatus, SharingUsage, TaskServed, WorkerStatus,
-    WorkerUsage,
+    GetStatusResponse, JobStatus, ReaderStatus, ScalingStatus, SharingUsage, SplitStates, TaskServed,
+    WorkerStatus, WorkerUsage,
 };
 use serde_json::{Value, json};
 
@@ -90,10 +90,15 @@ fn job_json(j: &JobStatus) -> Value {
            "shard_by": Some(&j.shard_by).filter(|by| !by.is_empty()), "num_shards": j.num_shards,
            "modes": modes_json(j), "io": io_json(j), "rows_skipped": j.rows_skipped, "first_skips": j.first_skips,
            "readers": j.readers.iter().map(reader_json).collect::<Vec<_>>(),
-           "splits": j.splits.map(|s| json!({"waiting": s.waiting, "leased": s.leased, "sent": s.sent, "done": s.done})),
+           "splits": j.splits.as_ref().map(splits_json),
            "served": j.served.as_ref().map(served_json), "sharing": Some(&j.sharing).filter(|s| !s.is_empty()), "shares_with": j.shares_with,
            "workers_wanted": (j.workers_wanted > 0).then_some(j.workers_wanted),
            "decision": document(&j.decision_json), "profile": document(&j.profile_json)})
+}
+
+fn splits_json(s: &SplitStates) -> Value {
+    json!({"waiting": s.waiting, "leased": s.leased, "sent": s.sent, "done": s.done, "rows_waiting": s.rows_waiting,
+           "uncounted": s.uncounted})
 }
 
 /// The splits of ended tasks by execution mode, as in `caju.run/v1`.

@@ -87,6 +87,20 @@ fn epochs_that_are_over_are_collapsed() {
 }
 
 #[test]
+fn an_abandoned_epoch_says_what_is_left_of_it() {
+    let shown = |rows_waiting, uncounted| {
+        let splits = Some(SplitStates { waiting: 3, rows_waiting, uncounted, ..Default::default() });
+        let job = JobStatus { clients: 0, splits, ..job(1, "left", "running") };
+        let status = GetStatusResponse { jobs: vec![job], ..Default::default() };
+        assert_eq!(json::status(&status)["jobs"][0]["splits"]["rows_waiting"], rows_waiting);
+        text("h:1", &status, false)
+    };
+    assert!(shown(1180, 0).contains("abandoned: 1,180 rows are with no reader (splits that wait: 3)"));
+    assert!(shown(1180, 1).contains("abandoned: at least 1,180 rows are with no reader"));
+    assert!(shown(0, 3).contains("abandoned: rows are with no reader"));
+}
+
+#[test]
 fn tables_keep_their_shape_whatever_messages_hold() {
     let failure = caju_proto::v1::Failure {
         kind: "invalid argument".into(),
@@ -125,7 +139,7 @@ fn readers_that_take_nothing_come_first() {
         TaskServed { elements: 120, rows: 4321, source_opens: 19, bytes: 5 << 20, ..Default::default() };
     let job = JobStatus {
         readers,
-        splits: Some(SplitStates { waiting: 81, leased: 4, sent: 3, done: 12 }),
+        splits: Some(SplitStates { waiting: 81, leased: 4, sent: 3, done: 12, ..Default::default() }),
         served: Some(served),
         balance: "bucket".into(),
         rounds: 1234,

@@ -39,7 +39,7 @@ pub(super) struct Counts {
 
 /// A worker of the pool.
 struct Member {
-    /// Tells it to leave; absent if it was told.
+    /// Asks it to leave; absent once that was done.
     leave: Option<oneshot::Sender<()>>,
     listens: bool,
     _task: Task<()>,
@@ -85,9 +85,9 @@ impl WorkerPool {
         }
         let too_many = usize::try_from(staying.saturating_sub(wanted)).unwrap_or(usize::MAX);
         let newest = self.members.values_mut().rev().filter_map(|m| m.leave.take()).take(too_many);
-        // One that ends at this moment hears nothing.
+        // One that ends at this moment needs no request.
         newest.for_each(|leave| {
-            let _told = leave.send(());
+            let _unless_it_ended = leave.send(());
         });
     }
 
@@ -158,8 +158,9 @@ impl WorkerPool {
 
     fn start(&mut self) {
         self.last += 1;
-        let (leave, told) = oneshot::channel();
-        let run = run(self.last, Arc::clone(&self.command), told, self.drain_timeout, self.to_pool.clone());
+        let (leave, asked_to_leave) = oneshot::channel();
+        let (command, events) = (Arc::clone(&self.command), self.to_pool.clone());
+        let run = run(self.last, command, asked_to_leave, self.drain_timeout, events);
         let task = self.tasks.spawn(format!("worker process {}", self.last), run);
         self.members.insert(self.last, Member { leave: Some(leave), listens: false, _task: task });
     }

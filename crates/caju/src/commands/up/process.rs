@@ -29,7 +29,7 @@ impl WorkerProcess {
         let (program, args) = line.split_first().ok_or_else(|| failed("no program"))?;
         let mut command = Command::new(program);
         command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped());
-        // In a process group of its own it does not get the Ctrl-C of a terminal: it is told when to drain.
+        // In a process group of its own it does not get the Ctrl-C of a terminal: it gets SIGTERM when it is to drain.
         command.process_group(0).kill_on_drop(true);
         for variable in OWN_VARIABLES {
             command.env_remove(variable);
@@ -51,7 +51,7 @@ impl WorkerProcess {
         line.trim().rsplit_once(" listening on ").map(|(_, address)| address.to_owned())
     }
 
-    /// Waits for its end. When it is told to `leave` it drains, and is killed if that takes longer than `bound`.
+    /// Waits for its end. After a message on `leave` it drains, and is killed if that takes longer than `bound`.
     pub(super) async fn ended(mut self, leave: oneshot::Receiver<()>, bound: Duration) -> Result<ExitStatus> {
         // Tokio closes the standard input of a child that is waited for.
         let _open = self.child.stdin.take();

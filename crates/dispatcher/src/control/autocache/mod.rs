@@ -141,7 +141,7 @@ impl Core {
     pub(super) async fn on_task_report(&self, profile: v1::TaskProfile) -> Result<()> {
         let task = TaskId(profile.task_id);
         let waiting = |state: &State| undecided(state, state.task(task)?.0.id);
-        let Some(waiting) = self.look(waiting).await? else { return Ok(()) };
+        let Some(waiting) = self.read_durable(waiting).await? else { return Ok(()) };
         let (_, number) = self.on_autocache_event(&waiting.job, |state| {
             let iteration = facts::iteration(self, state, waiting.iteration)?;
             Some(Event::TaskReported { iteration, report: Box::new(task_report(profile)) })

@@ -37,7 +37,7 @@ impl Core {
         if !self.snapshots.exists() {
             return Ok(());
         }
-        let Some(waiting) = self.look(|state| undecided(state, id)).await? else { return Ok(()) };
+        let Some(waiting) = self.read_durable(|state| undecided(state, id)).await? else { return Ok(()) };
         let (actions, number) = self.on_autocache_event(&waiting.job, |state| {
             let iteration = state.iterations.get(&id)?;
             let peers = peers(state, state.jobs.get(&iteration.job)?);
@@ -49,7 +49,7 @@ impl Core {
             _ => None,
         });
         let Some(with_record) = check else { return Ok(()) };
-        let found = self.look(|state| {
+        let found = self.read_durable(|state| {
             let iteration = state.iterations.get(&id)?;
             let job = state.jobs.get(&iteration.job)?;
             let (epoch, seed, job) = (iteration.epoch, job.spec.seed, job.name.clone());

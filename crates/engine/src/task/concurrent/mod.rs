@@ -1,4 +1,4 @@
-//! Row stages over many chunks at once.
+//! Work on many chunks at once.
 //!
 //! As many chunks are computed at once as there are CPU threads, and one more. A computed chunk leaves when its order allows it
 //! ([`Order`]). Until then it waits, within a bound in bytes, and its thread computes another chunk. A slow chunk therefore
@@ -27,58 +27,29 @@ use futures::future::BoxFuture;
 use futures::stream::{self, FuturesUnordered, StreamExt};
 use tokio::sync::mpsc;
 
-use super::rows::{RowWork, Rows};
 use super::{Item, Items};
-use crate::context::TaskContext;
-use crate::row::RowStage;
 pub(super) use row_time::{RowTime, rows_within};
+use slice::{Computed, Place};
 pub(super) use slice::{GivenBack, Slice, Work};
-use window::{Place, Slot, Window};
+pub(super) use window::Order;
+use window::{Slot, Window};
 
 /// The most items in the window, whatever their bytes: each is looked at when another one has been computed.
 const MOST_ITEMS: usize = 1024;
 
-/// In which order computed chunks leave.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Order {
-    /// The order of the input.
-    Input,
-    /// Chunks of one split leave in the order of the input, and splits do not wait for each other.
-    PerSplit,
-    /// No order between chunks. The slices of a chunk leave in their order, except that slow ones are passed.
-    Any,
-}
-
-/// Runs row stages over the chunks of `items` on the CPU pool; other items pass. In every order the end of a split follows the
-/// chunks of the split, and the end of a repetition follows all items before it and precedes all items after it.
-pub(super) fn rows(stages: Vec<Arc<RowStage>>, items: Items, ctx: &Arc<TaskContext>, order: Order) -> Items {
-    if stages.is_empty() {
-        return items;
-    }
-    let limits = Limits {
-        at_once: ctx.pool.threads() + 1,
-        most_bytes: ctx.buffer_bytes,
-        given_back: (ctx.pool.threads() + 1) * (stages.len() + 1),
-    };
-    let clock = Arc::clone(&ctx.clock);
-    let rows = Arc::new(Rows::new(stages, Arc::clone(ctx)));
-    let start = move |chunk| RowWork::new(Arc::clone(&rows), chunk);
-    concurrent(items, start, order, limits, clock)
-        .filter(|item| std::future::ready(!matches!(item, Ok(Item::Chunk(c)) if c.rows() == 0)))
-        .boxed()
-}
-
 /// What is computed at once.
-struct Limits {
+pub(super) struct Limits {
     /// Slices that are computed at once.
-    at_once: usize,
+    pub(super) at_once: usize,
     /// Bytes of computed chunks that may wait before no further slice is begun.
-    most_bytes: usize,
+    pub(super) most_bytes: usize,
     /// Slices that may give rows back before anybody looks: as often as the running ones can.
-    given_back: usize,
+    pub(super) given_back: usize,
 }
 
-fn concurrent<W: Work>(
+/// Runs the work that `start` begins for each chunk of `items`; other items pass. In every order the end of a split follows the
+/// chunks of the split, and the end of a repetition follows all items before it and precedes all items after it.
+pub(super) fn concurrent<W: Work>(
     items: Items,
     start: impl Fn(Chunk) -> W + Send + 'static,
     order: Order,
@@ -115,9 +86,6 @@ async fn pass_in(clock: &dyn Clock, time: Option<Duration>) {
         None => std::future::pending().await,
     }
 }
-
-/// What computing gives: a chunk and the work that is left.
-type Computed<W> = Result<(Chunk, Option<W>)>;
 
 struct Concurrent<W, F> {
     items: Items,

@@ -8,11 +8,15 @@ use caju_wire::Chunk;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
-use super::window::Place;
-
 /// A slice that takes longer is slow: where no order is promised, slices behind it pass it. It is twice as long as the work that
 /// is cut into slices, and four times as long as the work of a slice: a busy machine alone seldom makes a slice slow.
 pub(super) const SLOW: Duration = Duration::from_millis(200);
+
+/// Where a slice is: the number of its item in the input, and the slice's own among those of the item.
+pub(super) type Place = (u64, u32);
+
+/// What computing gives: a chunk and the work that is left.
+pub(super) type Computed<W> = Result<(Chunk, Option<W>)>;
 
 /// Work that gives chunks one after the other.
 pub(in crate::task) trait Work: Send + Sized + 'static {

@@ -1,6 +1,8 @@
 //! The order in which chunks leave, and what bounds them.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Wake, Waker};
 
 use arrow_array::{ArrayRef, Int64Array, RecordBatch};
 use caju_runtime::SystemClock;
@@ -93,6 +95,16 @@ fn name(item: Result<Item>) -> String {
     }
 }
 
+/// Whether a task was woken.
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
 /// The stages at work on these items, with one gate for each chunk, and the names of what left.
 struct Bench {
     items: Items,
@@ -154,13 +166,20 @@ impl Bench {
         name(self.items.next().await.expect("an item"))
     }
 
-    /// What leaves now, until something has to be computed first.
+    /// What leaves now, until something has to be computed first. A poll in which rows were given back may end before it sees
+    /// them, and then has woken its task: it is polled again.
     async fn out(&mut self) -> Vec<String> {
         let mut out = Vec::new();
-        while let Poll::Ready(Some(item)) = futures::poll!(self.items.next()) {
-            out.push(name(item));
+        let woken = Arc::new(Woken::default());
+        let waker = Waker::from(Arc::clone(&woken));
+        loop {
+            woken.0.store(false, Ordering::SeqCst);
+            match self.items.poll_next_unpin(&mut Context::from_waker(&waker)) {
+                Poll::Ready(Some(item)) => out.push(name(item)),
+                Poll::Pending if woken.0.load(Ordering::SeqCst) => tokio::task::yield_now().await,
+                Poll::Ready(None) | Poll::Pending => return out,
+            }
         }
-        out
     }
 
     fn begun(&self) -> usize {

@@ -8,14 +8,21 @@ use caju_types::{Error, Result};
 use caju_wire::Chunk;
 
 use super::super::Item;
-use super::slice::{Progress, SLOW};
-use super::{Computed, Order};
+use super::slice::{Computed, Place, Progress, SLOW};
 
 /// The shortest wait for a slice to be slow: time passes between two looks at it.
 const MIN_WAIT: Duration = Duration::from_millis(1);
 
-/// Where a slice is: the number of its item in the input, and the slice's own among those of the item.
-pub(super) type Place = (u64, u32);
+/// In which order computed chunks leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::task) enum Order {
+    /// The order of the input.
+    Input,
+    /// Chunks of one split leave in the order of the input, and splits do not wait for each other.
+    PerSplit,
+    /// No order between chunks. The slices of a chunk leave in their order, except that slow ones are passed.
+    Any,
+}
 
 /// An item that leaves, with the work that is left of it and the place of that work.
 pub(super) type Leaving<W> = (Result<Item>, Option<(Place, W)>);

@@ -116,7 +116,7 @@ def start_cluster(
 
     Each worker takes `worker_cpus` CPUs of Ray, computes on as many threads, and takes the `worker_resources` by their Ray names.
     `placement` is "spread" (over the nodes), "pack", or the placement group of the trainers: then workers are put on its
-    nodes while there is room, beside the group's own bundles.
+    nodes while there is room, in addition to the group's own bundles.
 
     The dispatcher runs on the node of this process, takes no CPU of Ray, and is not moved: its loss ends the cluster.
 

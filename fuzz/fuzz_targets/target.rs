@@ -1,5 +1,5 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(init: caju_libfuzzer::prepare(), |data: &[u8]| {
-    (caju_fuzz::target("csv").one)(data);
+    (caju_libfuzzer::target().one)(data);
 });

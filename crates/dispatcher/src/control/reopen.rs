@@ -1,7 +1,7 @@
 //! The loss of a consumer in mid-epoch: the epoch is opened again behind what every consumer has taken, and waits for it.
 //!
 //! The others open it again with the states that they hold, as after the loss of the dispatcher's state. The consumer comes
-//! back with its own state, or under its index alone: then what it had acknowledged stands in for its state. Until then
+//! back with its own state, or under its index alone: then what it had acknowledged is used as its state. Until then
 //! nobody gets further elements, since all get equally many. The dispatcher's `--consumer-wait` bounds the wait.
 
 use caju_proto::v1;
@@ -9,21 +9,21 @@ use caju_types::{ClientId, IterationId, JobName, Result, RowRanges, TakenRows};
 
 use super::reports::{Reports, SILENT_HEARTBEATS};
 use super::{Core, Txn, acknowledgements, iterations};
-use crate::state::{Failure, Iteration, Resume, StandIn, StandIns, State, TaskState, Update};
+use crate::state::{Failure, FallbackState, FallbackStates, Iteration, Resume, State, TaskState, Update};
 
 /// How often a silent consumer is looked for within a heartbeat.
 const POLLS_PER_HEARTBEAT: u32 = 4;
 
-/// What a consumer that leaves says it has taken, beyond what it had acknowledged.
+/// What a consumer reports as it leaves: what its user has taken beyond what it had acknowledged.
 #[derive(Debug, Clone, Default)]
-pub(super) struct LastWord {
+pub(super) struct FinalReport {
     pub(super) rows: Vec<(u64, RowRanges)>,
     pub(super) elements: u64,
 }
 
-/// Whether the loss of a reader recalls its epoch: it is a consumer that others wait for, and all that have come are there.
-/// A consumer that is at its end would not come back.
-pub(super) fn is_due(state: &State, id: IterationId, client: ClientId) -> bool {
+/// Whether the epoch of a lost reader is opened again: the reader is a consumer that others wait for, and all that have come
+/// are there. A consumer that is at its end would not come back.
+pub(super) fn must_reopen(state: &State, id: IterationId, client: ClientId) -> bool {
     let Some(iteration) = state.iterations.get(&id).filter(|i| i.failure.is_none()) else { return false };
     let Some(even) = &iteration.even else { return false };
     // One whose user has asked for nothing leaves nothing behind.
@@ -36,15 +36,15 @@ pub(super) fn is_due(state: &State, id: IterationId, client: ClientId) -> bool {
         && !iteration.has_taken_all(client)
 }
 
-/// The state from which a recalled epoch goes on.
+/// The state from which an epoch goes on that is opened again.
 pub(super) fn resume(
     reports: &Reports,
     iteration: &Iteration,
-    gone: (ClientId, &LastWord),
+    gone: (ClientId, &FinalReport),
     why: &str,
 ) -> Resume {
     let known = iteration.resume.as_deref();
-    let stand_in = |(client, consumer): (ClientId, u32)| {
+    let fallback_state = |(client, consumer): (ClientId, u32)| {
         let acknowledged = reports.acknowledged.get(&(iteration.id, client)).filter(|a| a.is_complete())?;
         let report = reports.clients.get(&(iteration.id, client))?;
         let mut taken: Vec<(u64, RowRanges)> = acknowledged.splits().collect();
@@ -54,12 +54,13 @@ pub(super) fn resume(
             elements = elements.max(gone.1.elements);
         }
         let before = known.map_or(0, |k| k.steps_of(consumer));
-        Some((consumer, StandIn { client, taken, elements: before + elements }))
+        Some((consumer, FallbackState { client, taken, elements: before + elements }))
     };
     let consumers = iteration.members.iter().filter_map(|(client, m)| Some((*client, m.consumer?)));
     let whole = whole(iteration);
-    let stand_ins =
-        whole.map(|whole| Box::new(StandIns { whole, consumers: consumers.filter_map(stand_in).collect() }));
+    let fallback_states = whole.map(|whole| {
+        Box::new(FallbackStates { whole, consumers: consumers.filter_map(fallback_state).collect() })
+    });
     let mut behind = known.map(|k| k.behind.clone()).unwrap_or_default();
     behind.extend(known.map(|k| k.of));
     Resume {
@@ -67,8 +68,8 @@ pub(super) fn resume(
         behind,
         reattached: true,
         needed: iteration.own_members().collect(),
-        recalled: why.to_string(),
-        stand_ins,
+        reopen_reason: why.to_string(),
+        fallback_states,
         attempt: known.and_then(|k| k.attempt.clone()),
         ..Resume::default()
     }
@@ -95,7 +96,7 @@ fn whole(iteration: &Iteration) -> Option<TakenRows> {
 ///
 /// # Errors
 /// Those of opening an epoch.
-pub(super) fn recall(
+pub(super) fn reopen(
     core: &Core,
     txn: &mut Txn<'_>,
     id: IterationId,
@@ -105,19 +106,19 @@ pub(super) fn recall(
     let Some(iteration) = txn.state.iterations.get(&id) else { return Ok(()) };
     let epoch = iteration.epoch;
     let Some(job) = txn.state.jobs.get(&iteration.job).cloned() else { return Ok(()) };
-    tracing::warn!("{}: {}; the epoch waits for it", iteration.describe(), resume.recalled);
-    let failure = Failure::from(&caju_types::Error::unavailable(resume.recalled.clone()));
+    tracing::warn!("{}: {}; the epoch waits for it", iteration.describe(), resume.reopen_reason);
+    let failure = Failure::from(&caju_types::Error::unavailable(resume.reopen_reason.clone()));
     txn.apply(Update::IterationFailed { iteration: id, failure });
     txn.apply(Update::IterationDropped { iteration: id });
     iterations::open_new(core, txn, &job, epoch, at_ms, Some(resume)).map(drop)
 }
 
-/// A consumer that came back without a state asks for elements: what it had acknowledged stands in for its state.
-pub(super) fn stand_in(txn: &mut Txn<'_>, client: ClientId, id: IterationId) {
+/// A consumer that came back without a state asks for elements: what it had acknowledged is used as its state.
+pub(super) fn use_fallback_state(txn: &mut Txn<'_>, client: ClientId, id: IterationId) {
     let states = txn.state.iterations.get(&id).and_then(|iteration| {
         let consumer = iteration.members.get(&client)?.consumer?;
         let resume = iteration.resume.as_deref().filter(|_| iteration.awaits_states())?;
-        resume.stand_in(consumer)
+        resume.fallback_state(consumer)
     });
     if let Some(states) = states {
         txn.apply(Update::StatesGiven { iteration: id, states: Box::new(states) });
@@ -131,7 +132,9 @@ impl Core {
     /// # Errors
     /// Those of the journal.
     pub(super) async fn lose_silent_consumer(&self, request: &v1::OpenIterationRequest) -> Result<()> {
-        let Some((id, client)) = self.look(|state| holder(state, request)).await? else { return Ok(()) };
+        let Some((id, client)) = self.read_durable(|state| holder(state, request)).await? else {
+            return Ok(());
+        };
         let heartbeat = self.config.timers.heartbeat;
         let until = self.clock.now() + heartbeat.saturating_mul(SILENT_HEARTBEATS);
         let before = self.reports.lock().last_call(id, client);
@@ -152,11 +155,11 @@ impl Core {
             return Ok(());
         };
         let mut reports = self.reports.lock();
-        if is_due(txn.state, id, client) {
+        if must_reopen(txn.state, id, client) {
             let why = why(iteration, client, "it is silent, and another process has come in its place");
-            let resume = resume(&reports, iteration, (client, &LastWord::default()), &why);
+            let resume = resume(&reports, iteration, (client, &FinalReport::default()), &why);
             drop(reports);
-            return recall(self, txn, id, resume, at_ms);
+            return reopen(self, txn, id, resume, at_ms);
         }
         let gone = acknowledgements::vanished(iteration, client, reports.acknowledged.get(&(id, client)));
         txn.apply(gone);

@@ -32,8 +32,9 @@ struct Record {
     stamp: u64,
 }
 
+/// The listing of one snapshot, with what was read of its objects.
 #[derive(Debug, Default)]
-pub(super) struct Known {
+pub(super) struct ListingCache {
     listed: bool,
     /// The valid record of every split.
     records: HashMap<CommitKey, Record>,
@@ -63,7 +64,7 @@ pub(super) struct OwnUsage {
 #[derive(Debug)]
 pub(crate) struct SnapshotState {
     pub(crate) of: Fingerprint,
-    pub(super) known: Mutex<Known>,
+    pub(super) listing: Mutex<ListingCache>,
     refreshing: tokio::sync::Mutex<()>,
     pub(super) folding: tokio::sync::Mutex<()>,
     /// Splits that tasks of this process write now.
@@ -75,7 +76,7 @@ impl SnapshotState {
     pub(crate) fn new(of: Fingerprint) -> Self {
         Self {
             of,
-            known: Mutex::default(),
+            listing: Mutex::default(),
             refreshing: tokio::sync::Mutex::new(()),
             folding: tokio::sync::Mutex::new(()),
             active: Mutex::default(),
@@ -84,37 +85,37 @@ impl SnapshotState {
     }
 
     /// The part of a split, without asking the store.
-    pub(crate) fn known_part(&self, split: SplitKey) -> Option<Arc<PartMeta>> {
-        self.known.lock().index.parts.get(&split).cloned()
+    pub(crate) fn cached_part(&self, split: SplitKey) -> Option<Arc<PartMeta>> {
+        self.listing.lock().index.parts.get(&split).cloned()
     }
 
     pub(super) fn is_listed(&self) -> bool {
-        self.known.lock().listed
+        self.listing.lock().listed
     }
 
     /// The generation that a new commit of the split would have.
     pub(super) fn next_generation(&self, split: SplitKey) -> Generation {
-        self.known.lock().highest.get(&split).copied().unwrap_or(0) + 1
+        self.listing.lock().highest.get(&split).copied().unwrap_or(0) + 1
     }
 
     /// Drops all that is known, because objects were removed: the next refresh reads them again.
     pub(crate) fn forget(&self) {
-        let mut known = self.known.lock();
-        let stamps = known.stamps;
-        *known = Known { stamps, ..Known::default() };
+        let mut listing = self.listing.lock();
+        let stamps = listing.stamps;
+        *listing = ListingCache { stamps, ..ListingCache::default() };
     }
 
     /// Lists the snapshot's folder and reads what is new in it.
     pub(crate) async fn refresh(&self, ctx: &Context) -> Result<PartIndex> {
         let _turn = self.refreshing.lock().await;
         let root = &ctx.root;
-        let begun = self.known.lock().stamps;
+        let begun = self.listing.lock().stamps;
         let scan = ctx.scan(self.of).await?;
         let manifest = self.newest_manifest(root, &scan).await?;
         let folded = manifest.as_ref().and_then(|m| m.manifest.as_ref()).map(|m| m.by_key());
         let folded = folded.unwrap_or_default();
 
-        let old = self.known.lock().records.clone();
+        let old = self.listing.lock().records.clone();
         let mut records = HashMap::new();
         let mut unknown = Vec::new();
         for (key, object) in scan.winners().into_values() {
@@ -131,15 +132,15 @@ impl SnapshotState {
             .await?;
         records.extend(read.into_iter().flatten());
         let index = self.install(records, manifest, &folded, begun);
-        let mut known = self.known.lock();
-        known.manifests.extend(scan.manifests.keys());
-        known.usage_records = scan.uses.len();
+        let mut listing = self.listing.lock();
+        listing.manifests.extend(scan.manifests.keys());
+        listing.usage_records = scan.uses.len();
         Ok(index)
     }
 
     /// The newest manifest that is neither damaged nor foreign. It is read again only if it changed.
     async fn newest_manifest(&self, root: &Root, scan: &Scan) -> Result<Option<Loaded>> {
-        let old = self.known.lock().manifest.clone();
+        let old = self.listing.lock().manifest.clone();
         for object in scan.manifests.values().rev() {
             if let Some(old) = old.as_ref().filter(|o| &o.object == object) {
                 return Ok(Some(old.clone()));
@@ -181,9 +182,9 @@ impl SnapshotState {
         folded: &HashMap<(SplitKey, Generation), Arc<PartMeta>>,
         begun: u64,
     ) -> PartIndex {
-        let mut known = self.known.lock();
+        let mut listing = self.listing.lock();
         // Commits that this process added after the listing had begun.
-        for (key, record) in &known.records {
+        for (key, record) in &listing.records {
             if record.stamp > begun && !records.contains_key(key) {
                 let newer = records.keys().any(|k| k.0 == key.0 && k.1 >= key.1);
                 if !newer {
@@ -193,50 +194,50 @@ impl SnapshotState {
             }
         }
         let mut parts = HashMap::with_capacity(records.len());
-        known.uncovered = 0;
-        known.highest.clear();
+        listing.uncovered = 0;
+        listing.highest.clear();
         for (key, record) in &records {
-            known.highest.insert(key.0, key.1);
+            listing.highest.insert(key.0, key.1);
             if let (Some(Commit::Part(meta)), true) = (record.commit.as_deref(), record.present) {
                 let covered = folded.get(&(key.0, key.1)).is_some_and(|m| m.attempt == meta.attempt);
-                known.uncovered += usize::from(!covered);
+                listing.uncovered += usize::from(!covered);
                 // An unchanged part keeps its allocation from the index before.
-                let same = known.index.parts.get(&key.0).filter(|m| ***m == *meta);
+                let same = listing.index.parts.get(&key.0).filter(|m| ***m == *meta);
                 parts.insert(key.0, same.cloned().unwrap_or_else(|| Arc::new(meta.clone())));
             }
         }
         let described =
             manifest.as_ref().and_then(|m| m.manifest.as_ref()).map(|m| Arc::clone(&m.description));
-        let description = described.or_else(|| known.index.description.clone());
-        known.index = PartIndex { parts: Arc::new(parts), description };
-        known.records = records;
-        known.manifest = manifest;
-        known.listed = true;
-        known.index.clone()
+        let description = described.or_else(|| listing.index.description.clone());
+        listing.index = PartIndex { parts: Arc::new(parts), description };
+        listing.records = records;
+        listing.manifest = manifest;
+        listing.listed = true;
+        listing.index.clone()
     }
 
     /// Adds a record that this process wrote, or read outside a listing.
     pub(super) fn add_record(&self, key: CommitKey, commit: Commit, present: bool) {
-        let mut known = self.known.lock();
-        let highest = known.highest.get(&key.0).copied().unwrap_or(0);
+        let mut listing = self.listing.lock();
+        let highest = listing.highest.get(&key.0).copied().unwrap_or(0);
         if highest > key.1 {
             return;
         }
-        known.records.retain(|k, _| k.0 != key.0);
-        known.highest.insert(key.0, key.1);
-        let parts = Arc::make_mut(&mut known.index.parts);
+        listing.records.retain(|k, _| k.0 != key.0);
+        listing.highest.insert(key.0, key.1);
+        let parts = Arc::make_mut(&mut listing.index.parts);
         match &commit {
             Commit::Part(meta) if present => {
                 parts.insert(key.0, Arc::new(meta.clone()));
-                known.uncovered += 1;
+                listing.uncovered += 1;
             }
             _ => {
                 parts.remove(&key.0);
             }
         }
-        known.stamps += 1;
-        let stamp = known.stamps;
-        known.records.insert(key, Record { object: None, commit: Some(Arc::new(commit)), present, stamp });
+        listing.stamps += 1;
+        let stamp = listing.stamps;
+        listing.records.insert(key, Record { object: None, commit: Some(Arc::new(commit)), present, stamp });
     }
 }
 

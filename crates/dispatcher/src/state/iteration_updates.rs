@@ -1,0 +1,171 @@
+//! Updates of one iteration: of its readers, of its splits and of its tasks.
+
+use std::collections::BTreeMap;
+
+use caju_types::{IterationId, WorkerId};
+
+use super::losses::Gone;
+use super::{Iteration, Member, State, Task, Update, Worker, is_quiet};
+
+impl State {
+    /// Applies an update of an iteration, or of one of its tasks. One of an unknown iteration changes no iteration.
+    pub(super) fn apply_iteration(&mut self, update: &Update) {
+        let Some(id) = self.iteration_of(update) else { return };
+        match update {
+            Update::ClientJoined { client, .. } => self.next_id = self.next_id.max(client.0 + 1),
+            Update::TaskCreated { task, .. } => self.next_id = self.next_id.max(task.0 + 1),
+            _ => {}
+        }
+        let Some(iteration) = self.iterations.get_mut(&id) else { return };
+        if !is_quiet(update) {
+            self.touched.0.insert(id);
+        }
+        match update {
+            Update::ClientJoined { .. }
+            | Update::LocalWorkersAdded { .. }
+            | Update::ClientTook { .. }
+            | Update::ClientAsked { .. }
+            | Update::ClientTakes { .. }
+            | Update::ClientTaken { .. }
+            | Update::ClientEnded { .. }
+            | Update::ClientLost { .. }
+            | Update::ClientGone { .. } => apply_to_readers(iteration, &self.workers, update),
+            Update::Leased { .. }
+            | Update::SplitsSetAside { .. }
+            | Update::FeedExhausted { .. }
+            | Update::TailReached { .. }
+            | Update::TailsDealt { .. } => apply_to_splits(iteration, update),
+            Update::TaskCreated { task, worker, feed, secret, .. } => {
+                let local_only = self.workers.get(worker).is_some_and(|w| w.is_local_only(iteration.target));
+                iteration.create_task(Task::new(*task, *worker, *feed, *secret, local_only));
+                self.task_index.insert(*task, id);
+            }
+            Update::TaskEnded { .. }
+            | Update::TaskLost { .. }
+            | Update::TaskTakenOver { .. }
+            | Update::TaskSettled { .. } => apply_to_tasks(iteration, update),
+            Update::StatesGiven { states, .. } => iteration.states_given(states),
+            Update::StatesGivenUp { .. } => iteration.states_given_up(),
+            Update::Planned { plan, .. } => iteration.set_plan(plan.clone()),
+            Update::IterationFailed { failure, .. } => iteration.fail(failure.clone()),
+            _ => {}
+        }
+    }
+
+    fn iteration_of(&self, update: &Update) -> Option<IterationId> {
+        match update {
+            Update::ClientJoined { iteration, .. }
+            | Update::LocalWorkersAdded { iteration, .. }
+            | Update::TailsDealt { iteration, .. }
+            | Update::TaskCreated { iteration, .. }
+            | Update::Planned { iteration, .. }
+            | Update::SplitsSetAside { iteration, .. }
+            | Update::FeedExhausted { iteration, .. }
+            | Update::ClientGone { iteration, .. }
+            | Update::ClientTook { iteration, .. }
+            | Update::ClientAsked { iteration, .. }
+            | Update::ClientTakes { iteration, .. }
+            | Update::StatesGiven { iteration, .. }
+            | Update::StatesGivenUp { iteration }
+            | Update::IterationFailed { iteration, .. } => Some(*iteration),
+            Update::Leased { task, .. }
+            | Update::TaskEnded { task, .. }
+            | Update::TaskLost { task, .. }
+            | Update::TaskTakenOver { task, .. }
+            | Update::TailReached { task, .. }
+            | Update::ClientEnded { task, .. }
+            | Update::ClientTaken { task, .. }
+            | Update::TaskSettled { task, .. }
+            | Update::ClientLost { task, .. } => self.task_index.get(task).copied(),
+            _ => None,
+        }
+    }
+}
+
+/// Readers come, report and leave.
+fn apply_to_readers(iteration: &mut Iteration, workers: &BTreeMap<WorkerId, Worker>, update: &Update) {
+    match update {
+        Update::ClientJoined {
+            client,
+            flight,
+            allow_lost,
+            secret,
+            local,
+            consumer,
+            was,
+            may_load,
+            rank,
+            request_id,
+            ..
+        } => {
+            iteration.join(
+                *client,
+                Member {
+                    flight: *flight,
+                    allow_lost: *allow_lost,
+                    secret: *secret,
+                    consumer: *consumer,
+                    was: *was,
+                    may_load: *may_load,
+                    rank: *rank,
+                    request_id: *request_id,
+                    ..Member::default()
+                },
+            );
+            iteration.add_locals(*client, local);
+            iteration.note_unread_shards(workers);
+        }
+        Update::LocalWorkersAdded { client, workers: local, .. } => {
+            iteration.add_locals(*client, local);
+            iteration.note_unread_shards(workers);
+        }
+        Update::ClientTook { client, .. } => iteration.client_took(*client),
+        Update::ClientAsked { client, .. } => iteration.client_asked(*client),
+        Update::ClientTakes { client, .. } => iteration.client_takes(*client),
+        Update::ClientTaken { client, task } => iteration.client_taken(*client, *task),
+        Update::ClientEnded { client, task, emitted } => {
+            iteration.client_ended(*client, *task, emitted.as_ref());
+        }
+        Update::ClientLost { client, task, received, reason, elements } => {
+            iteration.received_elements(*client, *task, *elements);
+            let worker = iteration.tasks.get(task).map(|t| t.worker);
+            let incarnation = worker.and_then(|w| workers.get(&w)).map_or(0, |w| w.incarnation);
+            iteration.client_lost(*client, *task, received, reason, incarnation);
+        }
+        Update::ClientGone { client, received, broken_off, reason, returned, vanished, unknown, .. } => {
+            let (vanished, unknown) = (*vanished, *unknown);
+            let gone = Gone { received, broken_off, reason, returned, vanished, unknown };
+            iteration.client_gone(*client, &gone);
+        }
+        _ => {}
+    }
+}
+
+/// Splits are leased, returned and dealt.
+fn apply_to_splits(iteration: &mut Iteration, update: &Update) {
+    match update {
+        Update::Leased { task, request_no, fresh, requeued, end } => {
+            iteration.lease(*task, *request_no, fresh, requeued, *end);
+        }
+        Update::SplitsSetAside { feed, splits, .. } => iteration.set_aside(*feed, splits),
+        Update::FeedExhausted { feed, listing, .. } => iteration.exhaust(*feed, *listing),
+        Update::TailReached { task, tail } => iteration.reach_tail(*task, tail),
+        Update::TailsDealt { deal, .. } => iteration.dealt(deal),
+        _ => {}
+    }
+}
+
+/// Tasks end.
+fn apply_to_tasks(iteration: &mut Iteration, update: &Update) {
+    match update {
+        Update::TaskEnded { task, rows_skipped, modes, emitted, to_flight } => {
+            iteration.task_ended(*task, *rows_skipped, *modes, emitted.as_ref(), to_flight.as_ref());
+        }
+        Update::TaskLost { task, reason, emitted } => {
+            iteration.task_given_up(*task, reason, emitted.as_ref());
+        }
+        Update::TaskTakenOver { task, reason } => iteration.take_over(*task, reason),
+        Update::TaskSettled { task, missing, taken } => iteration.settle_task(*task, missing, taken),
+        _ => {}
+    }
+}

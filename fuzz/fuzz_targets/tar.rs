@@ -1,5 +1,0 @@
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(init: caju_libfuzzer::prepare(), |data: &[u8]| {
-    (caju_fuzz::target("tar").one)(data);
-});
