@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use caju_pipeline::DatasetDef;
 use caju_proto::v1::{ProcessingMode, TargetWorkers};
-use caju_types::{Error, Result, did_you_mean};
+use caju_types::{Balance, Error, Result, Uneven, did_you_mean};
 use caju_wire::frame::DEFAULT_MAX_BODY_BYTES;
 use caju_wire::{LocalWorkers, Network};
 
@@ -271,51 +271,6 @@ impl Consumer {
     /// One of `count` consumers, which share nothing but the number of their elements; what is left at the end is dropped.
     pub fn new(index: u32, count: u32) -> Self {
         Self { index, count, uneven: Uneven::Drop, balance: Balance::None }
-    }
-}
-
-/// What the elements that the consumers of a job get in one round have in common. The n-th elements of all consumers are a
-/// round.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Balance {
-    /// Nothing: every consumer has its own order.
-    #[default]
-    None,
-    /// They are of one worker and of one class of `bucket_by_length`, and their padded lists have one length. The consumers
-    /// read at the same time: a round is delivered when all have received it.
-    Bucket,
-    /// As `Bucket`, and rows are packed so that they have nearly the same number of items.
-    Tokens,
-}
-
-impl Balance {
-    /// The name in flags and messages.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Balance::None => "none",
-            Balance::Bucket => "bucket",
-            Balance::Tokens => "tokens",
-        }
-    }
-}
-
-/// What happens to the elements of an epoch that do not fill a last round of consumers.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Uneven {
-    /// They are dropped: every consumer gets floor(elements / consumers).
-    #[default]
-    Drop,
-    /// Some are repeated: every consumer gets ceil(elements / consumers).
-    Pad,
-}
-
-impl Uneven {
-    /// The name in flags and messages.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Uneven::Drop => "drop",
-            Uneven::Pad => "pad",
-        }
     }
 }
 

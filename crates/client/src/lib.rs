@@ -33,11 +33,12 @@ mod task;
 mod tasks;
 mod transfer;
 
+pub use caju_types::{Balance, Uneven};
 pub use caju_wire::Compression;
 pub use client::Client;
 pub use config::{
-    Attempt, Balance, ClientConfig, Consumer, DatasetRef, EventFn, LostReaders, ReadRequest, ReaderEvent,
-    SaveTo, Sharing, Uneven, target_workers,
+    Attempt, ClientConfig, Consumer, DatasetRef, EventFn, LostReaders, ReadRequest, ReaderEvent, SaveTo,
+    Sharing, target_workers,
 };
 pub use reader::{Element, Monitor, Reader};
 pub use state::ReaderState;

@@ -48,6 +48,8 @@ pub struct DispatcherConfig {
 /// if everything is in use. An epoch that is over and has no readers is not in use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryLimits {
+    /// Bytes of one name, identifier, address or URL of a save. Each is kept, compared and shown.
+    pub name_bytes: usize,
     /// Datasets.
     pub datasets: usize,
     /// Bytes of all datasets' definitions and schemas.
@@ -67,6 +69,7 @@ pub struct MemoryLimits {
 impl Default for MemoryLimits {
     fn default() -> Self {
         Self {
+            name_bytes: 1024,
             datasets: 10_000,
             dataset_bytes: 1 << 30,
             jobs: 10_000,

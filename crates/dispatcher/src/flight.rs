@@ -20,7 +20,6 @@ use serde_json::{Map, Value, json};
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::control::Core;
-use crate::control::usage::check_name;
 
 /// The keys of a command, and of a ticket less `worker`.
 const KEYS: [&str; 5] = ["pipeline", "job", "epoch", "seed", "mode"];
@@ -37,6 +36,7 @@ impl FlightOnDispatcher {
 
     async fn info(&self, descriptor: FlightDescriptor) -> Result<FlightInfo> {
         let mut command = parse_command(&descriptor)?;
+        self.core.config.memory.check_name("a job's name", text(&command, "job").unwrap_or_default())?;
         let schema = self.schema(&command).await?;
         if text(&command, "job").is_none() {
             // One name for all endpoints of this answer: together they are one epoch.
@@ -92,9 +92,6 @@ fn parse_command(descriptor: &FlightDescriptor) -> Result<Map<String, Value>> {
     }
     if !matches!(command.get("pipeline"), Some(Value::String(_) | Value::Object(_))) {
         return Err(Error::invalid(format!("the command has no `pipeline`; it looks like {EXAMPLE}")));
-    }
-    for key in ["job", "pipeline"] {
-        check_name(key, text(&command, key).unwrap_or_default())?;
     }
     for key in ["epoch", "seed"] {
         if command.get(key).is_some_and(|v| !v.is_null() && !v.is_u64()) {

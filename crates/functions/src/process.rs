@@ -156,7 +156,7 @@ impl Process {
         };
         // At most two lines are in transit: rows that are given back, and the answer to a call.
         let (send, lines) = sync_channel(2);
-        // Whoever waits for a line hears of the thread's end: the channel closes with it.
+        // The channel closes when the thread ends, which ends the wait for a line.
         Thread::background("caju-function", log_failure, move || {
             for line in BufReader::new(output).lines() {
                 let line = line.map_err(|e| Error::data_loss(format!("answers of a Python process: {e}")))?;

@@ -163,7 +163,7 @@ mod tests {
         assert_eq!(rx.recv_timeout(SOON).unwrap().message(), "no");
         Thread::background("reading", tell(tx.clone()), || panic!("boom")).unwrap();
         assert_eq!(rx.recv_timeout(SOON).unwrap().message(), "reading panicked: boom");
-        // Work that succeeds tells its observer nothing, and drops it: the channel closes.
+        // Work that succeeds sends nothing to its observer and drops it: the channel closes.
         Thread::background("reading", tell(tx), || Ok(())).unwrap();
         assert!(rx.recv_timeout(SOON).is_err_and(|e| e == std::sync::mpsc::RecvTimeoutError::Disconnected));
     }
@@ -184,7 +184,7 @@ mod tests {
     }
 
     impl Log {
-        /// Logs what this thread says, until the guard is dropped.
+        /// Captures the log of this thread until the guard is dropped.
         fn listen(&self) -> tracing::subscriber::DefaultGuard {
             let theirs = self.clone();
             let said = tracing_subscriber::fmt().with_writer(move || theirs.clone()).finish();

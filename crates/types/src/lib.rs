@@ -6,6 +6,7 @@
 
 pub mod budget;
 mod bytes;
+mod consumers;
 mod error;
 mod hash;
 mod id;
@@ -18,6 +19,7 @@ mod suggest;
 mod taken_rows;
 mod units;
 
+pub use consumers::{Balance, Uneven};
 pub use error::{Error, ErrorKind, Result};
 pub use hash::{Fingerprint, SplitKey, hash128, mix64};
 pub use id::{ClientId, DatasetId, IterationId, JobName, TaskId, WorkerId};

@@ -307,8 +307,12 @@ fn what_a_dispatcher_keeps_is_bounded_by_flags() {
         reader.wait_for_end();
         cluster.stop();
     }
-    let small = Cluster::start_with(1, &["--max-dataset-bytes", "8KiB"], &[]);
-    assert_eq!(small.report(&rows(10), &[]).rows(), [10]);
+    let small = Cluster::start_with(1, &["--max-dataset-bytes", "8KiB", "--max-name-bytes", "40"], &[]);
+    assert_eq!(small.report(&rows(10), &["--job", &"j".repeat(40)]).rows(), [10]);
+    small
+        .read(&rows(10), &["--job", &"j".repeat(41)])
+        .expect_code(2)
+        .expect_error(&["--max-name-bytes", "41 bytes"]);
     let long =
         Pipeline::of(json!({ "range": 10 }), json!([{ "map": { "x": format!("'{}'", "x".repeat(9000)) } }]));
     small.read(&long, &[]).expect_code(3).expect_error(&["--max-dataset-bytes"]);

@@ -217,8 +217,10 @@ fn a_job_that_joins_others_adopts_their_decision() {
     let decided =
         cluster.wait_for_status("a decision of the first job", |s| of(s, "first").filter(|d| !d.is_null()));
     let second = cluster.start_read(&p, &["--job", "second", "--policy", "auto", "--epochs", "1"]);
-    let adopted = cluster.wait_for_status("the second job", |s| of(s, "second"));
-    assert_eq!(adopted, decided, "from its first moment");
+    // The first job may have planned again since, when more of it was measured.
+    let (adopted, now) =
+        cluster.wait_for_status("the second job", |s| Some((of(s, "second")?, of(s, "first")?)));
+    assert!(adopted == decided || adopted == now, "from its first moment: {adopted}, not {decided} or {now}");
     first.wait().expect_code(0);
     second.wait().expect_code(0);
     cluster.stop();

@@ -168,6 +168,9 @@ pub(crate) struct DispatcherSettings {
     /// in --state-dir. Without both no worker can be drained remotely
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) operator_secret_file: Option<PathBuf>,
+    /// The most bytes of one name: of a job, a dataset, an attempt, a worker's address or tag, the URL of a save
+    #[arg(long, value_name = "SIZE", default_value = "1KiB", value_parser = size)]
+    pub(crate) max_name_bytes: u64,
     /// The most registered datasets. Beyond that the least recently used are forgotten
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_datasets: u32,

@@ -151,6 +151,7 @@ fn config(
         timers,
         cache_budget: settings.cache_budget,
         memory: MemoryLimits {
+            name_bytes: usize::try_from(settings.max_name_bytes).unwrap_or(usize::MAX),
             datasets: settings.max_datasets as usize,
             dataset_bytes: settings.max_dataset_bytes,
             jobs: settings.max_jobs as usize,

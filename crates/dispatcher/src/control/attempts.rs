@@ -3,7 +3,6 @@
 use caju_proto::v1;
 use caju_types::{ClientId, Error, Result};
 
-use super::usage::check_name;
 use crate::state::{Attempt, AttemptKey, Iteration, Job, MAX_RANKS, Resume};
 
 /// Bytes of the digest of states.
@@ -12,10 +11,9 @@ const DIGEST_BYTES: usize = 16;
 /// The attempt of a request, with the rank of its reader; none if it does not say so.
 ///
 /// # Errors
-/// `InvalidArgument` for a name that is too long, a rank beyond [`MAX_RANKS`] and a digest of another length.
+/// `InvalidArgument` for a rank beyond [`MAX_RANKS`] and a digest of another length.
 pub(super) fn parse(request: &v1::OpenIterationRequest) -> Result<Option<Attempt>> {
     let Some(given) = request.attempt.as_ref().filter(|a| !a.id.is_empty()) else { return Ok(None) };
-    check_name("the name of an attempt", &given.id)?;
     let digest = &given.states_digest;
     // A reader that opens its epoch again after the loss of the dispatcher's state gives a state of its own.
     let fits = request.states_of_all != digest.is_empty() || request.reattached_client != 0;

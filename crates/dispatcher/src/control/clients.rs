@@ -21,7 +21,7 @@ impl Core {
         request: v1::ClientHeartbeatRequest,
     ) -> Result<v1::ClientHeartbeatResponse> {
         let (client, id) = (ClientId(request.client_id), IterationId(request.iteration_id));
-        targets::check_local(&request.local_workers)?;
+        targets::check_local(&request.local_workers, &self.config.memory)?;
         let lost = parse_lost(&request.lost_tasks)?;
         let mut reported = Some(Reported::parse(&request)?);
         let deadline = self.deadline(request.wait_ms);

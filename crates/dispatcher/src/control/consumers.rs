@@ -7,7 +7,7 @@ use std::time::Duration;
 use arrow_schema::{DataType, Field};
 use caju_pipeline::{DatasetDef, StageDef, StageOp};
 use caju_proto::v1;
-use caju_types::{Error, IterationId, Result, TaskId, WorkerId, did_you_mean};
+use caju_types::{Balance, Error, IterationId, Result, TaskId, Uneven, WorkerId, did_you_mean};
 use caju_wire::schema_from_ipc;
 
 use super::reports::Reports;
@@ -15,8 +15,8 @@ use super::splits::running_task;
 use super::{Core, Txn, secrets};
 use crate::config::Timers;
 use crate::state::{
-    Balance, Consumers, Dataset, DealtPiece, Failure, Iteration, Job, Mode, State, Tail, TailElement,
-    TargetWorkers, Uneven, Update, describe_steps,
+    Consumers, Dataset, DealtPiece, Failure, Iteration, Job, Mode, State, Tail, TailElement, TargetWorkers,
+    Update, describe_steps,
 };
 
 /// The most consumers of one job. A task keeps a queue for each.

@@ -12,7 +12,7 @@ use caju_runtime::OrderedMutex;
 use caju_types::{DatasetId, Error, Fingerprint, JobName, Result, did_you_mean, hash128, shortened};
 use serde_json::Value;
 
-use super::usage::{Usage, admit_dataset, check_name};
+use super::usage::{Usage, admit_dataset};
 use super::{Core, Txn, locks};
 use crate::catalog::{Bound, Catalog};
 use crate::state::{Dataset, State, Update};
@@ -92,7 +92,7 @@ impl Core {
         &self,
         request: v1::RegisterDatasetRequest,
     ) -> Result<v1::RegisterDatasetResponse> {
-        check_name("a dataset's name", &request.dataset_id)?;
+        self.config.memory.check_name("a dataset's name", &request.dataset_id)?;
         let (bound, dataset) = self.datasets.bind(&request.definition_json).await?;
         let chosen = Some(request.dataset_id).filter(|id| !id.is_empty()).map(DatasetId);
         let dataset = self.commit(|txn| register(self, txn, dataset, chosen, None)).await?;
@@ -108,7 +108,7 @@ impl Core {
 
     /// What is registered under an identifier.
     pub(crate) async fn registered_dataset(&self, id: &DatasetId) -> Result<v1::GetDatasetResponse> {
-        check_name("a dataset's name", &id.0)?;
+        self.config.memory.check_name("a dataset's name", &id.0)?;
         let found = self.read_durable(|state| find(state, id).cloned()).await??;
         Ok(v1::GetDatasetResponse {
             fingerprint: found.fingerprint.to_string(),
@@ -119,7 +119,7 @@ impl Core {
 
     /// The schema of a registered dataset's elements.
     pub(crate) async fn dataset_schema(&self, id: &DatasetId) -> Result<SchemaRef> {
-        check_name("a dataset's name", &id.0)?;
+        self.config.memory.check_name("a dataset's name", &id.0)?;
         let ipc = self.read_durable(|state| find(state, id).map(|d| d.schema_ipc.clone())).await??;
         schema_from_ipc(&ipc)
     }

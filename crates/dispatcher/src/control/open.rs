@@ -8,7 +8,7 @@ use caju_types::{DatasetId, Error, IterationId, JobName, Result, hash128};
 
 use super::datasets::{find, parse, register};
 use super::jobs::{ANONYMOUS, mode_of_message};
-use super::usage::{admit_reader, check_name};
+use super::usage::admit_reader;
 use super::{Core, iterations, jobs, joining, resume, sharing, targets};
 use crate::catalog::Bound;
 use crate::state::{Dataset, Mode};
@@ -29,13 +29,16 @@ impl Core {
         if self.process.is_draining() {
             return Err(Error::unavailable("the dispatcher is shutting down; try again when it is back"));
         }
-        check_name("a job's name", &request.job)?;
-        check_name("a trainer's id", &request.trainer_id)?;
+        let limits = &self.config.memory;
+        limits.check_name("a job's name", &request.job)?;
+        limits.check_name("a trainer's id", &request.trainer_id)?;
         request.job = sharing::job_name(&request)?;
-        check_name("a dataset's name", &request.dataset_id)?;
-        check_name("a policy", &request.policy)?;
-        check_name("an encoding", &request.encoding)?;
-        targets::check_local(&request.local_workers)?;
+        limits.check_name("a dataset's name", &request.dataset_id)?;
+        limits.check_name("a policy", &request.policy)?;
+        limits.check_name("an encoding", &request.encoding)?;
+        limits
+            .check_name("the name of an attempt", request.attempt.as_ref().map_or("", |given| &given.id))?;
+        targets::check_local(&request.local_workers, limits)?;
         self.check_save_url(&request).await?;
         if request.job.is_empty() {
             request.job = match joining::request_id(&request)? {

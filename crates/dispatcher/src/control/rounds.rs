@@ -375,7 +375,7 @@ mod tests {
                 if step == forgotten_at {
                     dispatcher = Order::default();
                 }
-                // A consumer hears of a loss with some later call.
+                // The answer to a later call of a consumer reports a loss.
                 if step > lost_at + consumer {
                     all[consumer].lost.insert(3);
                 }

@@ -16,7 +16,6 @@ use serde_json::Value;
 use tokio::sync::watch;
 
 use super::datasets::{find, parse, register};
-use super::usage::check_name;
 use super::{Core, locks};
 use crate::state::{Dataset, Policy, Save, SaveStage, SaveTarget, SaveTotals, Update};
 
@@ -135,6 +134,7 @@ impl Core {
     /// Begins a save, or goes on with one. When this returns, the save's folder says what it will be.
     pub(crate) async fn start_save(&self, request: v1::StartSaveRequest) -> Result<v1::SaveStatus> {
         let stores = self.save_stores()?;
+        self.config.memory.check_name("the URL of a save", &request.url)?;
         let url = writable(&stores, &request.url)?.to_string().trim_end_matches('/').to_owned();
         let wanted: Option<Encoding> = match request.encoding.as_str() {
             "" => None,
@@ -215,6 +215,7 @@ impl Core {
             return Ok(());
         }
         let stores = self.save_stores()?;
+        self.config.memory.check_name("the URL of a save", &request.save_url)?;
         let url = writable(&stores, &request.save_url)?;
         let definition = match request.dataset_id.as_str() {
             "" => request.definition_json.clone(),
@@ -284,7 +285,6 @@ fn save_hint(dataset: &Dataset) -> Result<&HintDef> {
 /// # Errors
 /// `PermissionDenied` for a place that may not be written.
 fn writable(stores: &Stores, url: &str) -> Result<StoreUrl> {
-    check_name("the URL of a save", url)?;
     stores.resolve_to_write(url).map(|at| at.url).map_err(|e| e.context("save"))
 }
 

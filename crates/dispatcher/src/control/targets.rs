@@ -4,7 +4,7 @@ use caju_proto::v1;
 use caju_types::{ClientId, Error, IterationId, Result, WorkerId};
 
 use super::Txn;
-use super::usage::check_name;
+use crate::config::MemoryLimits;
 use crate::state::{Iteration, Job, State, TargetWorkers, Update, Worker};
 
 /// The most workers of its own process that a client may name; a process has a few.
@@ -14,14 +14,14 @@ const MAX_LOCAL_WORKERS: usize = 4096;
 ///
 /// # Errors
 /// `InvalidArgument` for too many of them, or too long ones.
-pub(super) fn check_local(addresses: &[String]) -> Result<()> {
+pub(super) fn check_local(addresses: &[String], limits: &MemoryLimits) -> Result<()> {
     if addresses.len() > MAX_LOCAL_WORKERS {
         return Err(Error::invalid(format!(
             "a client names {} workers of its own process, and {MAX_LOCAL_WORKERS} are the most",
             addresses.len()
         )));
     }
-    addresses.iter().try_for_each(|address| check_name("a worker's address", address))
+    addresses.iter().try_for_each(|address| limits.check_name("a worker's address", address))
 }
 
 /// What a reader asks for; nothing if it takes the job as it is.

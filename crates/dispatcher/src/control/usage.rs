@@ -9,21 +9,21 @@ use super::{Core, Txn};
 use crate::config::MemoryLimits;
 use crate::state::{Dataset, State, Update, Worker, WorkerState};
 
-/// The longest name, identifier, address or URL, in bytes. They are kept, compared and shown; none of them needs more than
-/// 1 KiB.
-const MAX_NAME_BYTES: usize = 1024;
-
-/// # Errors
-/// `InvalidArgument` for a name that is too long.
-pub(crate) fn check_name(what: &str, name: &str) -> Result<()> {
-    if name.len() <= MAX_NAME_BYTES {
-        return Ok(());
+impl MemoryLimits {
+    /// # Errors
+    /// `InvalidArgument` for a name that is too long.
+    pub(crate) fn check_name(&self, what: &str, name: &str) -> Result<()> {
+        if name.len() <= self.name_bytes {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "{what} has {} bytes, and {} are the most: `{}`; take a shorter one, or start the dispatcher with more \
+             --max-name-bytes",
+            name.len(),
+            self.name_bytes,
+            shortened(name)
+        )))
     }
-    Err(Error::invalid(format!(
-        "{what} has {} bytes, and {MAX_NAME_BYTES} are the most: `{}`",
-        name.len(),
-        shortened(name)
-    )))
 }
 
 /// When datasets and jobs were last used, by the monotonic clock. What is not here was used before the process started.

@@ -11,7 +11,7 @@ use caju_wire::is_in_process;
 
 use super::autocache::{EndedTask, Planned};
 use super::splits::running_task;
-use super::usage::{admit_worker, check_name};
+use super::usage::admit_worker;
 use super::{Core, Txn, secrets};
 use crate::config::DispatcherConfig;
 use crate::state::{
@@ -27,7 +27,7 @@ impl Core {
         &self,
         request: v1::RegisterWorkerRequest,
     ) -> Result<v1::RegisterWorkerResponse> {
-        check_name("a worker's address", &request.address)?;
+        self.config.memory.check_name("a worker's address", &request.address)?;
         let valid = request
             .address
             .rsplit_once(':')
@@ -39,7 +39,7 @@ impl Core {
                 request.address
             )));
         }
-        request.tags.iter().try_for_each(|tag| check_name("a worker's tag", tag))?;
+        request.tags.iter().try_for_each(|tag| self.config.memory.check_name("a worker's tag", tag))?;
         let now = self.clock.now();
         let secret = random_secret()?;
         let worker = self

@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use caju_types::{Error, TaskId};
+use caju_types::{Balance, Error, TaskId, Uneven};
 use serde::{Deserialize, Serialize};
 
 use super::{Failure, Iteration, Task, TaskState, rounds};
@@ -53,51 +53,6 @@ impl Consumers {
             describe_steps(steps),
             self.balance.as_str()
         )))
-    }
-}
-
-/// What the elements that the consumers of a job get in one round have in common.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Balance {
-    /// Nothing: the consumers have equally many elements, each in an order of its own.
-    #[default]
-    None,
-    /// They are of one worker and of one class of `bucket_by_length`, in one order for all.
-    Bucket,
-    /// They are of one worker and of nearly the same number of items, in one order for all.
-    Tokens,
-}
-
-impl Balance {
-    /// The name in flags and messages.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Balance::None => "none",
-            Balance::Bucket => "bucket",
-            Balance::Tokens => "tokens",
-        }
-    }
-}
-
-/// What happens to the elements that are left when every consumer has had equally many.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Uneven {
-    /// They are dropped.
-    #[default]
-    Drop,
-    /// They are delivered, and the other consumers get copies of them.
-    Pad,
-}
-
-impl Uneven {
-    /// The name in flags and messages.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Uneven::Drop => "drop",
-            Uneven::Pad => "pad",
-        }
     }
 }
 

@@ -7,9 +7,9 @@
 
 use std::collections::BTreeMap;
 
-use caju_types::TaskId;
+use caju_types::{TaskId, Uneven};
 
-use super::{Consumers, Deal, DealtPiece, Iteration, Tail, Task, TaskState, Uneven};
+use super::{Consumers, Deal, DealtPiece, Iteration, Tail, Task, TaskState};
 
 /// Gives out elements: those of one class make rounds, of which `first` is the first.
 pub(super) fn by_class(tails: &[(TaskId, &Tail)], consumers: &Consumers, first: u64) -> Deal {
@@ -118,7 +118,9 @@ impl Iteration {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::{Balance, TailElement};
+    use caju_types::Balance;
+
+    use super::super::TailElement;
     use super::*;
 
     proptest! {
