@@ -63,6 +63,17 @@ impl Default for ScalingSettings {
     }
 }
 
+/// The workers in the processes of a job's readers. They are there anyway, so the target has only what they do not reach.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct LocalWorkers {
+    /// Their number.
+    pub count: u64,
+    /// Their seconds since the job began, as [`JobSample::busy_s`].
+    pub busy_s: f64,
+    /// What one of them is worth, in workers that the target counts: a fourth, if it has a fourth of their cores.
+    pub worth: f64,
+}
+
 /// What a job has done since it began.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct JobSample {
@@ -72,12 +83,30 @@ pub struct JobSample {
     pub job: String,
     /// Rows that its workers gave out.
     pub rows: u64,
-    /// Seconds of its workers, added up, without those in which they waited for readers.
+    /// Seconds of the workers that the target counts, added up, without those in which they waited for readers.
     pub busy_s: f64,
-    /// The workers that work for it.
+    /// The workers that work for it and that the target counts.
     pub workers: u64,
+    /// The workers in its readers' own processes.
+    pub local: LocalWorkers,
     /// Per reader: rows that its user took, and the seconds in which it waited and did not wait.
     pub readers: BTreeMap<u64, (u64, f64, f64)>,
+}
+
+impl JobSample {
+    /// The workers in its readers' processes, in workers that the target counts.
+    fn local_workers(&self) -> f64 {
+        #[expect(clippy::cast_precision_loss, reason = "counts of workers are far below 2^53")]
+        let count = self.local.count as f64;
+        count * self.local.worth
+    }
+
+    /// All that work for it, in workers that the target counts.
+    fn all_workers(&self) -> f64 {
+        #[expect(clippy::cast_precision_loss, reason = "counts of workers are far below 2^53")]
+        let counted = self.workers as f64;
+        counted + self.local_workers()
+    }
 }
 
 /// Something that happened to the cluster.
@@ -87,7 +116,7 @@ pub enum ScalingEvent {
     Sampled {
         /// When, by a monotonic clock.
         at: Duration,
-        /// Workers that run.
+        /// Workers that run and that the target counts.
         workers: u64,
         /// The jobs that run.
         jobs: Vec<JobSample>,
@@ -109,8 +138,8 @@ pub struct ScalingTarget {
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Known {
     last: JobSample,
-    /// The workers of the last window that was measured.
-    workers: u64,
+    /// The workers of the last window that was measured, with the readers' own.
+    workers: f64,
     /// Rows per second of a worker that does not wait for readers.
     per_worker: Option<f64>,
     /// Rows per second that the readers take while they do not wait, and whether that is only a lower bound.
@@ -121,7 +150,7 @@ struct Known {
     /// The fraction of its workers' time in which it was busy.
     busy: f64,
     /// Before the number of workers last rose: that number, the rate, and a worker's rate.
-    before: Option<(u64, f64, f64)>,
+    before: Option<(f64, f64, f64)>,
     /// The most rows per second that any number of workers gives, and a worker's rate alone.
     ceiling: Option<(f64, f64)>,
 }
@@ -191,6 +220,12 @@ impl ScalingLoop {
         WorkerLimits::new(min, self.settings.max_workers.max(min)).unwrap_or_default()
     }
 
+    /// The fewest workers while jobs run: one, unless all of them have workers in their readers' own processes.
+    fn fewest(&self, known: &[&Known]) -> u64 {
+        let is_local = known.iter().all(|k| k.last.local_workers() > 0.0);
+        if is_local { self.settings.min_workers.min(self.limits().max()) } else { self.limits().min() }
+    }
+
     fn decide(&mut self, running: &[u64]) {
         if running.is_empty() {
             return self.idle();
@@ -198,20 +233,23 @@ impl ScalingLoop {
         let known: Vec<&Known> = running.iter().filter_map(|i| self.jobs.get(i)).collect();
         let total_busy: f64 = known.iter().map(|k| k.busy).sum();
         let needs: Vec<Option<f64>> = known.iter().map(|k| k.need(total_busy)).collect();
-        let jobs =
-            (known.iter().zip(&needs)).map(|(k, need)| (k.last.job.clone(), need.map_or(0, whole))).collect();
-        // A job of which nothing is known counts as one worker, or it would never show what it needs.
+        let jobs = (known.iter().zip(&needs))
+            .map(|(k, need)| (k.last.job.clone(), need.map_or(0, |need| whole(k.beyond_local(need)))))
+            .collect();
+        let fewest = self.fewest(&known);
         let total = |factor: f64| {
             let pool: Vec<PoolJob> = (known.iter().zip(&needs))
                 .map(|(k, need)| PoolJob {
                     name: k.last.job.clone(),
                     priority: 0,
                     weight: 1.0,
-                    busy_workers: need.map_or(1.0, |n| n * factor),
+                    busy_workers: need.map_or_else(|| k.first_need(), |n| k.beyond_local(n * factor)),
                     spread: 0.0,
                 })
                 .collect();
-            scale_pool(&pool, self.limits()).map_or(self.limits().min(), |p| p.workers)
+            let is_local = pool.iter().all(|job| job.busy_workers <= 0.0);
+            let workers = scale_pool(&pool, self.limits()).map_or(self.limits().min(), |p| p.workers);
+            if is_local { fewest } else { workers }
         };
         let error = self.settings.relative_error;
         let mut range = TargetRange { low: total(1.0 - error), best: total(1.0), high: total(1.0 + error) };
@@ -232,7 +270,7 @@ impl ScalingLoop {
             range.high = range.high.max(present);
         }
         let next = ScalingTarget { workers: 0, reason, jobs };
-        self.settle(range, self.limits().clamp(present), next, is_known);
+        self.settle(range, present.clamp(fewest, self.limits().max()), next, is_known);
     }
 
     /// No job runs. The next epoch may be about to begin, so the workers are kept for as long as others that are not needed.
@@ -301,33 +339,35 @@ impl Known {
     fn record(&mut self, job: JobSample, window_s: f64) {
         // Known before the first rates: the reason names the job.
         self.last.job.clone_from(&job.job);
+        (self.last.local.count, self.last.local.worth) = (job.local.count, job.local.worth);
         #[expect(clippy::cast_precision_loss, reason = "rates of rows need no exact counts")]
         let rows = job.rows.saturating_sub(self.last.rows) as f64;
-        let busy_s = job.busy_s - self.last.busy_s;
-        #[expect(clippy::cast_precision_loss, reason = "counts of workers are far below 2^53")]
-        let of_workers_s = job.workers as f64 * window_s;
+        let local_busy_s = (job.local.busy_s - self.last.local.busy_s) * job.local.worth;
+        let busy_s = job.busy_s - self.last.busy_s + local_busy_s;
+        let workers = job.all_workers();
         if rows <= 0.0 || busy_s <= 0.0 || window_s <= 0.0 {
             // Nothing came: a stage or a reader may take longer than the window.
             return;
         }
-        if let (fewer @ 1.., Some(per_worker)) = (self.last.workers, self.per_worker)
-            && job.workers > fewer
+        if let Some(per_worker) = self.per_worker
+            && job.workers > self.last.workers
+            && self.workers > 0.0
         {
             // The new workers were there for a part of the window only.
-            self.before.get_or_insert((fewer, self.rate, per_worker));
+            self.before.get_or_insert((self.workers, self.rate, per_worker));
             self.last = job;
             return;
         }
         let (demand, wait) = self.demand_of(&job);
         self.rate = rows / window_s;
         self.wait = wait;
-        self.busy = (busy_s / of_workers_s).clamp(0.0, 1.0);
+        self.busy = (busy_s / (workers * window_s)).clamp(0.0, 1.0);
         self.per_worker = Some(mean(self.per_worker, rows / busy_s));
         if let Some((rate, bound)) = demand {
             self.demand = Some((mean(self.demand.map(|d| d.0), rate), bound));
         }
-        self.workers = job.workers;
-        self.learn(job.workers);
+        self.workers = workers;
+        self.learn(workers);
         self.last = job;
     }
 
@@ -353,7 +393,7 @@ impl Known {
     }
 
     /// Compares what added workers brought with what was predicted for them, a window after they came.
-    fn learn(&mut self, workers: u64) {
+    fn learn(&mut self, workers: f64) {
         let Some(per_worker) = self.per_worker else { return };
         if let Some((_, then)) = self.ceiling
             && (per_worker > then * (1.0 + OTHER_PIPELINE) || self.wait < SATISFIED_WAIT)
@@ -362,8 +402,7 @@ impl Known {
         }
         let Some((fewer, rate_before, alone)) = self.before.take() else { return };
         let demand = self.demand.map_or(f64::INFINITY, |(rate, _)| rate);
-        #[expect(clippy::cast_precision_loss, reason = "counts of workers are far below 2^53")]
-        let predicted = (rate_before * workers as f64 / fewer as f64).min(demand);
+        let predicted = (rate_before * workers / fewer).min(demand);
         let gain = (self.rate - rate_before) / (predicted - rate_before);
         if predicted > rate_before && gain < MIN_MARGINAL_GAIN && self.wait > SATISFIED_WAIT {
             self.ceiling = Some((self.rate.max(rate_before), alone));
@@ -377,13 +416,22 @@ impl Known {
         // A worker that is busy for other jobs, too, gives this one less than it would alone.
         let others = (total_busy - self.busy).max(0.0);
         let need = demand / (per_worker * (1.0 + others));
-        #[expect(clippy::cast_precision_loss, reason = "counts of workers are far below 2^53")]
-        let present = self.workers.max(1) as f64;
-        let need = if bound { need.min(MAX_GROWTH * present) } else { need };
+        let need = if bound { need.min(MAX_GROWTH * self.workers.max(1.0)) } else { need };
         Some(match self.ceiling {
             Some((ceiling, alone)) => need.min(ceiling / alone),
             None => need,
         })
+    }
+
+    /// What is left of a need beyond the workers in the readers' own processes.
+    fn beyond_local(&self, need: f64) -> f64 {
+        (need - self.last.local_workers()).max(0.0)
+    }
+
+    /// The workers that it is given before it has shown what it needs: one, or it would never show it. The workers in the
+    /// readers' own processes show it as well.
+    fn first_need(&self) -> f64 {
+        if self.last.local_workers() > 0.0 { 0.0 } else { 1.0 }
     }
 
     fn describe(&self, need: f64) -> String {
@@ -397,8 +445,12 @@ impl Known {
             );
         }
         let at_least = if bound { "at least " } else { "" };
+        let local = match self.last.local_workers() {
+            own if own > 0.0 => format!(", of which the readers' own cores are {own:.1}"),
+            _ => String::new(),
+        };
         format!(
-            "takes {at_least}{} rows/s, of which a worker gives {}: {need:.1} workers (its readers wait {} of their time)",
+            "takes {at_least}{} rows/s, of which a worker gives {}: {need:.1} workers{local} (its readers wait {} of their time)",
             rate(demand),
             rate(per_worker),
             percent(self.wait)

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use caju_planner::{JobSample, ScalingEvent, ScalingLoop, ScalingSettings};
+use caju_planner::{JobSample, LocalWorkers, ScalingEvent, ScalingLoop, ScalingSettings};
 
 /// Seconds between two samples.
 const EVERY_S: f64 = 5.0;
@@ -48,11 +48,14 @@ impl Cluster {
         // Jobs get the workers' time as they need it; where it is too short, in equal fractions.
         let crowd = self.jobs.iter().filter(|j| j.demand > 0.0).count() as f64;
         for job in &mut self.jobs {
-            let workers = self.workers as f64;
+            let local = job.sample.local.count as f64 * job.sample.local.worth;
+            let workers = self.workers as f64 + local;
             let supply = (workers * job.per_worker / crowd).min(job.store) * (1.0 + error);
             let rate = supply.min(job.demand);
             job.sample.rows += (rate * EVERY_S) as u64;
-            job.sample.busy_s += workers * EVERY_S * (rate / supply).min(1.0);
+            let busy_s = EVERY_S * (rate / supply).min(1.0);
+            job.sample.busy_s += self.workers as f64 * busy_s;
+            job.sample.local.busy_s += job.sample.local.count as f64 * busy_s;
             job.sample.workers = self.workers;
             let (rows, wait, own) = job.sample.readers.entry(job.iteration).or_default();
             let idle = 1.0 - rate / job.demand;
@@ -218,4 +221,26 @@ fn windows_without_rows_change_nothing() {
     cluster.jobs = vec![job(2, 100.0, 550.0)];
     cluster.jobs[0].per_worker = 1e-9;
     assert_eq!(cluster.run(10), [6; 10]);
+}
+
+/// The workers in the readers' own processes are used first: the target has what they do not reach, and no worker if they
+/// reach it all.
+#[test]
+fn workers_of_the_readers_are_used_first() {
+    for (demand, expected) in [(900.0, 6), (450.0, 2), (250.0, 0)] {
+        let mut local = job(1, 100.0, demand);
+        local.sample.local = LocalWorkers { count: 6, worth: 0.5, ..LocalWorkers::default() };
+        let mut cluster = Cluster::new(0, vec![local]);
+        let targets = cluster.run(20);
+        assert_eq!(targets.last(), Some(&expected), "{demand}: {targets:?}: {}", cluster.reason());
+        // No more than the readers take was ever asked for.
+        assert!(targets.iter().all(|&t| t <= expected.max(9)), "{demand}: {targets:?}");
+        assert!(cluster.reason().contains("of which the readers' own cores are 3.0"), "{}", cluster.reason());
+    }
+    // A job beside it that has none still gets its workers.
+    let mut local = job(1, 100.0, 250.0);
+    local.sample.local = LocalWorkers { count: 6, worth: 0.5, ..LocalWorkers::default() };
+    let mut cluster = Cluster::new(0, vec![local, job(2, 100.0, 150.0)]);
+    let targets = cluster.run(20);
+    assert!((1..=2).contains(targets.last().unwrap()), "{targets:?}");
 }

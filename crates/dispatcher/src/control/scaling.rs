@@ -6,15 +6,16 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use caju_planner::{JobSample, ScalingEvent, ScalingLoop, ScalingTarget};
+use caju_planner::{JobSample, LocalWorkers, ScalingEvent, ScalingLoop, ScalingTarget};
 use caju_proto::v1;
 use caju_runtime::{OrderedMutex, catch};
+use caju_types::WorkerId;
 use tokio::sync::watch;
 
 use super::reports::{ClientReport, Reports};
 use super::{Core, locks};
 use crate::config::DispatcherConfig;
-use crate::state::{Iteration, State, TaskState};
+use crate::state::{Iteration, State, TargetWorkers, TaskState, Worker};
 
 /// The loop, and its last target.
 pub(super) struct Scaling {
@@ -46,8 +47,11 @@ impl Core {
         let at = self.clock.now();
         let (workers, jobs) = self.store.read(|state| {
             let reports = self.reports.lock();
-            let running = state.iterations.values().filter(|i| is_read(i));
-            (state.active_workers().count() as u64, running.map(|i| sample(&reports, i)).collect())
+            // More workers are of no use to a job that is read from workers in its readers' processes alone.
+            let is_scaled = |i: &&Iteration| is_read(i) && i.target != TargetWorkers::Local;
+            let running = state.iterations.values().filter(is_scaled);
+            let counted = state.active_workers().filter(|w| !w.is_in_reader()).count() as u64;
+            (counted, running.map(|i| sample(state, &reports, i)).collect())
         });
         let mut planner = self.scaling.planner.lock();
         let target = planner.apply(ScalingEvent::Sampled { at, workers, jobs }).clone();
@@ -97,9 +101,25 @@ fn is_read(iteration: &Iteration) -> bool {
     iteration.failure.is_none() && !iteration.members.is_empty()
 }
 
+/// The workers in the processes of an iteration's readers. One of them is worth as much as its cores are of those of the other
+/// workers. As long as no other worker has come, it stands for those that are to come.
+fn local_workers(state: &State, iteration: &Iteration, busy_s: f64) -> LocalWorkers {
+    let active = iteration.tasks.values().filter(|t| t.state == TaskState::Active);
+    let own = active.filter_map(|t| state.workers.get(&t.worker)).filter(|w| w.is_in_reader());
+    let mean = |(count, cores): (u64, f64), w: &Worker| (count + 1, cores + f64::from(w.cores.max(1)));
+    let (count, cores) = own.fold((0, 0.0), mean);
+    let (others, of_others) = state.workers.values().filter(|w| !w.is_in_reader()).fold((0, 0.0), mean);
+    #[expect(clippy::cast_precision_loss, reason = "counts of workers are far below 2^53")]
+    let worth =
+        if count == 0 || others == 0 { 1.0 } else { (cores / count as f64) / (of_others / others as f64) };
+    LocalWorkers { count, busy_s, worth }
+}
+
 /// What an iteration has done so far.
-fn sample(reports: &Reports, iteration: &Iteration) -> JobSample {
+fn sample(state: &State, reports: &Reports, iteration: &Iteration) -> JobSample {
     let served = reports.served.by_worker(iteration.id);
+    let is_own = |id: &WorkerId| state.workers.get(id).is_some_and(Worker::is_in_reader);
+    let busy_s = |own: bool| served.iter().filter(|(id, _)| is_own(id) == own).map(|(_, s)| s.busy_s).sum();
     let active = iteration.tasks.values().filter(|t| t.state == TaskState::Active);
     let readers: BTreeMap<u64, (u64, f64, f64)> = (iteration.members.keys())
         .filter_map(|client| Some((client.0, reader(reports.clients.get(&(iteration.id, *client))?)?)))
@@ -108,8 +128,9 @@ fn sample(reports: &Reports, iteration: &Iteration) -> JobSample {
         iteration: iteration.id.0,
         job: iteration.job.0.clone(),
         rows: served.values().map(|s| s.rows).sum(),
-        busy_s: served.values().map(|s| s.busy_s).sum(),
-        workers: active.count() as u64,
+        busy_s: busy_s(false),
+        workers: active.filter(|task| !is_own(&task.worker)).count() as u64,
+        local: local_workers(state, iteration, busy_s(true)),
         readers,
     }
 }

@@ -82,10 +82,16 @@ impl Worker {
         if self.left { "left" } else { self.state.as_str() }
     }
 
+    /// Whether it is in a reader's process and has no port, so that no other process reads from it. Whoever starts workers to
+    /// reach a target did not start it.
+    pub fn is_in_reader(&self) -> bool {
+        is_in_process(&self.address)
+    }
+
     /// Whether only readers in its own process read from it, in a job with this target.
     pub fn is_local_only(&self, target: TargetWorkers) -> bool {
         let colocated = || self.tags.iter().any(|t| t.eq_ignore_ascii_case(COLOCATED));
-        is_in_process(&self.address)
+        self.is_in_reader()
             || match target {
                 TargetWorkers::Auto => colocated(),
                 TargetWorkers::Any => false,

@@ -10,13 +10,14 @@ use futures::StreamExt as _;
 use serde_json::json;
 use tonic::{Code, Request};
 
-use super::fake::World;
+use super::fake::{World, open_request};
 use crate::keda::KedaScaler;
 
 /// A worker that gives 100 rows/s, and a reader that could take 350.
 struct Running {
     world: World,
     worker: u64,
+    address: &'static str,
     client: u64,
     iteration: u64,
     task: u64,
@@ -27,15 +28,25 @@ struct Running {
 
 impl Running {
     async fn new() -> Self {
+        Self::on("a:1", v1::TargetWorkers::Auto).await
+    }
+
+    /// With the worker at an address, read by a job with a target.
+    async fn on(address: &'static str, target: v1::TargetWorkers) -> Self {
         let world = World::with(|mut config| {
             config.scaling =
                 ScalingSettings { scale_down_after: Duration::from_secs(10), ..ScalingSettings::default() };
             config
         });
-        let worker = world.worker("a:1").await;
-        let opened = world.open(&json!({ "splits": 1000 }), "train").await;
+        let worker = world.worker(address).await;
+        let request = v1::OpenIterationRequest {
+            target_workers: target.into(),
+            local_workers: vec![address.to_owned()],
+            ..open_request(&json!({ "splits": 1000 }), "train")
+        };
+        let opened = world.core.open_iteration(request).await.unwrap();
         let (client, iteration, task) = (opened.client_id, opened.iteration_id, opened.tasks[0].task_id);
-        Self { world, worker, client, iteration, task, seconds: 0, rows: 0, busy_s: 0.0 }
+        Self { world, worker, address, client, iteration, task, seconds: 0, rows: 0, busy_s: 0.0 }
     }
 
     /// A window of five seconds in which the worker gives the given number of rows per busy second, and the reader takes 350 at most. The
@@ -50,7 +61,7 @@ impl Running {
             v1::TaskServed { task_id: self.task, rows: self.rows, busy_s: self.busy_s, ..Default::default() };
         let heartbeat = v1::WorkerHeartbeatRequest {
             worker_id: self.worker,
-            address: "a:1".into(),
+            address: self.address.into(),
             secret: self.world.worker_secret(self.worker),
             tasks: vec![self.task],
             served: vec![served],
@@ -101,6 +112,34 @@ async fn the_target_follows_what_workers_and_readers_report() {
         running.world.clock.advance(Duration::from_secs(5));
     }
     assert_eq!(after, [2, 2, 0]);
+}
+
+/// A worker in the reader's own process is there anyway: the target has what it does not reach. While no other worker has
+/// come, it stands for those that are to come; then its cores count.
+#[tokio::test]
+async fn workers_in_readers_are_not_in_the_target() {
+    let mut running = Running::on("memory://reader", v1::TargetWorkers::Auto).await;
+    assert_eq!([running.window(100).await, running.window(100).await], [3, 3]);
+    // It has two cores, and those that start have eight: it is worth a quarter of one, which gives 400 rows/s.
+    let request = v1::RegisterWorkerRequest { address: "b:1".into(), cores: 8, ..Default::default() };
+    running.world.core.register_worker(request).await.unwrap();
+    let mut targets = Vec::new();
+    for _ in 0..4 {
+        targets.push(running.window(100).await);
+    }
+    assert_eq!(targets.last(), Some(&1), "{targets:?}");
+    // Alone it is enough for a slow reader.
+    let mut enough = Running::on("memory://reader", v1::TargetWorkers::Auto).await;
+    assert_eq!([enough.window(400).await, enough.window(400).await], [0, 0]);
+    let reason = enough.world.core.get_status().await.unwrap().scaling.unwrap().reason;
+    assert!(reason.contains("of which the readers' own cores are 1.0"), "{reason}");
+}
+
+/// More workers elsewhere are of no use to a job that reads from those in its own processes alone.
+#[tokio::test]
+async fn jobs_that_read_local_workers_alone_ask_for_none() {
+    let mut running = Running::on("memory://reader", v1::TargetWorkers::Local).await;
+    assert_eq!([running.window(100).await, running.window(100).await], [0, 0]);
 }
 
 #[tokio::test]

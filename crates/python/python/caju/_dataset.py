@@ -99,6 +99,7 @@ class Dataset(Stages, Epochs):
         encoding: str | None = None,
         lost_readers: str = "fail",
         target_workers: str | None = None,
+        local_workers: int | str | None = None,
         compression: str | None = None,
         data_transfer_protocol: str | None = None,
         connect_timeout: float = 10.0,
@@ -142,6 +143,11 @@ class Dataset(Stages, Epochs):
         workers. "auto", the default, reads from all except workers of other processes that have the tag `COLOCATED`. All
         readers of a job say the same.
 
+        `local_workers=N` starts a worker on N cores in this process when the dataset is first used; "auto" takes
+        the cores that are spare: those that are neither busy nor needed by the training processes of the host. Datasets of this
+        process with the same number share it, and it stops with the last of them. Its rows reach this process without a
+        socket, and the dispatcher's target has only the workers that are needed beyond it.
+
         `compression` is how rows travel over sockets: None, "lz4", "zstd", or "auto": lz4 from workers on other machines. Rows
         that hardly shrink are sent as they are. `data_transfer_protocol` is "framed" (over sockets), "local" (from workers of
         this process, as they are) or "auto", the default, which takes the one that fits each worker.
@@ -156,7 +162,7 @@ class Dataset(Stages, Epochs):
         out = self._copy()
         out._service = Service.of(
             service, job_name, epochs, processing_mode, seed, policy, encoding, connect_timeout, lost_readers,
-            target_workers, consumer, shares, compression, data_transfer_protocol, max_frame,
+            target_workers, consumer, shares, compression, data_transfer_protocol, max_frame, local_workers,
         )
         return out
 

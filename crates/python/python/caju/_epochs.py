@@ -11,6 +11,7 @@ from ._attempt import attempt_named
 from ._cluster import embedded
 from ._errors import FailedPrecondition
 from ._iterator import DatasetIterator, connected
+from ._local_workers import has_functions
 from ._logging import sync_level
 from ._schema import Schema
 from ._service import Service
@@ -177,6 +178,8 @@ class Epochs:
 
     def _connect(self, service: Service) -> _caju.Client:
         client = self._client
+        if service.local_cores:
+            service.start_local(has_functions(self._tree()))
         if client is None:
             client = self._client = _caju.Client(service.address, service.connect_timeout, service.max_frame)
             connected(self)

@@ -6,8 +6,9 @@ from typing import Any
 
 from . import _caju
 from ._bounds import Size, size_of
-from ._cluster import LocalCluster, address_of
+from ._cluster import LocalCluster, WorkerServer, address_of
 from ._errors import InvalidPipeline, NotFound
+from ._local_workers import cores_for, local_worker
 from ._numbers import whole
 from ._ranks import known_rank
 
@@ -31,6 +32,7 @@ class Service:
     __slots__ = (
         "address", "connect_timeout", "encoding", "epochs", "job_name", "keep", "lost_readers", "mode", "policy", "seed",
         "target_workers", "consumer", "sharing", "compression", "data_transfer_protocol", "max_frame",
+        "local_cores", "_local",
     )
 
     def __init__(
@@ -51,6 +53,7 @@ class Service:
         compression: str = "none",
         data_transfer_protocol: str = "auto",
         max_frame: int | None = None,
+        local_cores: int = 0,
     ) -> None:
         self.address = address
         self.keep = keep
@@ -68,6 +71,8 @@ class Service:
         self.max_frame = max_frame
         self.compression = compression
         self.data_transfer_protocol = data_transfer_protocol
+        self.local_cores = local_cores
+        self._local: WorkerServer | None = None
 
     @classmethod
     def of(
@@ -87,6 +92,7 @@ class Service:
         compression: str | None = None,
         data_transfer_protocol: str | None = None,
         max_frame: Size | None = None,
+        local_workers: int | str | None = None,
     ) -> Service:
         """The arguments of `distribute`, checked."""
         for name, text in (("job_name", job_name), ("policy", policy), ("encoding", encoding)):
@@ -121,12 +127,20 @@ class Service:
         frame = size_of("max_frame", max_frame)
         if frame is not None and frame < MIN_FRAME:
             raise InvalidPipeline(f"max_frame={max_frame!r} must be at least 1 MiB: a worker sends small elements together")
+        cores = cores_for(local_workers)
+        if local_workers is not None and isinstance(service, LocalCluster):
+            raise InvalidPipeline("the workers of a LocalCluster are in this process already: leave local_workers= out")
         address = address_of(service)
         keep = None if service is address else service
         return cls(
             address, keep, job_name or "", epochs, processing_mode, seed, policy or "", encoding or "", connect_timeout,
-            lost_readers, target_workers, consumer, sharing, compression, data_transfer_protocol, frame,
+            lost_readers, target_workers, consumer, sharing, compression, data_transfer_protocol, frame, cores,
         )
+
+    def start_local(self, functions: bool) -> None:
+        """Starts the worker of this process, if one was asked for and none runs. `functions`: the dataset has Python functions."""
+        if self.local_cores and self._local is None:
+            self._local = local_worker(self.address, self.local_cores, functions)
 
     @property
     def is_here(self) -> bool:
@@ -143,7 +157,7 @@ class Service:
 
     def __getstate__(self) -> dict[str, Any]:
         # Another process gets the address. The cluster object stays here.
-        return {name: None if name == "keep" else getattr(self, name) for name in self.__slots__}
+        return {name: None if name in ("keep", "_local") else getattr(self, name) for name in self.__slots__}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():

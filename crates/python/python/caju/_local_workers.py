@@ -1,0 +1,96 @@
+"""Workers in the process of a reader, on the cores of its host that its trainer leaves free."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import Any
+
+from ._cluster import WorkerServer, start_worker
+from ._errors import InvalidPipeline
+from ._numbers import whole
+
+MAX_CORES = 4096
+"""More cores than a host has: a mistake of whoever wrote the number."""
+
+RANKS_OF_HOST = ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+"""Variables in which torchrun, Slurm, Open MPI and MPICH give the number of training processes of a host."""
+
+_lock = threading.Lock()
+_workers: weakref.WeakValueDictionary[tuple[int, str, int, bool], WorkerServer] = weakref.WeakValueDictionary()
+
+
+def _forked() -> None:
+    """In a child of a fork: another thread of the parent may have held the lock."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
+def cores_for(local_workers: Any) -> int:
+    """The cores that `local_workers=` gives: the number itself, or those that are spare for "auto"."""
+    if local_workers is None:
+        return 0
+    if isinstance(local_workers, str):
+        if local_workers.lower() != "auto":
+            raise InvalidPipeline(f"local_workers={local_workers!r} must be a number of cores, or \"auto\" for the spare ones")
+        return spare_cores()
+    return whole("local_workers", local_workers, 0, MAX_CORES) or 0
+
+
+def spare_cores() -> int:
+    """The cores of this host that a training process may use beside its own one.
+
+    Those that are busy, by the load of the last minute, and at least one for each training process of the host are taken. What
+    is left is divided among these processes.
+    """
+    ranks = _ranks_of_host()
+    try:
+        busy = os.getloadavg()[0]
+    except OSError:
+        busy = 0.0
+    return max(0, int(_cores() - max(busy, ranks)) // ranks)
+
+
+def _cores() -> int:
+    """The cores that this process may run on."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1
+
+
+def _ranks_of_host() -> int:
+    for name in RANKS_OF_HOST:
+        # Slurm also writes `2(x3)`: the number of tasks, and of how many nodes.
+        digits = os.environ.get(name, "").split("(")[0]
+        if digits.isascii() and digits.isdigit() and int(digits) > 0:
+            return int(digits)
+    return 1
+
+
+def has_functions(definition: Any) -> bool:
+    """Whether a definition has Python functions, which a worker must be allowed to run."""
+    if isinstance(definition, dict):
+        is_function = isinstance(definition.get("payload"), str) and isinstance(definition.get("code"), str)
+        return is_function or any(has_functions(value) for value in definition.values())
+    return isinstance(definition, list) and any(has_functions(value) for value in definition)
+
+
+def local_worker(address: str, cores: int, functions: bool) -> WorkerServer | None:
+    """The worker of this process for the dispatcher at an address, on a number of cores; none without cores. Datasets share it,
+    and it stops with the last of them. It runs Python functions if the datasets have some.
+    """
+    if cores == 0:
+        return None
+    key = (os.getpid(), address, cores, functions)
+    with _lock:
+        worker = _workers.get(key)
+        if worker is None:
+            worker = start_worker(address, cpu_threads=cores, allow_python=functions, local_only=True)
+            _workers[key] = worker
+        return worker
