@@ -1,6 +1,7 @@
 """Workers in a reader's own process, on the cores that its trainer leaves free: `distribute(local_workers=...)`."""
 
 import gc
+import multiprocessing
 import os
 import sys
 
@@ -45,6 +46,17 @@ def test_a_local_worker_runs_the_functions_of_its_dataset(cluster):
     servers = cluster(0, "--allow-python", sys.executable)
     ds = cj.range(10).map(lambda row: {"y": row["id"] + 1}).distribute(servers.dispatcher.address, local_workers=1)
     assert sorted(int(row["y"]) for row in ds) == list(range(1, 11))
+
+
+def ids(dataset):
+    return sorted(int(row["id"]) for row in dataset)
+
+
+def test_a_process_that_gets_the_dataset_by_pickle_has_a_worker_of_its_own(cluster):
+    # The cluster has no other worker, and that of another process cannot be reached.
+    ds = cj.range(10).distribute(cluster(workers=0).dispatcher.address, local_workers=1)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(ids, (ds,)) == list(range(10))
 
 
 @pytest.mark.parametrize(
