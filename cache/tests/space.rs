@@ -288,7 +288,7 @@ async fn half_written_files_are_collected() {
 }
 
 #[tokio::test]
-async fn use_is_told() {
+async fn use_is_reported() {
     let root = memory_root();
     earlier(&root, 1, 0..3, 2.0).await;
     let cache = open(&root).await;

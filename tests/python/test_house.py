@@ -82,7 +82,7 @@ fn fs(io: u64, env: u64) -> u64 { io + env }
     ('drop(\n    self.tasks.clone().spawn("x", f),\n);', "drop( self.tasks.clone().spawn"),
     ('let _ = tasks.spawn("x", f);', "let _ = tasks.spawn"),
 ])
-def test_work_whose_failure_nobody_hears_of_is_found(house, line, what):
+def test_work_whose_failure_nobody_notices_is_found(house, line, what):
     before = "//! tokio::spawn is banned.\nfn f() {\n"
     after = "\n}\n\n#[cfg(test)]\nmod tests {\n    fn g() { tokio::spawn(f()); }\n}\n"
     assert house.unsupervised_lines(before + after) == []
@@ -211,7 +211,7 @@ def test_the_client_compiles_without_the_engine_and_datafusion(house, monkeypatc
     assert words in found
 
 
-def test_a_stale_lock_is_told_in_a_line(tmp_path):
+def test_a_stale_lock_is_reported_in_a_line(tmp_path):
     cargo = tmp_path / "cargo"
     cargo.write_text("#!/bin/sh\necho 'error: cannot update the lock file Cargo.lock because --locked was passed' >&2\n"
                      "exit 101\n")

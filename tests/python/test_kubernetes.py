@@ -57,7 +57,7 @@ def test_a_wrong_field_would_be_noticed():
         kubernetes_validate.validate(deployment, kubernetes_validate.latest_version(), strict=True)
 
 
-def test_keda_is_told_where_the_dispatcher_is():
+def test_keda_gets_where_the_dispatcher_is():
     """What KEDA's documentation asks of a ScaledObject with an external scaler."""
     made = manifests("--name", "train", "--namespace", "ml", "--set", "keda.maxWorkers=7")
     scaled = made["ScaledObject", "train-worker"]

@@ -50,7 +50,7 @@ def test_epochs_side_by_side():
         assert a["id"].tolist() == b["id"].tolist()
 
 
-def test_an_iterator_tells_what_it_did():
+def test_an_iterator_reports_what_it_did():
     with iter(cj.range(100).batch(10)) as epoch:
         next(epoch)
         assert epoch.stats.rows >= 10

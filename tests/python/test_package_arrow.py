@@ -297,7 +297,7 @@ def test_no_rows_are_rows_with_columns():
 
 
 @pytest.mark.parametrize("data", [{"x": [1, 2]}, [1, 2], 3, np.arange(3)])
-def test_what_has_no_arrow_data_is_told_the_way(data):
+def test_what_has_no_arrow_data_is_reported_the_way(data):
     with pytest.raises(cj.InvalidPipeline, match="__arrow_c_stream__.*from_numpy"):
         cj.from_arrow(data)
 

@@ -118,7 +118,7 @@ def test_an_exception_names_the_row_and_keeps_the_traceback():
     (lambda row: {"a": object()}, "which a column cannot hold"),
     (lambda row: {"a": np.zeros((int(row["x"]), int(row["x"])))}, "several shapes"),
 ])  # fmt: skip
-def test_what_is_no_row_is_told(f, words):
+def test_what_is_no_row_is_reported(f, words):
     with pytest.raises(cj.InvalidPipeline, match=words):
         Pool(f)(TABLE)
 
@@ -217,7 +217,7 @@ def test_generators_of_flat_map_belong_to_their_row():
 
 
 @pytest.mark.parametrize("made", [{"x": 1}, 5, "words", None])
-def test_what_flat_map_cannot_go_through_is_told(made):
+def test_what_flat_map_cannot_go_through_is_reported(made):
     with pytest.raises(cj.InvalidPipeline, match="flat_map takes any number of dicts"):
         cj.range(3).flat_map(lambda row: made)
     with pytest.raises(cj.InvalidPipeline, match=r"row 0\b.*flat_map takes any number of dicts"):
@@ -229,7 +229,7 @@ def test_printing_disturbs_nobody(capfd):
     assert out["y"].to_pylist() == [1, 2, 3, 4] and "hello" in capfd.readouterr().err
 
 
-def test_a_function_that_cannot_be_unpacked_is_told():
+def test_a_function_that_cannot_be_unpacked_is_reported():
     class Odd:
         def __reduce__(self):
             return (eval, ("1 / 0",))
@@ -316,12 +316,12 @@ def test_given_columns_may_be_another_schema():
     ("int64", "must name columns"),
     ({"x": "list of flaot32"}, "column `x`.*did you mean `float32`"),
 ])  # fmt: skip
-def test_columns_that_cannot_be_are_told(schema, words):
+def test_columns_that_cannot_be_are_reported(schema, words):
     with pytest.raises(cj.InvalidPipeline, match=words):
         cj.range(3).map(never_tried, schema=schema)
 
 
-def test_a_function_that_breaks_its_word_is_told():
+def test_a_function_that_breaks_its_promise_is_reported():
     with pytest.raises(cj.InvalidPipeline, match="made no column `y`, did you mean|made no column `y`"):
         list(cj.range(3).map(lambda row: {"x": 1}, schema={"y": "int64"}))
     with pytest.raises(cj.InvalidPipeline, match="`schema=` or its first rows"):
@@ -443,12 +443,12 @@ def test_fingerprints_follow_the_code():
     assert again.fingerprint == dataset(1).fingerprint and [r["y"] for r in again] == list(range(1, 11))
 
 
-def test_columns_that_change_are_told():
+def test_columns_that_change_are_reported():
     with pytest.raises(cj.InvalidPipeline, match="one type"):
         list(cj.range(10).map(lambda row: {"y": int(row["id"]) if row["id"] < 5 else "five"}).batch(1))
 
 
-def test_servers_run_functions_only_if_told():
+def test_servers_run_functions_only_if_allowed():
     dataset = cj.range(10).map(lambda row: {"y": row["id"] * 2})
     with cj.start_dispatcher() as dispatcher, cj.start_worker(dispatcher):
         with pytest.raises(cj.NotPermitted, match="--allow-python"):
@@ -457,7 +457,7 @@ def test_servers_run_functions_only_if_told():
         assert sorted(r["y"] for r in dataset.distribute(dispatcher)) == list(range(0, 20, 2))
 
 
-def test_the_binarys_servers_run_functions_only_if_told(cluster):
+def test_the_binarys_servers_run_functions_only_if_allowed(cluster):
     dataset = cj.range(10).map(lambda row: {"y": row["id"] * 2})
     servers = cluster(workers=0)
     allowed = servers.start("dispatcher", "--allow-python", sys.executable)

@@ -41,7 +41,7 @@ def test_a_loop_opens_no_port():
     list(epoch)
 
 
-def test_a_cluster_listens_where_it_is_told_to():
+def test_a_cluster_listens_where_it_is_asked_to():
     read = "import caju, sys; print(len(list(caju.range(100).batch(10).distribute(sys.argv[1]))))"
     with cj.LocalCluster(workers=2, listen="127.0.0.1:0") as cluster:
         assert len(listening()) == 3 and cluster.address.startswith("127.0.0.1:")

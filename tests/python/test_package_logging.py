@@ -43,7 +43,7 @@ def test_by_default_only_warnings_are_made(caplog):
     assert [r for r in caplog.records if r.name.startswith("caju") and r.levelno < logging.WARNING] == []
 
 
-def test_a_replaced_process_is_told(caplog, tmp_path):
+def test_a_replaced_process_is_reported(caplog, tmp_path):
     mark = str(tmp_path / "mark")
 
     def once(row):
@@ -57,7 +57,7 @@ def test_a_replaced_process_is_told(caplog, tmp_path):
     assert told.levelno == logging.WARNING and "replaced" in told.getMessage() and "once" in told.getMessage()
 
 
-def test_what_a_loop_raises_is_not_told_twice():
+def test_what_a_loop_raises_is_not_reported_twice():
     done = python("""
 import caju
 try:

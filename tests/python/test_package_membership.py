@@ -178,7 +178,7 @@ def test_num_consumers_gives_every_rank_as_many_steps():
 # ---- readers -------------------------------------------------------------------------------------------------------
 
 
-def test_cli_02_a_source_that_cannot_be_opened_is_told_when_the_iterator_is_made(cluster, tmp_path):
+def test_cli_02_a_source_that_cannot_be_opened_is_reported_when_the_iterator_is_made(cluster, tmp_path):
     servers = cluster(workers=1)
     missing = cj.read_csv(tmp_path / "missing.csv").distribute(servers.dispatcher.address)
     with pytest.raises(cj.NotFound, match=r"missing\.csv"):

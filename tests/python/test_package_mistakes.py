@@ -44,7 +44,7 @@ def test_the_worker_that_failed_is_named():
     lambda: cj.concatenate(cj.range(3), cj.range(5)),
     lambda: cj.zip(cj.range(3), cj.range(3).map(x="id")),
 ])
-def test_mistakes_over_known_columns_are_told_where_they_are_made(source):
+def test_mistakes_over_known_columns_are_reported_where_they_are_made(source):
     rows = source()
     with pytest.raises(cj.InvalidPipeline, match="`idd`.*did you mean `id`"):
         rows.map(x="idd + 1")

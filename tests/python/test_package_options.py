@@ -381,7 +381,7 @@ def free_port():
         return s.getsockname()[1]
 
 
-def test_servers_listen_where_they_are_told_to(tmp_path, caju):
+def test_servers_listen_where_they_are_asked_to(tmp_path, caju):
     port, worker_port = free_port(), free_port()
     with cj.start_dispatcher(f"127.0.0.1:{port}", cache=tmp_path / "cache") as dispatcher:
         assert dispatcher.address == f"127.0.0.1:{port}"

@@ -26,7 +26,7 @@ def bad_rows(tmp_path):
     return tmp_path / "*.csv"
 
 
-def test_an_iterator_tells_which_rows_were_skipped(bad_rows):
+def test_an_iterator_reports_which_rows_were_skipped(bad_rows):
     rows = cj.read_csv(bad_rows, schema=SCHEMA).with_options(on_error="skip").batch(4)
     for _ in range(2):
         epoch = iter(rows)
@@ -44,7 +44,7 @@ def test_an_iterator_tells_which_rows_were_skipped(bad_rows):
     assert clean.skipped == cj.Skipped(0, [])
 
 
-def test_rows_that_a_stage_skips_are_told_with_stage_and_row():
+def test_rows_that_a_stage_skips_are_reported_with_stage_and_row():
     rows = cj.range(10).map(x="decode_image(CAST(concat('x', id) AS bytea))")
     epoch = iter(rows.with_options(on_error="skip"))
     assert list(epoch) == [] and epoch.skipped.rows == 10

@@ -132,7 +132,7 @@ print(in_child(it), 10 + sum(len(batch["id"]) for batch in it))
     assert out.split() == ["4", "1000"]
 
 
-def test_a_child_is_told_though_another_thread_was_reading():
+def test_a_child_is_reported_though_another_thread_was_reading():
     out = python(CHILD + """
 slow = "source: {range: {start: 0, end: 1000}}\\nsteps: [{sleep: {per_batch: 1h}}, {batch: 10}]"
 it = iter(caju.from_yaml(slow))

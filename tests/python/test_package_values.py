@@ -300,7 +300,7 @@ def test_days_of_numpy_come_into_memory():
     (dt.time(1), "return a timedelta"),
     (1j, "complex"),
 ])  # fmt: skip
-def test_values_of_several_types_or_of_none_are_told(value, words):
+def test_values_of_several_types_or_of_none_are_reported(value, words):
     def f(row):
         return {"x": value if row["id"] == 20 else "a"}
 
@@ -313,7 +313,7 @@ def test_values_of_several_types_or_of_none_are_told(value, words):
     ({("a", "b"): 1}, "names are strings"), (5, "int, not a dict"), (None, "NoneType, not a dict"),
     ({"x": {}}, "empty dict"),
 ])  # fmt: skip
-def test_what_is_no_row_is_told_at_once(made, words):
+def test_what_is_no_row_is_reported_at_once(made, words):
     with pytest.raises(cj.InvalidPipeline, match=words):
         cj.range(3).map(lambda row: made)
     start = time.monotonic()
@@ -327,7 +327,7 @@ def test_what_is_no_row_is_told_at_once(made, words):
     ({"x": [1, 2, 3], "y": [1]}, "several lengths"), ({"x": [1]}, "1 rows for a batch of 3"),
     ({"x": [1, "a", 2]}, "'a' .str. after 1"),
 ])  # fmt: skip
-def test_batches_that_are_none_are_told(made, words):
+def test_batches_that_are_none_are_reported(made, words):
     with pytest.raises(cj.InvalidPipeline, match=words):
         list(cj.range(3).map(lambda b: made, batched=True))
 

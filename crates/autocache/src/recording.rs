@@ -12,6 +12,10 @@ use crate::{Action, Autocache, Event, NoteLevel};
 pub struct Recorded {
     /// Milliseconds since the Unix epoch.
     pub at_ms: u64,
+    /// It is the first event of a decision that knows nothing of the events before it: that of another job of the same name, or
+    /// of the same job in a dispatcher that was started again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub begins: bool,
     /// The event.
     pub event: Event,
 }
@@ -48,7 +52,12 @@ pub fn read_log(text: &str) -> Result<Vec<Recorded>> {
 /// Applies recorded events in their order; what follows from each of them.
 pub fn replay(log: Vec<Recorded>) -> impl Iterator<Item = (u64, Vec<Action>)> {
     let mut job = Autocache::default();
-    log.into_iter().map(move |recorded| (recorded.at_ms, job.apply(recorded.event)))
+    log.into_iter().map(move |recorded| {
+        if recorded.begins {
+            job = Autocache::default();
+        }
+        (recorded.at_ms, job.apply(recorded.event))
+    })
 }
 
 /// What follows from a log, for people: a line per action, with the seconds since the first event. Notes for debugging are

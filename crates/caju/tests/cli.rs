@@ -138,7 +138,7 @@ fn mistakes_in_settings_files_name_the_place() {
 }
 
 #[test]
-fn bad_log_filters_are_told() {
+fn bad_log_filters_are_reported() {
     let dir = tempfile::tempdir().unwrap();
     let text = fails(dir.path(), &["gen", "text", "--out", "x", "--count", "1", "--log", "caju=loud"], 2);
     assert!(text.contains("--log"), "{text}");

@@ -139,7 +139,7 @@ fn servers_touch_only_what_they_may() {
 }
 
 #[test]
-fn a_port_in_use_is_told() {
+fn a_port_in_use_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
@@ -150,7 +150,7 @@ fn a_port_in_use_is_told() {
 }
 
 #[test]
-fn a_dispatcher_that_is_not_there_is_told_in_time() {
+fn a_dispatcher_that_is_not_there_is_reported_in_time() {
     let dir = tempfile::tempdir().unwrap();
     let f = file(dir.path(), "p.yaml", RANGE);
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();

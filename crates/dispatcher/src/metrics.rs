@@ -161,7 +161,7 @@ impl Metrics {
             let [job_label] = of(name);
             ([job_label, ("state", job.state.clone())], 1)
         });
-        let help = "Always 1; the label has the state of a job's last epoch: running, finished, incomplete or failed";
+        let help = "Always 1; the label has the state of a job's last epoch: running, finished, incomplete, abandoned or failed";
         self.numbers("caju_job_state", help, states);
         let splits = jobs.iter().flat_map(|(name, job)| {
             let splits = job.splits.unwrap_or_default();

@@ -238,7 +238,7 @@ async fn elements_are_what_the_stages_say() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_random_repetition_draws_anew() {
+async fn a_random_repetition_draws_again() {
     let yaml = "
 source: { range: { start: 0, end: 10, step: 1 } }
 steps: [ { with_columns: { a: 'random_int(0, 1000000000)' } }, { repeat: 2 } ]

@@ -34,7 +34,7 @@ async fn a_sender_that_is_dropped_fails_the_receiver_though_others_go_on() {
 }
 
 #[tokio::test]
-async fn a_receiver_that_waits_hears_of_a_sender_that_breaks() {
+async fn a_receiver_that_waits_notices_a_sender_that_breaks() {
     let (a, mut receiver) = channel::<u8>("a", 1);
     let b = a.another("b");
     let (first, ()) = tokio::join!(receiver.recv(), async {

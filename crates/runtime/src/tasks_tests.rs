@@ -65,7 +65,7 @@ async fn a_graceful_task_goes_on_without_its_handle_and_after_the_stop() {
 }
 
 #[tokio::test]
-async fn background_work_tells_its_observer_how_it_failed() {
+async fn background_work_reports_its_observer_how_it_failed() {
     let tasks = Tasks::new();
     let (on_failure, reported) = observer();
     tasks.background("listing", on_failure, async { Err(Error::data_loss("a.parquet: damaged")) });
@@ -118,7 +118,7 @@ proptest! {
 
     /// Each observer gets exactly the failure of its own task.
     #[test]
-    fn every_failure_is_told_once(
+    fn every_failure_is_reported_once(
         ends in proptest::collection::vec(
             prop_oneof![Just(End::Well), Just(End::Failed), Just(End::Panicked), Just(End::Stopped)], 1..12),
         threads in 1usize..4,

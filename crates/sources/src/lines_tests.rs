@@ -101,7 +101,7 @@ async fn schemas_are_found() {
 }
 
 #[tokio::test]
-async fn a_first_line_that_is_too_long_is_told() {
+async fn a_first_line_that_is_too_long_is_reported() {
     let text = format!("{{\"a\": \"{}\"}}\n{{\"a\": \"x\"}}\n", "x".repeat(2 << 20));
     let ctx = context();
     let url = format!("{}/long.json", fresh());

@@ -74,7 +74,7 @@ fn wrong_crc() {
 }
 
 #[test]
-fn a_bad_row_is_told_once() {
+fn a_bad_row_is_reported_once() {
     let p = Pipeline::of(json!({ "range": 5 }), json!([{ "map": { "x": "id / 0" } }]));
     let ended = p.run(&["--quiet"]);
     ended.expect_code(2).expect_error(&["steps[0].map", "column `x`", "Divide by zero"]);
@@ -240,7 +240,7 @@ fn record_that_is_no_example() {
 }
 
 #[test]
-fn features_that_a_record_lacks_are_told() {
+fn features_that_a_record_lacks_are_reported() {
     let data = tfrecord([&example(b"x", 1)[..], b""]);
     let with = |label: &str, on_error: Value| {
         let features = json!({ "image": "bytes?", "label": label });

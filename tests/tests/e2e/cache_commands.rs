@@ -172,7 +172,7 @@ fn verify_finds_damage() {
 }
 
 #[test]
-fn gc_tells_before_it_deletes() {
+fn gc_reports_before_it_deletes() {
     let p = doubled();
     store(&p, "full");
     let of = only(&p);
@@ -192,7 +192,7 @@ fn gc_tells_before_it_deletes() {
 }
 
 /// Two snapshots of three parts: one dear to compute, one cheap.
-pub(crate) fn dear_and_cheap() -> (Pipeline, [String; 2]) {
+pub(crate) fn expensive_and_cheap() -> (Pipeline, [String; 2]) {
     let p = doubled();
     let of = |name: &str, steps: Value| {
         let def =
@@ -214,7 +214,7 @@ pub(crate) fn dear_and_cheap() -> (Pipeline, [String; 2]) {
 
 #[test]
 fn gc_names_what_a_budget_would_evict_and_why() {
-    let (p, [dear, cheap]) = dear_and_cheap();
+    let (p, [dear, cheap]) = expensive_and_cheap();
     let all = cache_json(&p, &["ls"])["bytes"].as_u64().unwrap();
     let three: u64 = parts(&p, &cheap).iter().map(|f| f.metadata().unwrap().len()).sum();
     // The cheap ones are not enough.
@@ -258,7 +258,7 @@ fn gc_names_what_a_budget_would_evict_and_why() {
 
 #[test]
 fn gc_says_when_there_is_no_room_to_be_made() {
-    let (p, [dear, cheap]) = dear_and_cheap();
+    let (p, [dear, cheap]) = expensive_and_cheap();
     cache(&p, &["pin", &dear]).expect_code(0);
     let args = ["gc", "--budget", "20KiB"];
     let dry = cache(&p, &[&args[..], &["--dry-run"]].concat());
@@ -272,7 +272,7 @@ fn gc_says_when_there_is_no_room_to_be_made() {
 
 #[test]
 fn gc_names_what_is_expired_and_what_is_orphaned() {
-    let (p, [dear, cheap]) = dear_and_cheap();
+    let (p, [dear, cheap]) = expensive_and_cheap();
     cache(&p, &["pin", &dear]).expect_code(0);
     let dry = cache_json(&p, &["gc", "--dry-run", "--ttl", "0s"]);
     let expired = dry["expired"].as_array().unwrap();
@@ -325,7 +325,7 @@ fn explain(pipeline: &Pipeline, args: &[&str]) -> Value {
 }
 
 #[test]
-fn explain_tells_what_is_stored() {
+fn explain_reports_what_is_stored() {
     let p = doubled();
     store(&p, "full");
     let all = explain(&p, &["--cache", "cache"]);

@@ -6,7 +6,7 @@ use std::path::Path;
 use caju_tests::caju_in;
 use serde_json::{Value, json};
 
-use crate::cache_commands::{cache, cache_json, dear_and_cheap, doubled, only, parts, store};
+use crate::cache_commands::{cache, cache_json, doubled, expensive_and_cheap, only, parts, store};
 
 /// What no job reads again is found damaged for ever, unless it is dropped.
 #[test]
@@ -74,7 +74,7 @@ fn places_without_a_cache_are_refused() {
 /// A cheap job must not push out what is dear: they would take turns for ever.
 #[test]
 fn a_budget_is_not_spent_on_what_is_worth_less() {
-    let (p, [dear, cheap]) = dear_and_cheap();
+    let (p, [dear, cheap]) = expensive_and_cheap();
     cache(&p, &["rm", &cheap]).expect_code(0);
     let all = cache_json(&p, &["ls"])["bytes"].as_u64().unwrap();
     let budget = (all + 20_000).to_string();

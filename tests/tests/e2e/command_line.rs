@@ -20,7 +20,7 @@ fn help_teaches() {
 }
 
 #[test]
-fn version_is_told() {
+fn version_is_reported() {
     let ended = caju(&["--version"]);
     ended.expect_code(0);
     assert!(ended.stdout.starts_with("caju "), "{}", ended.stdout);
@@ -81,7 +81,7 @@ fn no_progress_and_no_summary_when_quiet() {
 }
 
 #[test]
-fn a_report_that_cannot_be_written_is_told() {
+fn a_report_that_cannot_be_written_is_reported() {
     let p = Pipeline::of(json!({ "range": 10 }), json!([]));
     let ended = p.run(&["--report", "no/such/folder/r.json"]);
     ended.expect_error(&["no/such/folder/r.json"]);
@@ -126,7 +126,8 @@ fn quickstart_shows_what_caju_is_for() {
     assert!(files.into_iter().any(|f| f.ends_with(".arrow") || f.ends_with(".parquet")), "{parts}");
     let peak = first.stdout.split("peak memory").nth(1).and_then(|t| t.lines().next()).unwrap().trim();
     let mebibytes: f64 = peak.strip_suffix(" MiB").unwrap_or_else(|| panic!("{peak}")).parse().unwrap();
-    assert!(mebibytes < 500.0, "peak memory {peak}");
+    // 500 MB.
+    assert!(mebibytes < 476.0, "peak memory {peak}");
     // A second run finds the rows, and says so.
     let second = caju_in(folder.path(), &args);
     second.expect_code(0);
@@ -134,7 +135,7 @@ fn quickstart_shows_what_caju_is_for() {
 }
 
 #[test]
-fn the_profiling_overhead_is_told() {
+fn the_profiling_overhead_is_reported() {
     let p = Pipeline::of(json!({ "range": 100_000 }), json!([{ "with_columns": { "x": "id * 2" } }]));
     let ended = caju_in(p.folder(), &["bench", "profiling-overhead", "pipeline.yaml", "--repeats", "2"]);
     ended.expect_code(0);

@@ -354,7 +354,7 @@ fn det_07_batches_with_and_without_the_last_short_one() {
 }
 
 #[test]
-fn sto_01_a_missing_source_is_told_at_once() {
+fn sto_01_a_missing_source_is_reported_at_once() {
     let cluster = Cluster::start(1);
     let p = Pipeline::of(json!({ "parquet": "nowhere.parquet" }), json!([]));
     cluster.read(&p, &[]).expect_code(2).expect_error(&["nowhere.parquet"]);

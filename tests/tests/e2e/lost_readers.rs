@@ -46,7 +46,7 @@ fn account(report: &Report) -> (u64, u64, u64) {
 }
 
 #[test]
-fn a_reader_that_is_killed_and_started_again_at_once_is_told_what_is_missing() {
+fn a_reader_that_is_killed_and_started_again_at_once_is_reported_what_is_missing() {
     let cluster = cluster();
     let p = slow();
     let first = start(&cluster, &p, "first.json", &[]);

@@ -195,7 +195,7 @@ fn tags_are_displayed() {
 
 /// `--worker-wait`: how long a reader, and a job, wait for the first worker.
 #[test]
-fn a_reader_waits_for_a_worker_as_long_as_it_is_told() {
+fn a_reader_waits_for_a_worker_as_long_as_is_set() {
     let cluster = Cluster::start(0);
     let p = Pipeline::of(json!({ "range": 10 }), json!([]));
     cluster.read(&p, &["--worker-wait", "200ms"]).expect_code(3).expect_error(&["worker"]);

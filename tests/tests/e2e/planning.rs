@@ -270,6 +270,21 @@ fn recorded_autocache_events_are_replayed() {
         log.contains("\"kind\":\"plan_record_read\""),
         "the log of the second job follows that of the first"
     );
+    // A third job without that plan record measures for itself, and its replay does not know of the jobs before it either.
+    fs::remove_dir_all(p.folder().join("cache")).ok();
+    let third = p.report(&[
+        "--policy",
+        "auto",
+        "--cache",
+        "other-cache",
+        "--epochs",
+        "3",
+        "--record-autocache-events",
+        "events",
+    ]);
+    let replayed = caju_in(p.folder(), &["plan", "--replay", "events/run.jsonl"]);
+    replayed.expect_code(0);
+    assert!(replayed.stdout.contains(&reason(&third)), "{}: {}", reason(&third), replayed.stdout);
     fs::write(p.folder().join("bad.jsonl"), "{}\n").unwrap();
     let bad = caju_in(p.folder(), &["plan", "--replay", "bad.jsonl"]);
     bad.expect_code(2).expect_error(&["bad.jsonl", "line 1", "not a recorded event"]);

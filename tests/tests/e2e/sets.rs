@@ -72,7 +72,7 @@ fn rows_behind_shuffle_and_batch_are_stored_and_read() {
 }
 
 #[test]
-fn a_source_that_grew_is_stored_anew() {
+fn a_source_that_grew_is_stored_again() {
     let p = on_files(2, json!([{ "repeat": 2 }, { "shuffle": 30 }, "autocache", { "batch": 10 }]));
     assert_eq!(full(&p, &[]).splits(0), [0, 4, 0]);
     add_file(&p, 2);

@@ -70,7 +70,8 @@ impl<'a> DecisionAnnouncer<'a> {
 
 fn text(job: &JobStatus, decision: &Value, reason: &str, again: bool, after: Option<Duration>) -> String {
     let decided = if again { "decided again" } else { "decided" };
-    let when = after.map_or_else(|| "at its end".to_owned(), |t| format!("after {}", format_duration(t)));
+    let when =
+        after.map_or_else(|| without_time(job).to_owned(), |t| format!("after {}", format_duration(t)));
     let what = match (job.caching.as_str(), decision["choice"]["hint"].as_str()) {
         // The epoch ended before the decision.
         ("", Some(hint)) => format!("the next epoch stores rows at hint `{hint}`"),
@@ -80,12 +81,35 @@ fn text(job: &JobStatus, decision: &Value, reason: &str, again: bool, after: Opt
     format!("epoch {}: {decided} {when}: {what}\n  {}", job.epoch, wrapped(reason, 2))
 }
 
+/// When a decision was made that was seen after the epoch only: its splits show whether it was in time for them.
+fn without_time(job: &JobStatus) -> &'static str {
+    let modes = job.modes.unwrap_or_default();
+    match (modes.put + modes.get > 0, modes.compute > 0) {
+        (true, false) => "before its first row",
+        (true, true) => "while it ran",
+        (false, _) => "at its end",
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use caju_proto::v1::SplitModes;
+
     use super::*;
 
     #[test]
-    fn a_decision_is_told_with_its_reason() {
+    fn the_time_of_a_decision_is_that_of_the_splits_it_was_in_time_for() {
+        let of = |compute, put, get| {
+            let modes = Some(SplitModes { compute, put, get, ..SplitModes::default() });
+            without_time(&JobStatus { modes, ..JobStatus::default() })
+        };
+        assert_eq!(of(0, 0, 12), "before its first row");
+        assert_eq!(of(4, 8, 0), "while it ran");
+        assert_eq!(of(12, 0, 0), "at its end");
+    }
+
+    #[test]
+    fn a_decision_is_reported_with_its_reason() {
         let job =
             JobStatus { epoch: 1, caching: "hint `resized` as arrow/none".into(), ..JobStatus::default() };
         let shown = text(&job, &Value::Null, "Reading is faster.", false, Some(Duration::from_millis(1500)));

@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn caching_is_told_in_lines_that_fit() {
+    fn caching_is_reported_in_lines_that_fit() {
         let mut report = RunReport::new();
         let reason = "Reading `resized` gives 3,276 rows/s, ".repeat(6);
         report.decision = Some(serde_json::json!({"reason": reason}));

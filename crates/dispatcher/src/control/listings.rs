@@ -10,7 +10,7 @@ use super::listing::Listing;
 use super::notifiers::Notifier;
 use super::{Core, locks, sets};
 use crate::catalog::SplitShuffle;
-use crate::splits::{Issued, PassedOver, SharedProvider, SplitOrder, SplitProvider};
+use crate::splits::{Issued, SharedProvider, SkippedSplits, SplitOrder, SplitProvider};
 use crate::state::{Feed, FeedId, Iteration, Mode, State};
 
 /// The providers of the splits of running iterations.
@@ -69,14 +69,15 @@ impl Core {
         let known = iteration.feeds.get(&feed);
         let issued =
             known.map_or(Issued { count: 0, digest: 0 }, |f| Issued { count: f.issued, digest: f.digest });
-        let passed_over = iteration.resume.as_deref().map_or_else(PassedOver::default, |r| PassedOver {
-            positions: r.passed_over(feed),
-            listed: r.taken.listed().get(&feed.0).copied(),
-        });
+        let skipped_splits =
+            iteration.resume.as_deref().map_or_else(SkippedSplits::default, |r| SkippedSplits {
+                positions: r.skipped_splits(feed),
+                listed: r.taken.listed().get(&feed.0).copied(),
+            });
         let listing = Listing {
             feed,
             issued,
-            passed_over,
+            skipped_splits,
             dataset: iteration.dataset.clone(),
             job_seed: state.jobs.get(&iteration.job).map_or(0, |j| j.spec.seed),
             epoch: iteration.epoch,
@@ -127,7 +128,7 @@ impl Listing {
             provider.names_listing(shard.listed);
             let splits = core.counted(self.iteration, &bound, shard.splits);
             drop(core);
-            return provider.fill(self.feed, order, splits, (self.issued, self.passed_over), notify).await;
+            return provider.fill(self.feed, order, splits, (self.issued, self.skipped_splits), notify).await;
         }
         let splits = match sets::plan_of(self.plan.as_ref()) {
             None => core.counted(self.iteration, &bound, (bound.splits)()),
@@ -149,6 +150,6 @@ impl Listing {
             },
         };
         drop(core);
-        provider.fill(self.feed, order, splits, (self.issued, self.passed_over), notify).await;
+        provider.fill(self.feed, order, splits, (self.issued, self.skipped_splits), notify).await;
     }
 }

@@ -28,7 +28,7 @@ pub(super) const WRITTEN: LockRank = LockRank::new(82, "what was written to mani
 pub(super) const BOUND: LockRank = LockRank::new(90, "the bound definitions");
 /// How far saves are.
 pub(super) const SAVES: LockRank = LockRank::new(91, "the progress of saves");
-/// The loop that computes the target of workers.
-pub(super) const SCALING: LockRank = LockRank::new(93, "the target of workers");
 /// The size of the cache.
 pub(super) const CACHE_SIZE: LockRank = LockRank::new(92, "the size of the cache");
+/// The loop that computes the target of workers.
+pub(super) const SCALING: LockRank = LockRank::new(93, "the target of workers");

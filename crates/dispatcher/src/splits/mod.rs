@@ -48,7 +48,7 @@ pub(crate) struct Issued {
 
 /// What was taken before the iteration began.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct PassedOver {
+pub(crate) struct SkippedSplits {
     /// Positions of splits that need not be issued.
     pub(crate) positions: RowRanges,
     /// What was listed then: the listing must still begin with it.
@@ -108,7 +108,7 @@ impl SplitProvider {
         feed: FeedId,
         order: Option<SplitOrder>,
         splits: BoxStream<'static, Result<String>>,
-        begin: (Issued, PassedOver),
+        begin: (Issued, SkippedSplits),
         poke: impl Fn(),
     ) {
         let end = self.fill_until_end(feed, order, splits, begin, &poke).await;
@@ -118,7 +118,7 @@ impl SplitProvider {
 
     /// The same with splits that are known in full, group by group.
     pub(crate) async fn fill_groups(&self, groups: Vec<Vec<SplitRecord>>, issued: Issued, poke: impl Fn()) {
-        let mut skip = Skip::new(issued, PassedOver::default());
+        let mut skip = Skip::new(issued, SkippedSplits::default());
         let mut all = 0;
         for group in groups {
             all += group.len() as u64;
@@ -144,11 +144,11 @@ impl SplitProvider {
         feed: FeedId,
         order: Option<SplitOrder>,
         splits: BoxStream<'static, Result<String>>,
-        (issued, passed_over): (Issued, PassedOver),
+        (issued, skipped_splits): (Issued, SkippedSplits),
         poke: &impl Fn(),
     ) -> Result<u64> {
         let mut windows = Windows::new(splits, order);
-        let mut skip = Skip::new(issued, passed_over);
+        let mut skip = Skip::new(issued, skipped_splits);
         let mut position = 0;
         while let Some(window) = windows.next().await? {
             // Positions are those of the epoch's order: what comes back from a lost task goes out in it again.
@@ -191,7 +191,7 @@ fn group_size(group: &str) -> usize {
 /// listing still begins with both.
 struct Skip {
     issued: Issued,
-    passed_over: PassedOver,
+    skipped_splits: SkippedSplits,
     /// Splits so far, and their rolling hash as long as it is of use.
     count: u64,
     digest: u64,
@@ -200,13 +200,13 @@ struct Skip {
 }
 
 impl Skip {
-    fn new(issued: Issued, passed_over: PassedOver) -> Self {
-        Self { issued, passed_over, count: 0, digest: 0, gap: false }
+    fn new(issued: Issued, skipped_splits: SkippedSplits) -> Self {
+        Self { issued, skipped_splits, count: 0, digest: 0, gap: false }
     }
 
     fn pass(&mut self, records: Vec<SplitRecord>) -> Result<Vec<SplitRecord>> {
-        let listed = self.passed_over.listed.map_or(0, |l| l.count);
-        if self.count >= self.issued.count.max(listed) && self.passed_over.positions.is_empty() {
+        let listed = self.skipped_splits.listed.map_or(0, |l| l.count);
+        if self.count >= self.issued.count.max(listed) && self.skipped_splits.positions.is_empty() {
             return Ok(records);
         }
         let mut left = Vec::new();
@@ -217,13 +217,13 @@ impl Skip {
             if self.count == self.issued.count && self.digest != self.issued.digest {
                 return Err(changed());
             }
-            if self.passed_over.listed.is_some_and(|l| l.count == self.count && l.digest != self.digest) {
+            if self.skipped_splits.listed.is_some_and(|l| l.count == self.count && l.digest != self.digest) {
                 return Err(changed_since());
             }
             if self.count <= self.issued.count {
                 continue;
             }
-            if self.passed_over.positions.contains(position) {
+            if self.skipped_splits.positions.contains(position) {
                 self.gap = true;
                 continue;
             }
@@ -239,8 +239,8 @@ impl Skip {
         if self.count < self.issued.count {
             return Err(changed());
         }
-        let last = self.passed_over.positions.iter().last().map_or(0, |(_, end)| end);
-        let listed = self.passed_over.listed.map_or(0, |l| l.count);
+        let last = self.skipped_splits.positions.iter().last().map_or(0, |(_, end)| end);
+        let listed = self.skipped_splits.listed.map_or(0, |l| l.count);
         if self.count < listed.max(last) { Err(changed_since()) } else { Ok(()) }
     }
 }

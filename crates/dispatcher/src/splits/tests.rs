@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use caju_types::ErrorKind;
 use futures::StreamExt as _;
 
-use super::{Issued, PassedOver, SplitOrder, SplitProvider};
+use super::{Issued, SkippedSplits, SplitOrder, SplitProvider};
 use crate::state::{FeedId, SplitRecord, next_digest};
 
 /// Takes everything, `step` at a time, yielding in between; what was listed at most ahead.
@@ -25,7 +25,7 @@ async fn drain(
     let provider = Arc::new(SplitProvider::default());
     let filler = Arc::clone(&provider);
     let fill = async move {
-        filler.fill(FeedId(0), order, splits.boxed(), (issued, PassedOver::default()), || {}).await
+        filler.fill(FeedId(0), order, splits.boxed(), (issued, SkippedSplits::default()), || {}).await
     };
     let (mut seen, mut ahead) = (Vec::new(), 0);
     let take = async {

@@ -190,7 +190,7 @@ impl Resume {
     }
 
     /// Positions of a feed's splits that need not be leased.
-    pub(crate) fn passed_over(&self, feed: FeedId) -> RowRanges {
+    pub(crate) fn skipped_splits(&self, feed: FeedId) -> RowRanges {
         if self.recount {
             return RowRanges::default();
         }

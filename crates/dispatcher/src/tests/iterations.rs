@@ -368,7 +368,7 @@ fn what_nobody_reads_is_dropped_and_remembered() {
 }
 
 #[test]
-fn without_a_worker_clients_are_told_after_a_while() {
+fn without_a_worker_clients_are_reported_after_a_while() {
     run(async {
         let w = World::new();
         let open = w.open(&json!({"splits": 1}), "j").await;

@@ -248,7 +248,7 @@ fn a_rank_that_comes_after_the_end_belongs_to_its_attempt() {
 }
 
 #[test]
-fn a_rank_that_comes_when_the_epoch_is_forgotten_is_told_so() {
+fn a_rank_that_comes_when_the_epoch_is_forgotten_is_reported_so() {
     run(async {
         let (def, before) = (json!({"splits": 1}), TakenRows::default());
         let mut w = World::new();

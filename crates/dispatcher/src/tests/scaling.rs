@@ -143,7 +143,7 @@ async fn jobs_that_read_local_workers_alone_ask_for_none() {
 }
 
 #[tokio::test]
-async fn keda_is_told_the_target() {
+async fn keda_gets_the_target() {
     let mut running = Running::new().await;
     let keda = KedaScaler::new(std::sync::Arc::clone(&running.world.core));
     let object = || Request::new(ScaledObjectRef::default());

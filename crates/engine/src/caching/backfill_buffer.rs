@@ -17,7 +17,7 @@ use caju_wire::batch_bytes;
 
 /// How long rows are buffered for a decision. A decision takes 20 seconds at most; one that stores nothing does not come
 /// with any lease.
-const DECISION_TIMEOUT: Duration = Duration::from_secs(30);
+const BACKFILL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Memory in bytes that a batch may retain in addition to twice its own rows without being copied. Below this a copy
 /// costs more than it frees.
@@ -101,7 +101,7 @@ impl BackfillBuffer {
         if self.limit_bytes == 0 {
             return false;
         }
-        if now > *self.deadline.get_or_insert(now + DECISION_TIMEOUT) {
+        if now > *self.deadline.get_or_insert(now + BACKFILL_TIMEOUT) {
             self.clear();
             return false;
         }
@@ -224,8 +224,8 @@ mod tests {
         assert!(buffer.is_active(begin));
         buffer.begin(0, &split(), 0..1);
         buffer.push(0, 0, rows());
-        assert!(buffer.is_active(begin + DECISION_TIMEOUT) && buffer.contains(0, 0));
-        assert!(!buffer.is_active(begin + DECISION_TIMEOUT + Duration::from_millis(1)));
+        assert!(buffer.is_active(begin + BACKFILL_TIMEOUT) && buffer.contains(0, 0));
+        assert!(!buffer.is_active(begin + BACKFILL_TIMEOUT + Duration::from_millis(1)));
         assert!(!buffer.contains(0, 0));
         assert_eq!(all.load(Ordering::Relaxed), 0, "the memory is free again");
     }

@@ -337,7 +337,7 @@ async fn consumers_go_on_from_the_states_of_one_round() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_consumer_that_is_gone_comes_back_at_the_step_of_the_others_or_all_are_told() {
+async fn a_consumer_that_is_gone_comes_back_at_the_step_of_the_others_or_all_are_reported() {
     let def = bucketed(6_000);
     for (steps, goes_on) in [([20, 20], true), ([25, 20], false)] {
         let cluster = Cluster::start(2).await;

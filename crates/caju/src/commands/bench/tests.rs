@@ -159,7 +159,7 @@ fn few_rounds_are_shown_whole() {
 }
 
 #[test]
-fn times_and_bytes_of_epochs_are_told() {
+fn times_and_bytes_of_epochs_are_reported() {
     let policies = ["compute", "hint:a-name-of-some-length"].map(String::from);
     let long = [9.0, 0.57, 0.55, 0.5, 0.5, 0.53, 0.54];
     let trials = policies.clone().map(|p| trial(&p, &long, 3));

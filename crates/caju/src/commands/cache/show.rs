@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_told_from_now() {
+    fn times_are_reported_from_now() {
         let now = SystemClock::shared().unix_time().as_secs_f64();
         assert_eq!(ago(None), "never");
         assert_eq!(ago(Some(now + 5.0)), "just now");

@@ -38,8 +38,29 @@ pub(super) fn conclusion(report: &RunReport, cache: &str, snapshot: Option<&str>
     if let Some(parts) = snapshot.filter(|_| stored) {
         let _ = write!(out, "\n{}\n", stored_rows(report, cache, parts));
     }
-    let _ = write!(out, "\n{OWN_DATA}");
+    let _ = write!(out, "\n{}", own_data(&command()));
     out
+}
+
+/// How the user runs this binary: `caju` if that is in a folder of the search path, else the path of the binary.
+fn command() -> String {
+    let Ok(binary) = std::env::current_exe() else { return "caju".to_owned() };
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    let is_searched = std::env::split_paths(&folders).any(|folder| binary.parent() == Some(&folder));
+    if is_searched && binary.file_stem().is_some_and(|name| name == "caju") {
+        return "caju".to_owned();
+    }
+    let here = std::env::current_dir().unwrap_or_default();
+    binary.strip_prefix(here).unwrap_or(&binary).display().to_string()
+}
+
+fn own_data(caju: &str) -> String {
+    format!(
+        "{OWN_DATA}
+Then run
+  {caju} check my.yaml
+  {caju} run my.yaml --epochs 3 --cache data/my-cache"
+    )
 }
 
 const OWN_DATA: &str = "\
@@ -47,10 +68,7 @@ For your own data copy examples/pipelines/quickstart.yaml, and change
   source         the format and the paths of your files: { parquet: { path: \"s3://bucket/train/*.parquet\" } }
   parse_example, map   the names of your columns
   with_columns   what your model needs: docs/functions.md lists the functions, and Python functions work too
-  autocache      keep a hint where your model may see the same values in every epoch
-Then run
-  caju check my.yaml
-  caju run my.yaml --epochs 3 --cache data/my-cache";
+  autocache      keep a hint where your model may see the same values in every epoch";
 
 /// How much faster the last epoch was than the first.
 fn gain(epochs: &[EpochReport]) -> Option<String> {
@@ -64,7 +82,7 @@ fn gain(epochs: &[EpochReport]) -> Option<String> {
     let seconds = |s: f64| format_duration(Duration::try_from_secs_f64(s).unwrap_or_default());
     Some(format!(
         "Epoch {} read all rows from the snapshot and took {} instead of {}: {times:.1} times as fast as epoch {}, which \
-         computed them.",
+         measured, computed and stored them.",
         last.epoch,
         seconds(last.wall_s),
         seconds(first.wall_s),
@@ -86,7 +104,8 @@ fn stored_rows(report: &RunReport, cache: &str, parts: &str) -> String {
          To look at them in DuckDB (after `pip install duckdb pyarrow`):\n  \
          python3 -c \"import duckdb, pyarrow.dataset as d; rows = d.dataset('{parts}', format='{format}'); \
          print(duckdb.sql('{query}'))\"\n\
-         `caju cache ls --cache {cache}` lists all that is stored."
+         `{} cache ls --cache {cache}` lists all that is stored.",
+        command()
     )
 }
 
@@ -130,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_first_run_tells_the_gain_and_where_the_rows_are() {
+    fn a_first_run_reports_the_gain_and_where_the_rows_are() {
         let stored = SplitsReport { put: 14, ..SplitsReport::default() };
         let read = SplitsReport { get: 14, ..SplitsReport::default() };
         let text = conclusion(
@@ -142,6 +161,10 @@ mod tests {
         assert!(words.contains("took 100.0 ms instead of 3.00 s: 30.0 times as fast as"), "{text}");
         assert!(text.contains("Arrow files in /c/v1/f/parts\n") && text.contains("duckdb.sql("), "{text}");
         assert!(text.contains("For your own data") && !text.contains("earlier run"), "{text}");
+        // A test's binary is in no folder of the search path: its path is a command that works.
+        let binary = std::env::current_exe().unwrap();
+        let name = binary.file_name().unwrap().to_str().unwrap();
+        assert!(text.contains(&format!("{name} check my.yaml")), "{text}");
     }
 
     #[test]

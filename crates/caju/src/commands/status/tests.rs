@@ -8,7 +8,7 @@ use caju_proto::v1::{
 use super::*;
 
 #[test]
-fn an_idle_dispatcher_tells_what_to_do() {
+fn an_idle_dispatcher_says_what_to_do() {
     let text = text("h:1", &GetStatusResponse::default(), false);
     assert!(text.contains("caju worker --dispatcher h:1") && text.contains("caju read FILE"), "{text}");
 }

@@ -16,10 +16,12 @@ const NAME_CHARS: usize = 80;
 pub(super) struct EventLog {
     path: PathBuf,
     file: Option<File>,
+    /// Whether an event was written.
+    has_begun: bool,
 }
 
 impl EventLog {
-    /// The log of a job in a folder. A log of an earlier job of that name is continued.
+    /// The log of a job in a folder. A log of an earlier job of that name is continued, and the first event is marked.
     pub(super) fn of(dir: &Path, job: &JobName) -> Self {
         let path = dir.join(file_name(job));
         let opened = std::fs::create_dir_all(dir)
@@ -27,12 +29,13 @@ impl EventLog {
         let opened = opened.inspect_err(|error| {
             tracing::warn!(%job, path = %path.display(), %error, "autocache events cannot be recorded");
         });
-        Self { path, file: opened.ok() }
+        Self { path, file: opened.ok(), has_begun: false }
     }
 
     pub(super) fn write(&mut self, at_ms: u64, event: &Event) {
         let Some(file) = &mut self.file else { return };
-        let line = Recorded { at_ms, event: event.clone() }.to_line();
+        let begins = !std::mem::replace(&mut self.has_begun, true);
+        let line = Recorded { at_ms, begins, event: event.clone() }.to_line();
         let written = line.map_err(std::io::Error::other).and_then(|line| writeln!(file, "{line}"));
         if let Err(error) = written {
             tracing::warn!(path = %self.path.display(), %error, "autocache events are not recorded any more");

@@ -351,7 +351,7 @@ fn what_came_with_snapshots_is_read_and_still_written() {
 }
 
 #[test]
-fn other_formats_and_damage_are_told_apart_from_ours() {
+fn other_formats_and_damage_are_distinguished_from_ours() {
     let newer = br#"{"schema":"caju.journal/v9","updates":[{"unknown":{}}]}"#;
     let e = codec::decode(newer).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::DataLoss);
