@@ -236,3 +236,10 @@ def test_an_option_without_a_test_is_found(house):
     assert "names the test one, which is not there" in found
     (found,) = house.tested_options(wanted, page.replace("`one`, `two`", "none"), tests)
     assert "names no test for `--seed`" in found
+
+
+def test_only_tests_count_as_tests(house):
+    rust = "fn helper() {}\n#[test]\nfn one() {}\n    #[tokio::test(start_paused = true)]\n    // Why.\n    async fn two() {}\n"
+    python = "def helper():\n    pass\n\n\ndef test_three():\n    pass\n"
+    assert house.tests_of(rust) == ["one", "two"]
+    assert house.tests_of(python) == ["test_three"]
