@@ -1,4 +1,4 @@
-"""Options of the pipeline file that other tests do not hold, as docs/pipeline.md states them."""
+"""Options of the pipeline file and of the command line that other tests do not hold."""
 
 import pytest
 
@@ -51,3 +51,10 @@ def test_the_seed_of_a_pipeline_changes_its_draws(caju, tmp_path):
         return caju.report("run", definition, tmp_path)["epochs"][0]["rows_checksum"]
 
     assert checksum(1) == checksum(1) != checksum(2)
+
+
+def test_a_worker_computes_on_as_many_threads_as_it_is_given(cluster):
+    servers = cluster(workers=0)
+    for threads in (1, 3):
+        servers.start("worker", "--dispatcher", servers.dispatcher.address, "--cpu-threads", threads)
+    assert [worker["cores"] for worker in servers.status()["workers"]] == [1, 3]
