@@ -171,6 +171,7 @@ struct Known {
 ///     jobs: vec![JobSample {
 ///         iteration: 1, job: "train".into(), rows: 100 * s, busy_s: s as f64, workers: 1,
 ///         readers: BTreeMap::from([(7, (100 * s, 0.75 * s as f64, 0.25 * s as f64))]),
+///         ..JobSample::default()
 ///     }],
 /// };
 /// scaling.apply(at(5));

@@ -284,7 +284,7 @@ fn recorded_autocache_events_are_replayed() {
     ]);
     let replayed = caju_in(p.folder(), &["plan", "--replay", "events/run.jsonl"]);
     replayed.expect_code(0);
-    assert!(replayed.stdout.contains(&reason(&third)), "{}: {}", reason(&third), replayed.stdout);
+    assert!(replayed.stdout.contains(reason(&third)), "{}: {}", reason(&third), replayed.stdout);
     fs::write(p.folder().join("bad.jsonl"), "{}\n").unwrap();
     let bad = caju_in(p.folder(), &["plan", "--replay", "bad.jsonl"]);
     bad.expect_code(2).expect_error(&["bad.jsonl", "line 1", "not a recorded event"]);
