@@ -10,7 +10,7 @@ use caju_types::{Error, Result, TaskId};
 use caju_wire::{Chunk, Dispatcher, Elements};
 use parking_lot::Mutex;
 
-use crate::identity::Identity;
+use crate::identity::{Identity, refused_as_loss};
 use crate::rounds::{Rounds, rows_of};
 
 /// How long one request waits at the dispatcher for the other tasks to be at their ends.
@@ -131,7 +131,8 @@ impl Dealer {
                 let request = request.clone();
                 async move { d.deal_tail(request).await }
             };
-            let answer = identity.link.retry(*retry_timeout, POLL_TIMEOUT, call).await?;
+            let answer = identity.link.retry(*retry_timeout, POLL_TIMEOUT, call).await;
+            let answer = answer.map_err(|e| refused_as_loss(*task, e))?;
             if answer.dealt {
                 let mut all = Vec::new();
                 for piece in &answer.pieces {

@@ -13,7 +13,7 @@ use caju_wire::Dispatcher;
 use tokio::time::Instant;
 
 use crate::dealer::Behind;
-use crate::identity::Identity;
+use crate::identity::{Identity, refused_as_loss};
 
 /// How long one request waits at the dispatcher for splits to be listed.
 const POLL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -78,7 +78,8 @@ impl DispatcherFeed {
             let request = request.clone();
             async move { d.next_splits(request).await }
         };
-        let answer = self.identity.link.retry(self.retry_timeout, POLL_TIMEOUT, call).await?;
+        let answer = self.identity.link.retry(self.retry_timeout, POLL_TIMEOUT, call).await;
+        let answer = answer.map_err(|e| refused_as_loss(self.task, e))?;
         self.request_no += 1;
         self.over = answer.end;
         if !answer.behind.is_empty() {

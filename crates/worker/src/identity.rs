@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use caju_proto::{Bytes, v1};
-use caju_runtime::Stores;
-use caju_types::{Result, WorkerId};
+use caju_runtime::{Stores, random_secret};
+use caju_types::{Error, ErrorKind, Result, TaskId, WorkerId};
 use caju_wire::{Dispatcher, DispatcherLink};
 use tokio::sync::watch;
 
@@ -30,8 +30,11 @@ pub(crate) struct Identity {
 pub(crate) struct Registration {
     /// The identifier that the dispatcher gave.
     pub(crate) id: WorkerId,
-    /// The secret that authenticates calls of this worker.
+    /// The secret that authenticates calls of this worker. The process draws it and proposes it when it registers, so a
+    /// registration whose answer was lost can be repeated, and a dispatcher without its state learns the same secret.
     pub(crate) secret: Bytes,
+    /// The number of registrations so far. A dispatcher without its state may give the same identifier again.
+    count: u64,
 }
 
 impl fmt::Debug for Identity {
@@ -51,18 +54,20 @@ impl Identity {
         cores: usize,
         version: String,
         stores: Arc<Stores>,
-    ) -> Self {
-        Self {
+    ) -> Result<Self> {
+        let secret = random_secret()?.to_vec().into();
+        let unregistered = Registration { secret, ..Registration::default() };
+        Ok(Self {
             link,
             address,
             tags,
             cores: u32::try_from(cores).unwrap_or(u32::MAX),
             version,
             stores,
-            registration: watch::Sender::default(),
+            registration: watch::Sender::new(unregistered),
             heartbeat_ms: AtomicU64::new(1000),
             draining: AtomicBool::new(false),
-        }
+        })
     }
 
     /// The identifier that the dispatcher gave.
@@ -103,7 +108,7 @@ impl Identity {
     /// # Errors
     /// `Unavailable` if the dispatcher does not answer.
     pub(crate) async fn leave(&self, now: bool) -> Result<()> {
-        let Registration { id, secret } = self.registration();
+        let Registration { id, secret, .. } = self.registration();
         let request = v1::DrainWorkerRequest { worker_id: id.0, secret, leaving: now };
         let call = |mut d: Dispatcher| async move { d.drain_worker(request).await };
         self.link.call(Duration::ZERO, call).await.map(|_| ())
@@ -125,8 +130,21 @@ impl Identity {
         let answer = self.link.retry(retry_timeout, Duration::ZERO, call).await?;
         self.stores.allow_cache(&answer.cache_url)?;
         self.heartbeat_ms.store(answer.heartbeat_ms, Ordering::Relaxed);
-        let registration = Registration { id: WorkerId(answer.worker_id), secret: answer.secret };
+        let count = self.registration().count + 1;
+        let registration = Registration { id: WorkerId(answer.worker_id), secret: answer.secret, count };
         self.registration.send_replace(registration);
         Ok(())
     }
+}
+
+/// A refused call as the loss of its task. The dispatcher knows another process under this worker's address, or has not
+/// taken this worker's new registration yet: the task's rows come from another task, and the epoch has not failed.
+pub(crate) fn refused_as_loss(id: TaskId, refused: Error) -> Error {
+    if refused.kind() != ErrorKind::PermissionDenied {
+        return refused;
+    }
+    Error::cancelled(format!(
+        "{id} is given up, as its worker is not the one that the dispatcher knows: {}",
+        refused.message()
+    ))
 }

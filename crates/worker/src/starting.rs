@@ -16,7 +16,7 @@ use caju_wire::Dispatcher;
 use crate::dealer::{Behind, Dealer, Dispatch};
 use crate::feed::DispatcherFeed;
 use crate::finishing::FAILURE_REPORT_TIMEOUT;
-use crate::identity::Registration;
+use crate::identity::{Registration, refused_as_loss};
 use crate::manager::{Credentials, Manager};
 use crate::pipelines::shard_by;
 use crate::profiling::{ProcessOverhead, Profiled};
@@ -112,10 +112,11 @@ impl Manager {
                 if matches!(e.kind(), ErrorKind::PermissionDenied | ErrorKind::Cancelled)
                     && self.identity.has_registered_since(&registration).await =>
             {
-                get(&self.identity.registration()).await?
+                get(&self.identity.registration()).await
             }
-            answer => answer?,
+            answer => answer,
         };
+        let answer = answer.map_err(|e| refused_as_loss(id, e))?;
         answer.task.ok_or_else(|| Error::internal(format!("the dispatcher gave no definition of {id}")))
     }
 

@@ -66,7 +66,7 @@ impl Worker {
             pool.threads(),
             config.version.clone(),
             Arc::clone(&config.stores),
-        );
+        )?;
         let identity = Arc::new(identity);
         let ctx = SourceContext::new(Arc::clone(&config.stores), Arc::clone(&config.io))
             .with_limits(SourceLimits::from_limits(config.registry.limits()));

@@ -33,6 +33,15 @@ pub(super) fn worker<'a>(state: &'a State, id: WorkerId, given: &[u8]) -> Result
     )))
 }
 
+/// The secret of a worker that registers: the one that its process proposes, so that a registration can be repeated when its
+/// answer was lost; or a new one if it proposes none.
+///
+/// # Errors
+/// Those of [`random_secret`].
+pub(super) fn of_registration(proposed: &[u8]) -> Result<Secret> {
+    proposed.try_into().map_or_else(|_| random_secret(), |bytes| Ok(Secret::from_bytes(bytes)))
+}
+
 /// Whether a secret is that of a worker. Workers of journals without secrets have none to show.
 pub(super) fn is_of_worker(worker: &Worker, given: &[u8]) -> bool {
     worker.secret.is_none_or(|s| s.is(given))

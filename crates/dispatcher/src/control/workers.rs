@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use caju_autocache::{PlanRecord, SplitModes, is_last_reading};
 use caju_proto::v1;
-use caju_runtime::random_secret;
 use caju_types::{Error, ErrorKind, Result, Secret, TaskId, WorkerId};
 use caju_wire::is_in_process;
 
@@ -41,7 +40,7 @@ impl Core {
         }
         request.tags.iter().try_for_each(|tag| self.config.memory.check_name("a worker's tag", tag))?;
         let now = self.clock.now();
-        let secret = random_secret()?;
+        let secret = secrets::of_registration(&request.secret)?;
         let worker = self
             .commit(|txn| {
                 self.may_register(txn.state, &request, now)?;

@@ -139,6 +139,31 @@ fn the_address_of_a_living_worker_is_not_given_away() {
 }
 
 #[test]
+fn a_registration_whose_answer_was_lost_is_repeated_at_once() {
+    run(async {
+        let mut w = World::new();
+        let mine = vec![7; Secret::BYTES];
+        let request = || v1::RegisterWorkerRequest {
+            address: "a:1".into(),
+            secret: mine.clone().into(),
+            ..Default::default()
+        };
+        let lost = w.core.register_worker(request()).await.unwrap();
+        let again = w.core.register_worker(request()).await.unwrap();
+        assert_eq!((again.worker_id, &again.secret), (lost.worker_id, &lost.secret));
+        assert_eq!(again.secret, mine, "the secret is the one that the process drew");
+        w.restart();
+        let after = w.core.register_worker(request()).await.unwrap();
+        assert_eq!(after.secret, mine);
+        for other in [vec![], vec![8; Secret::BYTES], mine[..15].to_vec()] {
+            let other = v1::RegisterWorkerRequest { secret: other.into(), ..request() };
+            let e = w.core.register_worker(other).await.unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::Unavailable, "another process: {e}");
+        }
+    });
+}
+
+#[test]
 fn readers_get_tickets_of_their_own_and_secrets_survive_a_restart() {
     run(async {
         let mut w = World::new();
