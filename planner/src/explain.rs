@@ -7,7 +7,7 @@ use caju_types::format_bytes;
 use crate::decision::Choice;
 use crate::format;
 use crate::model::{Candidate, Limit, Model, Obstacle, Pace, Stored, TIE};
-use crate::profile::{DEFAULT_JOBS, Encoding, Hint, Profile};
+use crate::profile::{DEFAULT_JOBS, Encoding, Hint, Profile, Sharing};
 
 /// What limits an option, for a person.
 fn limited_by(model: &Model, limit: Limit) -> String {
@@ -204,9 +204,17 @@ pub(crate) fn reason(model: &Model, chosen: usize) -> String {
             choice => format!("reading {choice} gave {rate} rows/s"),
         }
     });
-    match ran.collect::<Vec<_>>() {
+    let reason = match ran.collect::<Vec<_>>() {
         ran if ran.is_empty() => reason,
         ran => format!("Measured, not predicted: {}. {reason}", ran.join(", ")),
+    };
+    match model.profile().sharing.as_ref().filter(|s| s.jobs > 1) {
+        Some(Sharing { jobs, after_stage }) => {
+            format!(
+                "{jobs} jobs share one computation up to `{after_stage}`; rates are those of each of them. {reason}"
+            )
+        }
+        None => reason,
     }
 }
 

@@ -44,7 +44,7 @@ pub use plan::plan;
 pub use policy::{POLICIES, Pick, Policy, gluster_read_ms};
 pub use profile::{
     Budget, CacheStore, Cluster, Consumer, DEFAULT_EPOCHS, DEFAULT_JOBS, Encoding, Existing, Hint, Horizon,
-    Measured, PROFILE_SCHEMA, Prices, Profile, Schema, Source, SourceStore, Stage,
+    Measured, PROFILE_SCHEMA, Prices, Profile, Schema, Sharing, Source, SourceStore, Stage,
 };
 pub use reported_times::ReportedTimes;
 pub use scaling::{

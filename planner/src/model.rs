@@ -3,6 +3,9 @@
 //! A pipeline is overlapped, so its pace is that of its slowest resource, not a sum. Everything is counted
 //! in *seconds per source row*: the demand of a row on a resource divided by that resource's capacity. The
 //! largest of them is the pace, and the resource it belongs to is the bottleneck.
+//!
+//! Where jobs share rows ([`crate::Sharing`]), a row is one that each of these jobs gets. The stages that they have in common
+//! run once for it, all others once per job. A stage with a bounded parallelism runs in each job by itself.
 
 use std::collections::HashMap;
 
@@ -121,14 +124,15 @@ struct Span {
 }
 
 impl Span {
-    fn and(self, i: usize, s: &Stage, cluster: (f64, f64)) -> Self {
+    /// With one more stage, which runs this many times per row.
+    fn and(self, i: usize, s: &Stage, cluster: (f64, f64), times: f64) -> Self {
         let (workers, cores) = cluster;
         let stall = s.max_parallelism.map_or(0.0, |p| s.service_s_per_row / (workers * p));
         let (stall_s, stall_stage) =
             if stall > self.stall_s { (stall, i) } else { (self.stall_s, self.stall_stage) };
         Self {
-            cpu_s: self.cpu_s + s.cpu_s_per_row,
-            io_bytes: self.io_bytes + s.io_bytes_per_row,
+            cpu_s: self.cpu_s + times * s.cpu_s_per_row,
+            io_bytes: self.io_bytes + times * s.io_bytes_per_row,
             stall_s,
             stall_stage,
             summed_s: self.summed_s + s.service_s_per_row / s.max_parallelism.map_or(cores, |p| p.min(cores)),
@@ -183,6 +187,10 @@ pub struct Model<'a> {
     hints: Vec<usize>,
     /// Positions of the random stages.
     random: Vec<usize>,
+    /// The number of first stages that run once for all jobs that share rows.
+    shared: usize,
+    /// The jobs that share rows.
+    sharers: f64,
     candidates: Vec<Candidate>,
     /// How many times longer options that ran took than predicted, at worst; none while that is computed.
     overrated: Option<f64>,
@@ -205,6 +213,8 @@ impl<'a> Model<'a> {
             above,
             hints,
             random: (0..n).filter(|&i| profile.stages[i].random).collect(),
+            shared: profile.sharing.as_ref().map_or(0, |s| stages_up_to(profile, &s.after_stage)),
+            sharers: sharers(profile),
             candidates: Vec::new(),
             overrated: None,
             visits: 0,
@@ -291,15 +301,20 @@ impl<'a> Model<'a> {
         self.profile.cluster.workers as f64
     }
 
+    /// How often the stage with this position runs per row.
+    fn times(&self, stage: usize) -> f64 {
+        if stage < self.shared { 1.0 } else { self.sharers }
+    }
+
     fn sum_up(&mut self) {
         let cluster = (self.workers(), self.profile.cluster.cores_per_worker);
         let stages = &self.profile.stages;
         for (i, s) in stages.iter().enumerate() {
-            self.prefix[i + 1] = self.prefix[i].and(i, s, cluster);
+            self.prefix[i + 1] = self.prefix[i].and(i, s, cluster, self.times(i));
             self.multiplicity[i + 1] = (self.multiplicity[i] * s.out_rows_per_row).clamp(0.0, 1e30);
         }
         for (i, s) in stages.iter().enumerate().rev() {
-            self.suffix[i] = self.suffix[i + 1].and(i, s, cluster);
+            self.suffix[i] = self.suffix[i + 1].and(i, s, cluster, self.times(i));
         }
         self.visits += 2 * stages.len() as u64;
     }
@@ -428,14 +443,16 @@ impl<'a> Model<'a> {
         let (bytes, encode, decode) = encoding
             .map_or((0.0, 0.0, 0.0), |e| (e.bytes_per_row, e.encode_cpu_s_per_row, e.decode_cpu_s_per_row));
 
-        let cpu = mix.computed * up.cpu_s + down.cpu_s + mix.read * decode + mix.written * encode;
+        // Rows of a part are decoded once for all jobs if they share rows further down. One job writes a part for all.
+        let read = mix.read * self.times(above);
+        let cpu = mix.computed * up.cpu_s + down.cpu_s + read * decode + mix.written * encode;
         let stall = if mix.computed * up.stall_s > down.stall_s {
             (mix.computed * up.stall_s, up.stall_stage)
         } else {
             (down.stall_s, down.stall_stage)
         };
         let io = mix.computed * up.io_bytes + down.io_bytes;
-        let cache = per(mix.read * (1.0 - mix.near) * bytes, p.cache_store.read_bytes_per_s)
+        let cache = per(read * (1.0 - mix.near) * bytes, p.cache_store.read_bytes_per_s)
             .max(per(mix.written * bytes, p.cache_store.write_bytes_per_s));
         let delivered = p.stages.last().map_or(0.0, |s| s.out_bytes_per_row);
         let network = p.cluster.network_bytes_per_s_per_worker.map(|b| b * self.workers());
@@ -452,7 +469,7 @@ impl<'a> Model<'a> {
             (stall.0, Limit::Stage(stall.1)),
             (per(io, p.source_store.read_bytes_per_s), Limit::SourceStore),
             (cache, Limit::CacheStore),
-            (per(delivered, network), Limit::Network),
+            (per(delivered * self.sharers, network), Limit::Network),
             (per(rows, p.consumer.rows_per_s), Limit::Consumer),
             // Where no limit was measured, the consumer is the limit.
             (PACE_RANGE.0, Limit::Consumer),
@@ -488,6 +505,17 @@ fn stages_above(profile: &Profile) -> Vec<usize> {
     let stages: HashMap<&str, usize> =
         profile.stages.iter().enumerate().map(|(i, s)| (s.name.as_str(), i)).collect();
     profile.hints.iter().map(|h| stages.get(h.after_stage.as_str()).map_or(0, |i| i + 1)).collect()
+}
+
+/// The number of stages up to the one with this name; 0 if there is none.
+fn stages_up_to(profile: &Profile, name: &str) -> usize {
+    profile.stages.iter().position(|s| s.name == name).map_or(0, |at| at + 1)
+}
+
+/// The jobs that share rows; 1 without sharing.
+#[expect(clippy::cast_precision_loss, reason = "counts of jobs are far below 2^53")]
+pub(crate) fn sharers(profile: &Profile) -> f64 {
+    profile.sharing.as_ref().map_or(1.0, |s| s.jobs as f64)
 }
 
 /// The fraction of a snapshot that a budget holds, rounded down to billionths, so that its bytes stay

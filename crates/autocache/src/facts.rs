@@ -72,6 +72,19 @@ pub struct IterationFacts {
     pub clients: Vec<ClientFacts>,
     /// Decisions of running jobs with the same pipeline, seed, encoding, mode and policy.
     pub peers: Vec<Peer>,
+    /// The jobs that run now and share rows with this one; none if there is no other one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sharing: Option<SharingFacts>,
+}
+
+/// Jobs that share rows while they run: they are one computation, and count as one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SharingFacts {
+    /// The jobs, this one included.
+    pub jobs: u64,
+    /// The last hint up to which all of them have the same rows; none where they have the same rows up to the first stage that
+    /// mixes splits.
+    pub hint: Option<String>,
 }
 
 /// What a client reported of itself.
@@ -133,6 +146,9 @@ pub struct EpochReport {
     pub workers: u64,
     /// What its clients reported.
     pub clients: Vec<ClientFacts>,
+    /// The jobs that shared rows with this one at the end of the epoch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sharing: Option<SharingFacts>,
 }
 
 /// A decision with what it rests on, and the plan that carries it out.

@@ -386,6 +386,7 @@ impl Case {
             demand: if job.profile_only { None } else { demand(&facts.clients) },
             epochs: epochs_left(job.epochs, facts.epoch, record),
             jobs: record.map(expected_jobs),
+            sharing: facts.sharing.clone(),
             budget: job.snapshot_budget_bytes,
             epoch_rows: None,
             ended: ended.map(|t| t.task).collect(),

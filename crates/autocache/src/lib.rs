@@ -34,7 +34,8 @@ pub use document::{AsDocument, Document};
 pub use encoding::{Compression, Encoding, Format};
 pub use event::{Action, Event, NoteLevel};
 pub use facts::{
-    ClientFacts, ClusterFacts, Decided, EpochReport, IterationFacts, JobSpec, Peer, TaskFacts, TaskStage,
+    ClientFacts, ClusterFacts, Decided, EpochReport, IterationFacts, JobSpec, Peer, SharingFacts, TaskFacts,
+    TaskStage,
 };
 pub use hint::{HintDef, fixed_hint};
 pub use horizon::is_last_reading;

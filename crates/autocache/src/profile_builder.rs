@@ -1,12 +1,13 @@
 //! The profile builder: from what tasks measured to the planner's profile.
 
 use caju_planner::{
-    Budget, CacheStore, Cluster, Consumer, Existing, Hint, Horizon, Prices, Profile, Schema, Source,
+    Budget, CacheStore, Cluster, Consumer, Existing, Hint, Horizon, Prices, Profile, Schema, Sharing, Source,
     SourceStore, Stage,
 };
 use caju_types::TaskId;
 
 use crate::coverage::{CoverageState, encoding_name, existing, usable};
+use crate::facts::SharingFacts;
 use crate::hint::HintDef;
 use crate::probes;
 use crate::report::{ProbeReport, StageKind, StageReport, TaskReport, add_stages};
@@ -38,6 +39,8 @@ pub(crate) struct Measurements {
     pub(crate) epochs: Option<u64>,
     /// Jobs that are expected to read these rows, this one included.
     pub(crate) jobs: Option<u64>,
+    /// The jobs that share rows with this one.
+    pub(crate) sharing: Option<SharingFacts>,
     /// Bytes that the cache may hold.
     pub(crate) budget: Option<u64>,
     /// Rows of an epoch, where these figures are of a sample window and cannot tell.
@@ -146,6 +149,7 @@ impl Measurements {
             },
             consumer: Consumer { rows_per_s: self.demand },
             horizon: Horizon { epochs: self.epochs, jobs: self.jobs.filter(|n| *n > 1) },
+            sharing: self.sharing.as_ref().and_then(|facts| sharing(facts, &hints, &sums)),
             budget: Budget { snapshot_bytes: self.budget.map(|b| b as f64) },
             prices: Prices::default(),
             source: Source { rows: self.source_rows(), readings: self.readings().filter(|n| *n > 1) },
@@ -253,6 +257,18 @@ impl Measurements {
             |(hint, encoding, fraction): (&String, &String, f64)| existing(hint, encoding, fraction);
         parts.chain(sets).filter(tried).filter_map(existing).collect()
     }
+}
+
+/// The jobs that share rows, with the last stage that they have in common; none if no stage that costs something is.
+pub(crate) fn sharing(facts: &SharingFacts, hints: &[Hint], sums: &[StageReport]) -> Option<Sharing> {
+    let after_stage = match &facts.hint {
+        Some(name) => hints.iter().find(|h| h.name == *name)?.after_stage.clone(),
+        None => {
+            let local = sums.iter().take_while(|s| !s.kind.is_cross_split() && s.kind != StageKind::Output);
+            local.filter(|s| s.kind != StageKind::Hint).last()?.name.clone()
+        }
+    };
+    Some(Sharing { jobs: facts.jobs, after_stage })
 }
 
 /// The stages as the planner wants them: costs per source row, hints left out.

@@ -46,6 +46,8 @@ pub(crate) fn decide_by_record(
         profile.source.rows = u64::try_from(rows).unwrap_or(u64::MAX);
     }
     profile.measured.clear();
+    // Which jobs share rows with this one is known once it reads.
+    profile.sharing = None;
     profile.budget.snapshot_bytes = job.snapshot_budget_bytes.map(|b| b as f64);
     profile.horizon = Horizon {
         epochs: epochs_left(job.epochs, epoch, Some(record)),

@@ -56,6 +56,9 @@ pub struct Profile {
     pub consumer: Consumer,
     /// How often the rows are still wanted.
     pub horizon: Horizon,
+    /// The jobs that read one computation at the same time, this one included; none if this job shares nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sharing: Option<Sharing>,
     /// What snapshots may take.
     pub budget: Budget,
     /// What the machines cost. `caju scale` alone uses it.
@@ -134,6 +137,30 @@ pub struct Horizon {
     pub epochs: Option<u64>,
     /// Jobs expected to read the data; [`DEFAULT_JOBS`] if unknown.
     pub jobs: Option<u64>,
+}
+
+/// Jobs that run at the same time and share rows: a worker computes the stages that they have in common once for all.
+///
+/// A profile is of one job. Where jobs share, rates are those of each of them while all of them run: the common stages run
+/// once per row, and all other stages once per row and job.
+///
+/// ```
+/// use caju_planner::{Profile, Sharing};
+/// # let text = include_str!("../../../tests/golden_plans/design-example.profile.json");
+/// let mut profile = Profile::from_json(text)?;
+/// profile.sharing = Some(Sharing { jobs: 8, after_stage: "read".into() });
+/// assert_eq!(Profile::from_json(&profile.to_json())?, profile);
+/// profile.sharing = Some(Sharing { jobs: 0, after_stage: "read".into() });
+/// let e = Profile::from_json(&profile.to_json()).unwrap_err();
+/// assert_eq!(e.to_string(), "sharing.jobs: expected a whole number >= 1, found 0");
+/// # Ok::<(), caju_types::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Sharing {
+    /// The jobs, this one included.
+    pub jobs: u64,
+    /// The last stage that they have in common.
+    pub after_stage: String,
 }
 
 /// What snapshots may take.

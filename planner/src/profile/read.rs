@@ -9,7 +9,7 @@ use super::node::{Fields, Node};
 use super::rules::Rule;
 use super::{
     Budget, CacheStore, Cluster, Consumer, Encoding, Existing, Hint, Horizon, Measured, PROFILE_SCHEMA,
-    Prices, Profile, Schema, Source, SourceStore, Stage,
+    Prices, Profile, Schema, Sharing, Source, SourceStore, Stage,
 };
 use crate::decision::Choice;
 
@@ -134,6 +134,7 @@ pub(super) fn profile(value: &Node) -> Result<Profile> {
                 jobs: o.count_or_null("jobs", Rule::Count)?,
             })
         })?,
+        sharing: sharing(&top)?,
         budget: top.section("budget", |o| {
             Ok(Budget { snapshot_bytes: o.number_or_null("snapshot_bytes", Rule::Cost)? })
         })?,
@@ -155,6 +156,16 @@ pub(super) fn profile(value: &Node) -> Result<Profile> {
         measured: top.list("measured", false, measured)?,
         observed: top.list("observed", false, measured)?,
     })
+}
+
+fn sharing(top: &Object) -> Result<Option<Sharing>> {
+    if top.present("sharing")?.is_none() {
+        return Ok(None);
+    }
+    let sharing = |o: &Object| {
+        Ok(Sharing { jobs: o.count("jobs", Rule::Positive)?, after_stage: o.text("after_stage")? })
+    };
+    top.section("sharing", sharing).map(Some)
 }
 
 fn cluster(o: &Object) -> Result<Cluster> {

@@ -103,6 +103,7 @@ pub(super) fn check(p: &Profile) -> Result<()> {
     for (i, h) in p.hints.iter().enumerate() {
         hint(i, h, &stages)?;
     }
+    sharing(p, &stages)?;
     existing(p)?;
     measured(p, &p.measured, "measured")?;
     measured(p, &p.observed, "observed")
@@ -142,6 +143,20 @@ fn stage(i: usize, s: &Stage) -> Result<()> {
         Some(v) => Rule::Parallelism.check(v, || format!("stages[{i}].max_parallelism")),
         None => Ok(()),
     }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "only compared with bounds")]
+fn sharing(p: &Profile, stages: &HashSet<&str>) -> Result<()> {
+    let Some(sharing) = &p.sharing else { return Ok(()) };
+    Rule::Positive.check(sharing.jobs as f64, || "sharing.jobs".into())?;
+    if stages.contains(sharing.after_stage.as_str()) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "sharing.after_stage: expected the name of a stage, found `{}`{}",
+        sharing.after_stage.escape_debug(),
+        did_you_mean(&sharing.after_stage, sorted(stages))
+    )))
 }
 
 fn hint(i: usize, h: &Hint, stages: &HashSet<&str>) -> Result<()> {

@@ -11,7 +11,7 @@ use super::WorkerLimits;
 use super::choose::SAME_RATE;
 use super::curve::delivered_per_row;
 use crate::format;
-use crate::model::Model;
+use crate::model::{Model, sharers};
 use crate::profile::Profile;
 
 /// What a job needs of the workers.
@@ -48,7 +48,8 @@ impl PoolJob {
         let store = alone.source_store.read_bytes_per_s.take();
         let spread_s = compute_s_per_row(&alone);
         alone.stages.iter_mut().for_each(|s| s.max_parallelism = None);
-        let busy_s = compute_s_per_row(&alone);
+        // What jobs compute together counts for each of them in part.
+        let busy_s = compute_s_per_row(&alone) / sharers(&alone);
         let bytes: f64 = alone.stages.iter().map(|s| s.io_bytes_per_row).sum();
         let pace_s = demand_s.max(store.map_or(0.0, |b| bytes / b));
         let per = |s: f64| if pace_s > 0.0 { s / pace_s } else { f64::INFINITY };

@@ -1,6 +1,6 @@
 //! Recorded profiles and their decisions, byte for byte.
 
-use caju_planner::{Choice, Decision, Model, Profile};
+use caju_planner::{Choice, Decision, Model, Policy, Profile, Sharing, plan};
 
 use crate::cases::{Case, cases};
 use crate::large;
@@ -64,6 +64,8 @@ fn golden_choices() {
         ("unknown-horizon", "resized arrow/none 1"),
         ("no-hints", "compute"),
         ("no-rows", "compute"),
+        ("sharing-at-the-hint", "compute"),
+        ("sharing-below-the-hint", "decoded arrow/zstd 1"),
     ] {
         assert_eq!(choice(name), want, "{name}: {}", decision(name).reason);
     }
@@ -78,6 +80,28 @@ fn golden_choices() {
     let infeasible = none.options.iter().find(|o| !o.feasible).unwrap();
     assert_eq!((infeasible.rows_per_s, infeasible.epoch_s, infeasible.horizon_s), (None, None, None));
     assert!(none.to_json().contains("\"rows_per_s\": null"), "{}", none.to_json());
+}
+
+/// Jobs that share rows are one computation: what one job alone would store, eight jobs need not.
+#[test]
+fn jobs_that_share_count_as_one() {
+    for name in ["sharing-at-the-hint", "sharing-below-the-hint"] {
+        let case = cases().into_iter().find(|c| c.profile.ends_with(format!("{name}.profile.json"))).unwrap();
+        let mut profile = Profile::from_json(&std::fs::read_to_string(&case.profile).unwrap()).unwrap();
+        let shared = decision(name);
+        assert!(shared.reason.starts_with("8 jobs share one computation up to `"), "{}", shared.reason);
+        profile.sharing = None;
+        let alone = plan(&profile, &Policy::Auto).unwrap();
+        assert!(alone.choice != Choice::Compute, "{}", alone.reason);
+        let rate = |d: &Decision| d.compute().unwrap().rows_per_s.unwrap();
+        // A row of each of eight jobs: 2.02 ms for all and 1 ms each, or 3.02 ms for all. Apart it would be 24.16 ms.
+        let cpu_ms = if name == "sharing-at-the-hint" { 2.02 + 8.0 } else { 3.02 };
+        assert!((rate(&shared) / (8000.0 / cpu_ms) - 1.0).abs() < 1e-6, "{name}: {}", rate(&shared));
+        assert!((rate(&alone) / (8000.0 / 3.02) - 1.0).abs() < 1e-6, "{name}: {}", rate(&alone));
+        // One job that shares with nobody is a job alone.
+        profile.sharing = Some(Sharing { jobs: 1, after_stage: "crop".into() });
+        assert_eq!(plan(&profile, &Policy::Auto).unwrap(), alone);
+    }
 }
 
 /// PRESTO's table comes out of its derived profile, row by row.

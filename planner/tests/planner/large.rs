@@ -32,6 +32,7 @@ pub(crate) fn profile(stages: u32, hints: u32, encodings: u32) -> Profile {
     };
     Profile {
         schema: Schema::V1,
+        sharing: None,
         cluster: Cluster { workers: 4, cores_per_worker: 16.0, network_bytes_per_s_per_worker: Some(1e10) },
         source_store: SourceStore { read_bytes_per_s: Some(1e9) },
         cache_store: CacheStore {

@@ -38,6 +38,13 @@ pub(crate) fn rate(p: &Profile, above: usize, encoding: Option<&Encoding>, share
 /// Every ceiling and its name.
 fn ceilings(p: &Profile, above: usize, encoding: Option<&Encoding>, shares: Shares) -> Vec<(String, f64)> {
     let workers = p.cluster.workers as f64;
+    // Jobs that share rows: common stages run once for all of them, the others once for each.
+    let (common, jobs) = match &p.sharing {
+        Some(s) => (1 + p.stages.iter().position(|x| x.name == s.after_stage).unwrap(), s.jobs as f64),
+        None => (0, 1.0),
+    };
+    let times = |i: usize| if i < common { 1.0 } else { jobs };
+    let decoded = if above < common { 1.0 } else { jobs };
     let share = |i: usize| if i < above { shares.computed } else { 1.0 };
     let mut ceilings = vec![("consumer".to_owned(), 1e12)];
     let mut cap = |name: &str, capacity: f64, demand: f64| {
@@ -48,17 +55,17 @@ fn ceilings(p: &Profile, above: usize, encoding: Option<&Encoding>, shares: Shar
 
     let (mut cpu, mut io, mut rows) = (0.0, 0.0, 1.0);
     for (i, s) in p.stages.iter().enumerate() {
-        cpu += share(i) * s.cpu_s_per_row;
-        io += share(i) * s.io_bytes_per_row;
+        cpu += times(i) * share(i) * s.cpu_s_per_row;
+        io += times(i) * share(i) * s.io_bytes_per_row;
         rows *= s.out_rows_per_row;
         if let Some(parallel) = s.max_parallelism {
             cap(&format!("stage:{}", s.name), workers * parallel, share(i) * s.service_s_per_row);
         }
     }
     if let Some(e) = encoding {
-        cpu += shares.read * e.decode_cpu_s_per_row + shares.written * e.encode_cpu_s_per_row;
+        cpu += decoded * shares.read * e.decode_cpu_s_per_row + shares.written * e.encode_cpu_s_per_row;
         if let Some(b) = p.cache_store.read_bytes_per_s {
-            cap("cache_store", b, shares.read * e.bytes_per_row * (1.0 - shares.near));
+            cap("cache_store", b, decoded * shares.read * e.bytes_per_row * (1.0 - shares.near));
         }
         if let Some(b) = p.cache_store.write_bytes_per_s {
             cap("cache_store", b, shares.written * e.bytes_per_row);
@@ -69,7 +76,7 @@ fn ceilings(p: &Profile, above: usize, encoding: Option<&Encoding>, shares: Shar
         cap("source_store", b, io);
     }
     if let Some(b) = p.cluster.network_bytes_per_s_per_worker {
-        cap("network", workers * b, p.stages.last().unwrap().out_bytes_per_row);
+        cap("network", workers * b, jobs * p.stages.last().unwrap().out_bytes_per_row);
     }
     if let Some(r) = p.consumer.rows_per_s {
         cap("consumer", r, rows);

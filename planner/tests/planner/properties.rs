@@ -1,6 +1,6 @@
 //! What must hold for every profile.
 
-use caju_planner::{Choice, Decision, Model, PlanOption, Profile, TIE, plan};
+use caju_planner::{Choice, Decision, Model, PlanOption, Profile, Sharing, TIE, plan};
 use proptest::prelude::*;
 
 use crate::naive::{self, Shares};
@@ -189,6 +189,21 @@ proptest! {
     }
 
     /// Nothing that gets faster makes any option slower.
+    /// A row of each of more jobs takes no less, and no more than if none of them shared.
+    #[test]
+    fn sharing_costs_no_more_than_apart(mut p in strategies::profile(), jobs in 1u64..20, more in 0u64..20) {
+        let Some(sharing) = p.sharing.clone() else { return Ok(()) };
+        let mut paces = |jobs: u64| {
+            p.sharing = Some(Sharing { jobs, ..sharing.clone() });
+            Model::new(&p).candidates().iter().map(|c| c.steady.s_per_row).collect::<Vec<_>>()
+        };
+        let (alone, few, many) = (paces(1), paces(jobs), paces(jobs + more));
+        for ((alone, few), many) in alone.iter().zip(&few).zip(&many) {
+            prop_assert!(*few >= alone * (1.0 - 1e-9) && *many >= few * (1.0 - 1e-9));
+            prop_assert!(*few <= alone * jobs as f64 * (1.0 + 1e-9));
+        }
+    }
+
     #[test]
     fn faster_resources_never_hurt(mut p in strategies::profile(), which in 0usize..9, factor in 1.0..10.0f64) {
         if which == 6 {

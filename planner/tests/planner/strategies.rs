@@ -2,7 +2,7 @@
 
 use caju_planner::{
     Budget, CacheStore, Cluster, Consumer, Encoding, Existing, Hint, Horizon, Prices, Profile, Schema,
-    Source, SourceStore, Stage,
+    Sharing, Source, SourceStore, Stage,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -74,6 +74,7 @@ prop_compose! {
         budget in option::weighted(0.4, cost(6, 12)),
         (worker_price, accelerator_price) in (option::weighted(0.3, cost(-2, 2)), option::weighted(0.3, cost(-2, 3))),
         (rows, readings) in (prop_oneof![1 => Just(0u64), 9 => 1u64..1_000_000], option::weighted(0.2, 1u64..4)),
+        sharing in option::weighted(0.3, (1u64..10, any::<prop::sample::Index>())),
     ) -> Profile {
         for (i, s) in stages.iter_mut().enumerate() {
             s.name = format!("s{i}");
@@ -88,8 +89,10 @@ prop_compose! {
             let after_stage = place.get(&stages).name.clone();
             out.push(Hint { name: format!("h{i}"), after_stage, split_local, encodings });
         }
+        let sharing = sharing.map(|(jobs, at)| Sharing { jobs, after_stage: at.get(&stages).name.clone() });
         Profile {
             schema: Schema::V1,
+            sharing,
             cluster: Cluster { workers, cores_per_worker: cores, network_bytes_per_s_per_worker: network },
             source_store: SourceStore { read_bytes_per_s: source },
             cache_store: CacheStore { read_bytes_per_s: read, write_bytes_per_s: write, memory_bytes_per_worker: near },

@@ -276,3 +276,24 @@ fn workers_that_have_not_measured_the_store_count_like_those_that_have() {
     measured.tasks[0].probes[0].read_bytes_per_s = 0.0;
     assert!(measured.can_be_weighed() && !measured.is_complete(pipeline().hints));
 }
+
+#[test]
+fn jobs_that_share_are_in_the_profile_with_their_last_common_stage() {
+    let mut measured = after(1.0, 1000, 1.0, &[0.01]);
+    let below = [
+        stage("crop", 1000, 0.5),
+        StageReport { kind: StageKind::CrossSplit, ..stage("shuffle", 1000, 0.1) },
+        stage("normalize", 1000, 0.1),
+        StageReport { kind: StageKind::Output, ..stage("output", 1000, 0.1) },
+    ];
+    measured.tasks[0].stages.extend(below);
+    assert_eq!(measured.profile(pipeline()).sharing, None);
+    for (hint, after_stage) in [(Some("a"), "map"), (None, "crop")] {
+        measured.sharing = Some(SharingFacts { jobs: 3, hint: hint.map(Into::into) });
+        let sharing = measured.profile(pipeline()).sharing.unwrap();
+        assert_eq!((sharing.jobs, sharing.after_stage.as_str()), (3, after_stage));
+    }
+    // A hint that is no option has no stage to name.
+    measured.sharing = Some(SharingFacts { jobs: 3, hint: Some("other".into()) });
+    assert_eq!(measured.profile(pipeline()).sharing, None);
+}

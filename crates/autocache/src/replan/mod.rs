@@ -11,7 +11,7 @@ use caju_types::{Error, Result};
 use crate::document::Document;
 use crate::facts::{EpochReport, JobSpec, demand};
 use crate::plan::SplitModes;
-use crate::profile_builder::{Pipeline, stage_costs};
+use crate::profile_builder::{Pipeline, sharing, stage_costs};
 pub(crate) use state::EpochFacts;
 pub use state::{OptionRate, ReplanState};
 
@@ -58,6 +58,7 @@ pub(crate) fn replan(
         return Replanned::unchanged(state);
     }
     let profile = with_workers(profile.clone(), facts.workers, job.each_worker_reads_all);
+    let profile = with_sharing(profile, epoch);
     let profile = as_it_ran(profile, epoch, pipeline.random_stages);
     match plan_again(&profile, old, &state, epochs_left, facts) {
         Ok((profile, new)) => {
@@ -88,6 +89,7 @@ impl EpochReport {
             modes: self.modes,
             waited,
             workers: self.workers,
+            sharing_jobs: self.sharing.as_ref().map_or(1, |s| s.jobs),
         }
     }
 }
@@ -136,6 +138,17 @@ fn with_workers(mut profile: Profile, workers: u64, each_reads_all: bool) -> Pro
     }
     profile.cluster.workers = workers;
     profile.observed.clear();
+    profile
+}
+
+/// The profile with the jobs that shared rows at the end of an epoch. Rates that other numbers of jobs had are dropped.
+fn with_sharing(mut profile: Profile, epoch: &EpochReport) -> Profile {
+    let jobs = |profile: &Profile| profile.sharing.as_ref().map_or(1, |s| s.jobs);
+    let before = jobs(&profile);
+    profile.sharing = epoch.sharing.as_ref().and_then(|facts| sharing(facts, &profile.hints, &epoch.stages));
+    if jobs(&profile) != before {
+        profile.observed.clear();
+    }
     profile
 }
 

@@ -34,6 +34,8 @@ pub(crate) struct EpochFacts {
     pub(crate) waited: bool,
     /// Workers that ran it.
     pub(crate) workers: u64,
+    /// Jobs that shared its rows, itself included.
+    pub(crate) sharing_jobs: u64,
 }
 
 impl EpochFacts {
@@ -78,6 +80,9 @@ pub struct ReplanState {
     /// Workers that ran the epochs of these rates; 0 before the first.
     #[serde(default, skip_serializing_if = "is_none")]
     pub workers: u64,
+    /// Jobs that shared the rows of these epochs, this one included; 0 before the first epoch, and for a job alone.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub sharing_jobs: u64,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
@@ -99,18 +104,20 @@ impl ReplanState {
 
     /// The state after one more epoch under a decision to read this fraction of the splits (none: to compute), and whether
     /// the epoch shows the rate of the decision. An epoch that writes, or mixes reading and computing, does not. Rates of
-    /// other workers are forgotten.
+    /// other workers, or with another number of jobs that share rows, are forgotten.
     #[must_use]
     pub(crate) fn after(&self, epoch: EpochFacts, fraction: Option<f64>) -> (Self, bool) {
         let mut next = self.clone();
         if epoch.rows == 0 || !epoch.waited {
             return (next, false);
         }
-        if self.workers != 0 && self.workers != epoch.workers {
+        let is_other = self.workers != epoch.workers || self.sharing_jobs.max(1) != epoch.sharing_jobs.max(1);
+        if self.workers != 0 && is_other {
             let (changes, given_up) = (self.changes, self.given_up);
             next = Self { changes, given_up, ..Self::default() };
         }
         next.workers = epoch.workers;
+        next.sharing_jobs = if epoch.sharing_jobs > 1 { epoch.sharing_jobs } else { 0 };
         let rate = Self::rate(epoch.rows, epoch.ms);
         let SplitModes { put, get, .. } = epoch.modes;
         if get + put == 0 {
@@ -157,7 +164,7 @@ mod tests {
     use super::*;
 
     fn epoch(rate: u64, modes: SplitModes) -> EpochFacts {
-        EpochFacts { rows: rate, ms: 1000, modes, waited: true, workers: 1 }
+        EpochFacts { rows: rate, ms: 1000, modes, waited: true, workers: 1, sharing_jobs: 1 }
     }
 
     const READ: SplitModes = SplitModes { compute: 0, put: 0, get: 4, fell_back: 0, kept: 0 };

@@ -4,7 +4,7 @@
 //! first what is in the window of its worker, then splits that no task of another such job was given, and last what it has
 //! missed. Nothing of this is in the journal: after a restart tasks get the same splits in another order.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use caju_proto::{split_name, v1};
 use caju_types::{Error, IterationId, Result, WorkerId, did_you_mean};
@@ -14,6 +14,15 @@ use super::fairness::fair_count;
 use crate::splits::SharedProvider;
 use crate::state::{Dataset, Feed, FeedId, Iteration, Job, Mode, Sharing, SplitRecord, State, Task, Update};
 
+/// Jobs that share rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct SharingGroup {
+    /// Their number.
+    pub(super) jobs: u64,
+    /// The last sharing point that a job has in common with all others, by its position in the pipeline.
+    pub(super) last_point: usize,
+}
+
 /// The iterations whose tasks share rows, by what their workers said.
 #[derive(Debug, Default)]
 pub(super) struct SharingIterations {
@@ -22,8 +31,8 @@ pub(super) struct SharingIterations {
 
 #[derive(Debug, Default)]
 struct SharingIteration {
-    /// Names of the places of its pipeline at which its rows are shared.
-    points: BTreeSet<u64>,
+    /// Names of the places of its pipeline at which its rows are shared, from the source on.
+    points: Vec<u64>,
     /// Splits that its tasks were given, by name, with the worker of the last one.
     given: HashMap<u64, WorkerId>,
     /// Splits that wait in its feed, by name.
@@ -35,7 +44,7 @@ impl SharingIterations {
     pub(super) fn on_request(&mut self, iteration: IterationId, request: &v1::NextSplitsRequest) {
         if !request.sharing_points.is_empty() {
             let known = self.iterations.entry(iteration).or_default();
-            known.points.extend(&request.sharing_points);
+            known.points.clone_from(&request.sharing_points);
         }
     }
 
@@ -64,6 +73,18 @@ impl SharingIterations {
         self.related(state, iteration).filter_map(|(id, _)| state.iterations.get(&id))
     }
 
+    /// The jobs that share rows with the one of this iteration now; none if there is no other one.
+    pub(super) fn group(&self, state: &State, iteration: IterationId) -> Option<SharingGroup> {
+        let own = &self.iterations.get(&iteration)?.points;
+        let job = |id: &IterationId| state.iterations.get(id).map(|i| &i.job);
+        let mine = job(&iteration)?;
+        let others: Vec<_> =
+            self.related(state, iteration).filter(|(id, _)| job(id).is_some_and(|j| j != mine)).collect();
+        let jobs: HashSet<_> = others.iter().filter_map(|(id, _)| job(id)).collect();
+        let last_point = others.iter().filter_map(|(_, other)| last_common(own, &other.points)).min()?;
+        Some(SharingGroup { jobs: jobs.len() as u64 + 1, last_point })
+    }
+
     fn related<'a>(
         &'a self,
         state: &'a State,
@@ -72,7 +93,8 @@ impl SharingIterations {
         let own = self.iterations.get(&iteration).map(|known| &known.points);
         let runs = |id: &IterationId| state.iterations.get(id).is_some_and(Iteration::is_running);
         let others = self.iterations.iter().filter(move |(id, _)| **id != iteration && runs(id));
-        let related = others.filter(move |(_, other)| own.is_some_and(|own| !own.is_disjoint(&other.points)));
+        let related =
+            others.filter(move |(_, other)| own.is_some_and(|own| last_common(own, &other.points).is_some()));
         related.map(|(id, other)| (*id, other))
     }
 
@@ -150,6 +172,11 @@ impl SharingIterations {
         }
         choice
     }
+}
+
+/// The position of the last of a pipeline's sharing points that another one has, too.
+fn last_common(own: &[u64], other: &[u64]) -> Option<usize> {
+    own.iter().rposition(|point| other.contains(point))
 }
 
 /// What a task gets.

@@ -91,7 +91,7 @@ pub(crate) enum Entry {
     /// From the source.
     Compute,
     /// From the source; its rows are stored at the hint, which must see the split's end.
-    Put,
+    Put { hint: usize },
     /// From the source; its rows are buffered at hints until it is decided whether they are stored.
     Buffer,
     /// Not at all: a save has its part, or cannot store it now.
@@ -194,7 +194,7 @@ impl TaskCache {
             Entry::Compute | Entry::Buffer => self.counters.add_computed(),
             Entry::Get { .. } | Entry::Skip => self.counters.add_read(1),
             // Counted when the part is committed.
-            Entry::Put => {}
+            Entry::Put { .. } => {}
         };
         entry
     }
@@ -267,7 +267,7 @@ impl TaskCache {
             },
             Ok(PutOutcome::Writer(writer)) => {
                 if self.start_writer(lease.index, hint, *writer, plan.write_bytes_per_s) {
-                    Entry::Put
+                    Entry::Put { hint }
                 } else {
                     Entry::Compute
                 }
@@ -288,6 +288,11 @@ impl TaskCache {
     pub(crate) fn resume(&self, index: u64, hint: usize, rows: u64) {
         self.counters.read_became_computed();
         self.in_flight.lock().insert(index, InFlightSplit::resumed(hint, rows));
+    }
+
+    /// The rows of a split cannot be stored after all: its part is given up.
+    pub(crate) fn give_up(&self, index: u64) {
+        self.in_flight.lock().remove(index);
     }
 
     /// Rows arrive at a hint behind a cross-split stage.

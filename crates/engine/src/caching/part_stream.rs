@@ -83,15 +83,31 @@ impl TaskCache {
             batches = Some(rows.iter().filter(|b| b.num_rows() > 0).map(compacted).collect());
         };
         if let Some(sender) = sender {
-            for batch in rows.iter().filter(|b| b.num_rows() > 0) {
-                let item = PartItem::Rows(batch.clone());
-                if !self.writers.send(&sender, batch_bytes(batch) as u64, item).await {
-                    self.in_flight.lock().remove(index);
-                    break;
-                }
-            }
+            self.write(&sender, index, rows).await;
         }
         skip
+    }
+
+    /// Rows of a split that another job computed arrive at a hint: they are stored if they should be.
+    pub(crate) async fn pass_shared(&self, hint: usize, index: u64, rows: &[RecordBatch]) {
+        let sender = {
+            let in_flight = self.in_flight.lock();
+            in_flight.get(index).filter(|split| split.hint == hint).and_then(|split| split.sender.clone())
+        };
+        if let Some(sender) = sender {
+            self.write(&sender, index, rows).await;
+        }
+    }
+
+    /// Gives rows to the writer of a part. One that takes no more loses its split.
+    async fn write(&self, sender: &PartSender, index: u64, rows: &[RecordBatch]) {
+        for batch in rows.iter().filter(|b| b.num_rows() > 0) {
+            let item = PartItem::Rows(batch.clone());
+            if !self.writers.send(sender, batch_bytes(batch) as u64, item).await {
+                self.in_flight.lock().remove(index);
+                break;
+            }
+        }
     }
 
     /// All rows of a split have passed a hint.

@@ -37,7 +37,11 @@ impl TaskCache {
                 if let Some(bytes) = save.chunk_bytes {
                     writer.set_chunk_bytes(bytes);
                 }
-                if self.start_writer(lease.index, hint, *writer, None) { Entry::Put } else { Entry::Skip }
+                if self.start_writer(lease.index, hint, *writer, None) {
+                    Entry::Put { hint }
+                } else {
+                    Entry::Skip
+                }
             }
             Err(e) => {
                 self.writers.breaker.record_failure(&e, "saving rows");

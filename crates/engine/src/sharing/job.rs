@@ -17,6 +17,9 @@ pub struct SharingJob {
 pub(crate) enum MayShare {
     /// It computes the rows in any case. Others may read them.
     GiveOnly,
+    /// It stores the rows at the hint with this index. It reads rows that others compute only down to there, and gives those
+    /// that it computes.
+    Store(usize),
     /// It reads rows that others compute, and gives those that it computes.
     Read,
     /// And it may leave the split out, if its job may.

@@ -75,7 +75,12 @@ impl SharingMember {
         may: MayShare,
     ) -> Begun {
         let from = below.and_then(|place| self.places().position(|p| p == place)).map_or(0, |at| at + 1);
-        let begun = self.window.begin(self.id, of, name, from, may).await;
+        let to = match may {
+            MayShare::GiveOnly => from,
+            MayShare::Store(hint) => self.places().take_while(|place| *place <= hint).count().max(from),
+            MayShare::Read | MayShare::Skip => usize::MAX,
+        };
+        let begun = self.window.begin(self.id, (of, name), from..to, may == MayShare::Skip).await;
         if let Some(rows) = begun.skip {
             self.counters.add_skipped(rows);
         }

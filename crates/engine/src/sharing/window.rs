@@ -4,6 +4,7 @@
 //! The state of the window is locked before the rows of a split.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::departed::Departed;
-use super::job::{MayShare, SharingJob};
+use super::job::SharingJob;
 use super::settings::{SharingLag, SharingSettings};
 use super::shared_split::{SharedSplit, SplitId, SplitRef};
 use super::stats::WindowUsage;
@@ -126,23 +127,21 @@ impl SharingWindow {
     pub(super) async fn begin(
         &self,
         member: u64,
-        of: SplitRef,
-        name: u64,
-        from: usize,
-        may: MayShare,
+        (of, name): (SplitRef, u64),
+        readable: Range<usize>,
+        may_skip: bool,
     ) -> Begun {
-        let may_read = may != MayShare::GiveOnly;
+        let from = readable.start;
         let (is_new, mut read) = {
             let mut state = self.state.lock();
             let Some(me) = state.members.get_mut(&member) else { return Begun::default() };
             me.is_out = false;
             me.had.insert(of);
-            let found = state.find(member, of, from);
-            let is_new = found.is_none();
-            let read = found.filter(|_| may_read).inspect(|(_, split)| split.add_reader());
+            let is_new = state.find(member, of, from..usize::MAX).is_none();
+            let read = state.find(member, of, readable.clone()).inspect(|(_, split)| split.add_reader());
             state.refresh_points(member, of);
             state.trim(self.settings.backlog_bytes);
-            let skip = state.skipped(member, of, from).filter(|_| is_new && may == MayShare::Skip);
+            let skip = state.skipped(member, of, from).filter(|_| is_new && may_skip);
             if skip.is_some() {
                 return Begun { skip, ..Begun::default() };
             }
@@ -155,8 +154,8 @@ impl SharingWindow {
             self.freed.notify_waiters();
         }
         let mut state = self.state.lock();
-        if read.is_none() && may_read {
-            read = state.find(member, of, from).inspect(|(_, split)| split.add_reader());
+        if read.is_none() {
+            read = state.find(member, of, readable).inspect(|(_, split)| split.add_reader());
             state.refresh_points(member, of);
         }
         match &read {
@@ -295,9 +294,10 @@ impl Member {
 
 impl State {
     /// The last point of a member at which a split is in the window, from the point with index `from` on.
-    fn find(&self, member: u64, of: SplitRef, from: usize) -> Option<(usize, Arc<SharedSplit>)> {
-        let points = &self.members.get(&member)?.points;
-        points.iter().enumerate().skip(from).rev().find_map(|(at, point)| {
+    fn find(&self, member: u64, of: SplitRef, points: Range<usize>) -> Option<(usize, Arc<SharedSplit>)> {
+        let all = &self.members.get(&member)?.points;
+        let known = all.iter().enumerate().take(points.end).skip(points.start);
+        known.rev().find_map(|(at, point)| {
             let number = self.by_id.get(&SplitId { point: *point, split: of })?;
             self.splits.get(number).map(|split| (at, Arc::clone(split)))
         })

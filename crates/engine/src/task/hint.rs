@@ -43,6 +43,13 @@ pub(super) fn at_hint(hint: usize, dirty: bool, items: Items, cache: &Arc<TaskCa
                         None => continue,
                     },
                     Ok(Item::Entry { hint: h, chunk }) if h == hint => Ok(Item::Chunk(chunk)),
+                    // Rows of the window come from below this hint, as the rows that another job had there.
+                    Ok(Item::Entry { hint: h, chunk }) if h == entry_place(hint) => {
+                        if let Some(run) = chunk.runs.first() {
+                            cache.pass_shared(hint, run.split, &chunk.pieces).await;
+                        }
+                        Ok(Item::Entry { hint: h, chunk })
+                    }
                     Ok(Item::EndOfSplit(split)) => {
                         cache.end(hint, split).await;
                         Ok(Item::EndOfSplit(split))

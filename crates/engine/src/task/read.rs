@@ -123,12 +123,20 @@ impl Reader {
         match self.cache.enter(&lease).await {
             Entry::Skip => {}
             Entry::Compute => match self.share(&lease, None, MayShare::Skip).await {
-                Begin::Read(rows) => self.follow(rows, &lease, out).await?,
+                Begin::Read(rows) => self.follow(rows, &lease, None, out).await?,
                 Begin::Compute => self.compute(&lease, out).await?,
                 Begin::Skip => {}
             },
-            Entry::Put | Entry::Buffer => {
-                // Its rows are stored by this task, so they are computed here. Others read them.
+            Entry::Put { hint } => match self.share(&lease, None, MayShare::Store(hint)).await {
+                // What another job computes is stored here, and computed only if that job does not give it.
+                Begin::Read(rows) => self.follow(rows, &lease, Some(hint), out).await?,
+                Begin::Compute | Begin::Skip => {
+                    self.compute(&lease, out).await?;
+                    self.cache.source_was_read(lease.index, reads.bytes());
+                }
+            },
+            Entry::Buffer => {
+                // It is not known where its rows are stored, so they are computed here. Others read them.
                 self.share(&lease, None, MayShare::GiveOnly).await;
                 self.compute(&lease, out).await?;
                 self.cache.source_was_read(lease.index, reads.bytes());
@@ -136,7 +144,7 @@ impl Reader {
             Entry::Get { hint, part } => {
                 if let Begin::Read(rows) = self.share(&lease, Some(hint), MayShare::Read).await {
                     drop(part);
-                    self.follow(rows, &lease, out).await?;
+                    self.follow(rows, &lease, None, out).await?;
                 } else if let Some(rows) = self.get(hint, part, &lease, out, &mut permit).await? {
                     self.cache.resume(lease.index, hint, rows);
                     self.compute(&lease, out).await?;
@@ -154,8 +162,15 @@ impl Reader {
         }
     }
 
-    /// Sends rows that another task computes, and computes those that it does not give.
-    async fn follow(&self, mut rows: SharedRows, lease: &LeasedSplit, out: &Sender<Item>) -> Result<()> {
+    /// Sends rows that another task computes, and computes those that it does not give. `stored_at`: the hint at which they are
+    /// stored.
+    async fn follow(
+        &self,
+        mut rows: SharedRows,
+        lease: &LeasedSplit,
+        stored_at: Option<usize>,
+        out: &Sender<Item>,
+    ) -> Result<()> {
         let place = rows.place;
         let stage = if place == END { self.local } else { self.cache.stats_index(place) };
         let reading = self.reading(stage);
@@ -171,11 +186,21 @@ impl Reader {
                         out.send(Item::Entry { hint: entry_place(place), chunk }).await?;
                     }
                 }
-                Next::End { skipped } => return self.ctx.count_stored_skips(lease.index, skipped),
+                Next::End { skipped } => {
+                    // A part says how many rows were skipped above its hint, which only the task that skipped them knows.
+                    if skipped > 0 && stored_at.is_some() {
+                        self.cache.give_up(lease.index);
+                    }
+                    return self.ctx.count_stored_skips(lease.index, skipped);
+                }
                 Next::Gone | Next::Pending => break,
             }
         }
         drop(rows);
+        // The first rows would pass the hint a second time.
+        if stored_at == Some(place) {
+            self.cache.give_up(lease.index);
+        }
         if let Some(sharing) = &self.sharing {
             sharing.take_over(lease.index, place, ordinal);
         }

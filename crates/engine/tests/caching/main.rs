@@ -14,4 +14,5 @@ mod generated;
 mod probes;
 mod rows;
 mod sets;
+mod shared;
 mod skips;

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use caju_autocache::{
-    ClientFacts, ClusterFacts, Decided, EpochReport, Event, IterationFacts, JobSpec, Peer, SplitModes,
-    TaskFacts, TaskStage,
+    ClientFacts, ClusterFacts, Decided, EpochReport, Event, IterationFacts, JobSpec, Peer, SharingFacts,
+    SplitModes, TaskFacts, TaskStage,
 };
 use caju_proto::v1;
 use caju_types::{IterationId, JobName, TaskId, WorkerId};
@@ -67,6 +67,7 @@ pub(super) fn iteration(core: &Core, state: &State, id: IterationId) -> Option<I
         readings: if reads_all(job.spec.mode) { iteration.feeds.len() as u64 } else { 1 },
         clients: clients(core, id),
         peers: peers(state, job),
+        sharing: sharing(core, state, iteration),
     })
 }
 
@@ -82,6 +83,15 @@ fn clients(core: &Core, id: IterationId) -> Vec<ClientFacts> {
     let reports = core.reports.lock();
     let mine = reports.clients.iter().filter(|((i, _), _)| *i == id);
     mine.map(|(_, c)| ClientFacts { wait_fraction: c.wait_fraction, rows_per_s: c.rows_per_s }).collect()
+}
+
+/// The jobs that share rows with the one of an iteration; none if there is no other one.
+fn sharing(core: &Core, state: &State, iteration: &Iteration) -> Option<SharingFacts> {
+    let group = core.reports.lock().sharing.group(state, iteration.id)?;
+    let hints = &state.datasets.get(&iteration.dataset)?.hints;
+    // Points are at the hints above the first stage that mixes splits, and in front of that stage.
+    let hint = hints.iter().filter(|h| !h.is_set()).nth(group.last_point).map(|h| h.name.clone());
+    Some(SharingFacts { jobs: group.jobs, hint })
 }
 
 /// Decisions of running jobs that are like this one.
@@ -130,7 +140,7 @@ pub(super) fn task_ended(core: &Core, state: &State, ended: &EndedTask<'_>, now_
         events.push(Event::TaskEnded { iteration: facts, report });
     }
     if is_last_report(of, task) {
-        events.push(Event::EpochEnded { epoch: Box::new(epoch_report(core, of, ended, now_ms)) });
+        events.push(Event::EpochEnded { epoch: Box::new(epoch_report(core, state, of, ended, now_ms)) });
     }
     events
 }
@@ -147,7 +157,13 @@ fn is_last_report(iteration: &Iteration, task: &Task) -> bool {
         && iteration.tasks.values().all(|t| is_over(t) && is_reported(t))
 }
 
-fn epoch_report(core: &Core, iteration: &Iteration, ended: &EndedTask<'_>, now_ms: u64) -> EpochReport {
+fn epoch_report(
+    core: &Core,
+    state: &State,
+    iteration: &Iteration,
+    ended: &EndedTask<'_>,
+    now_ms: u64,
+) -> EpochReport {
     let mut stages = core.reports.lock().ended_stages.get(&iteration.id).cloned().unwrap_or_default();
     caju_proto::add_stages(&mut stages, ended.stages);
     let mut modes = iteration.modes;
@@ -165,5 +181,6 @@ fn epoch_report(core: &Core, iteration: &Iteration, ended: &EndedTask<'_>, now_m
         tasks: ran.len() as u64,
         workers: workers.len() as u64,
         clients: clients(core, iteration.id),
+        sharing: sharing(core, state, iteration),
     }
 }

@@ -11,7 +11,7 @@ use caju_types::{DatasetId, Error, IterationId, JobName, Result, hash128};
 use super::facts::{cluster, peers};
 use super::undecided;
 use crate::control::Core;
-use crate::state::{Dataset, Policy, State};
+use crate::state::{Dataset, Iteration, Policy, State};
 
 /// How long the cache's store may take to read or write a plan record.
 const RECORD_TIMEOUT: Duration = Duration::from_secs(2);
@@ -148,7 +148,10 @@ impl Core {
         }
         let text = job.profile.as_ref().map_or("", |p| p.text());
         let is_new = |what: &str| self.snapshots.written.is_new(hash128(what.as_bytes()));
-        let first = is_new(&format!("job {} {}", dataset.identity, job.name));
+        // Jobs that share rows read them together, and count as one: the first by name.
+        let stands_for = |other: &Iteration| other.dataset == iteration.dataset && other.job < job.name;
+        let is_counted = !self.reports.lock().sharing.others(state, id).any(stands_for);
+        let first = is_new(&format!("job {} {}", dataset.identity, job.name)) && is_counted;
         // Of a job that announced no epochs those count that it had.
         let reached = job.spec.epochs.is_none().then_some(iteration.epoch.saturating_add(1));
         if !is_new(&format!("plan {} {} {reached:?} {text}", dataset.identity, job.name)) {

@@ -2,6 +2,7 @@ use arrow_array::{ArrayRef, Int64Array};
 use caju_runtime::SystemClock;
 use futures::FutureExt as _;
 
+use super::super::job::MayShare;
 use super::super::member::{Begun, SharingMember};
 use super::super::point::{END, SharingPoint};
 use super::super::shared_split::Next;
