@@ -246,6 +246,41 @@ fn a_job_of_many_epochs_does_not_adopt_that_of_one() {
     cluster.stop();
 }
 
+/// A job that shares rows with a running one plans for both: what both compute is computed once. Alone it plans for itself.
+#[test]
+fn jobs_that_share_rows_count_as_one_computation() {
+    let p = slow(30_000, "200us", json!([{ "with_columns": { "a": "id + 1" } }, { "batch": 10 }]));
+    let other = slow(30_000, "200us", json!([{ "with_columns": { "b": "id - 1" } }, { "batch": 10 }]));
+    let cache = p.folder().join("cache");
+    let cluster =
+        Cluster::start_with(1, &["--cache", cache.to_str().unwrap(), "--client-timeout", "1s"], &[]);
+    let reason = |job: &'static str| {
+        cluster.wait_for_status("a decision", move |s| {
+            let job = s["jobs"].as_array()?.iter().find(|j| j["job"] == job)?;
+            Some(job["decision"]["reason"].as_str()?.to_string())
+        })
+    };
+    let running = cluster.start_read(&p, &["--job", "running", "--sharing", "exact", "--policy", "compute"]);
+    cluster.wait_for_status("rows", |s| (s["jobs"][0]["readers"][0]["rows"].as_u64()? > 0).then_some(()));
+    let auto = ["--sharing", "exact", "--policy", "auto", "--epochs", "3"];
+    let joins = cluster.start_read(&other, &[&["--job", "joins"], &auto[..]].concat());
+    let both = reason("joins");
+    assert!(both.starts_with("2 jobs share one computation up to `"), "{both}");
+    running.wait().expect_code(0);
+    joins.signal("TERM");
+    joins.wait();
+    cluster.wait_for_status("the end of the reader", |s| {
+        let mut jobs = s["jobs"].as_array()?.iter();
+        jobs.all(|job| job["readers"].as_array().is_none_or(Vec::is_empty)).then_some(())
+    });
+    let alone = cluster.start_read(&p, &[&["--job", "alone"], &auto[..]].concat());
+    let for_itself = reason("alone");
+    assert!(!for_itself.contains("share one computation"), "{for_itself}");
+    alone.signal("TERM");
+    alone.wait();
+    cluster.stop();
+}
+
 /// What the decision of a real job saw is recorded, and replayed to the same decision.
 #[test]
 fn recorded_autocache_events_are_replayed() {

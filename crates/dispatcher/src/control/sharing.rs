@@ -78,8 +78,11 @@ impl SharingIterations {
         let own = &self.iterations.get(&iteration)?.points;
         let job = |id: &IterationId| state.iterations.get(id).map(|i| &i.job);
         let mine = job(&iteration)?;
-        let others: Vec<_> =
-            self.related(state, iteration).filter(|(id, _)| job(id).is_some_and(|j| j != mine)).collect();
+        // A job whose readers have left shares nothing any more.
+        let is_read = |id: &IterationId| {
+            state.iterations.get(id).is_some_and(|i| i.job != *mine && i.own_members().next().is_some())
+        };
+        let others: Vec<_> = self.related(state, iteration).filter(|(id, _)| is_read(id)).collect();
         let jobs: HashSet<_> = others.iter().filter_map(|(id, _)| job(id)).collect();
         let last_point = others.iter().filter_map(|(_, other)| last_common(own, &other.points)).min()?;
         Some(SharingGroup { jobs: jobs.len() as u64 + 1, last_point })
