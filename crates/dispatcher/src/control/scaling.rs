@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use caju_planner::{JobSample, LocalWorkers, ScalingEvent, ScalingLoop, ScalingTarget};
 use caju_proto::v1;
@@ -13,6 +14,7 @@ use caju_types::WorkerId;
 use tokio::sync::watch;
 
 use super::reports::{ClientReport, Reports};
+use super::workers::MAX_MISSED_HEARTBEATS;
 use super::{Core, locks};
 use crate::config::DispatcherConfig;
 use crate::state::{Iteration, State, TargetWorkers, TaskState, Worker};
@@ -50,8 +52,10 @@ impl Core {
             // More workers are of no use to a job that is read from workers in its readers' processes alone.
             let is_scaled = |i: &&Iteration| is_read(i) && i.target != TargetWorkers::Local;
             let running = state.iterations.values().filter(is_scaled);
-            let counted = state.active_workers().filter(|w| !w.is_in_reader()).count() as u64;
-            (counted, running.map(|i| sample(state, &reports, i)).collect())
+            let is_silent = |id: WorkerId| self.is_silent(&reports, id, at);
+            let counted =
+                state.active_workers().filter(|w| !w.is_in_reader() && !is_silent(w.id)).count() as u64;
+            (counted, running.map(|i| sample(state, &reports, i, is_silent)).collect())
         });
         let mut planner = self.scaling.planner.lock();
         let target = planner.apply(ScalingEvent::Sampled { at, workers, jobs }).clone();
@@ -66,6 +70,14 @@ impl Core {
             );
         }
         self.scaling.target.send_replace(target);
+    }
+
+    /// Whether a worker has missed some heartbeats. It may be dead, and it would count as one that stands idle until the worker
+    /// timeout.
+    fn is_silent(&self, reports: &Reports, worker: WorkerId, now: Duration) -> bool {
+        let silent =
+            |at: Duration| now.saturating_sub(at) > MAX_MISSED_HEARTBEATS * self.config.timers.heartbeat;
+        reports.workers.get(&worker).is_some_and(|report| silent(report.at))
     }
 
     /// The last target, and notices of later ones.
@@ -116,7 +128,12 @@ fn local_workers(state: &State, iteration: &Iteration, busy_s: f64) -> LocalWork
 }
 
 /// What an iteration has done so far.
-fn sample(state: &State, reports: &Reports, iteration: &Iteration) -> JobSample {
+fn sample(
+    state: &State,
+    reports: &Reports,
+    iteration: &Iteration,
+    is_silent: impl Fn(WorkerId) -> bool,
+) -> JobSample {
     let served = reports.served.by_worker(iteration.id);
     let is_own = |id: &WorkerId| state.workers.get(id).is_some_and(Worker::is_in_reader);
     let busy_s = |own: bool| served.iter().filter(|(id, _)| is_own(id) == own).map(|(_, s)| s.busy_s).sum();
@@ -129,7 +146,7 @@ fn sample(state: &State, reports: &Reports, iteration: &Iteration) -> JobSample 
         job: iteration.job.0.clone(),
         rows: served.values().map(|s| s.rows).sum(),
         busy_s: busy_s(false),
-        workers: active.filter(|task| !is_own(&task.worker)).count() as u64,
+        workers: active.filter(|task| !is_own(&task.worker) && !is_silent(task.worker)).count() as u64,
         local: local_workers(state, iteration, busy_s(true)),
         readers,
     }

@@ -19,7 +19,7 @@ use crate::state::{
 };
 
 /// A worker that reported within this number of heartbeats, or half its timeout, lives.
-const MAX_MISSED_HEARTBEATS: u32 = 3;
+pub(super) const MAX_MISSED_HEARTBEATS: u32 = 3;
 
 impl Core {
     pub(crate) async fn register_worker(

@@ -19,6 +19,7 @@ mod scaling;
 mod secrets;
 mod service;
 mod sharing;
+mod simulated_scale;
 mod speed;
 mod stragglers;
 mod task_lists;
