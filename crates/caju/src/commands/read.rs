@@ -20,18 +20,7 @@ pub(crate) async fn run(global: &Global, args: &ReadArgs) -> Result<()> {
         None => args.num_consumers.zip(args.consumer_index).map(|(count, index)| Rank { index, count }),
     };
     let def = shared::read_job(&args.file, &args.epochs)?;
-    let config = ClientConfig {
-        connect_timeout: args.connect_timeout,
-        worker_timeout: args.worker_wait,
-        max_frame_bytes: args.max_frame,
-        dispatcher_timeout: args.waits.dispatcher_timeout,
-        stall_timeout: args.waits.stall_timeout,
-        dial_timeout: args.waits.dial_timeout,
-        silence: args.waits.worker_silence,
-        prefetch_bytes: usize::try_from(args.waits.prefetch).unwrap_or(usize::MAX),
-        on_event: shared::events(global.quiet),
-        ..ClientConfig::default()
-    };
+    let config = ClientConfig { on_event: shared::events(global.quiet), ..client_config(args) };
     let client = Client::connect(&args.dispatcher, config).await?;
     let state_file = args.state.as_deref().map(|path| StateFile::open(path, args.resume)).transpose()?;
     let epochs = Epochs {
@@ -63,6 +52,21 @@ pub(crate) async fn run(global: &Global, args: &ReadArgs) -> Result<()> {
     shared::finish(&check::title(&def, &args.file), &outcome, &args.epochs, global.quiet)
 }
 
+/// The limits and times of the flags.
+fn client_config(args: &ReadArgs) -> ClientConfig {
+    ClientConfig {
+        connect_timeout: args.connect_timeout,
+        worker_timeout: args.worker_wait,
+        max_frame_bytes: args.max_frame,
+        dispatcher_timeout: args.waits.dispatcher_timeout,
+        stall_timeout: args.waits.stall_timeout,
+        dial_timeout: args.waits.dial_timeout,
+        silence: args.waits.worker_silence,
+        prefetch_bytes: usize::try_from(args.waits.prefetch).unwrap_or(usize::MAX),
+        ..ClientConfig::default()
+    }
+}
+
 /// Which of the consumers this reader is.
 fn consumer(rank: Rank, args: &ReadArgs) -> Consumer {
     Consumer {
@@ -80,4 +84,24 @@ fn consumer(rank: Rank, args: &ReadArgs) -> Consumer {
 /// workers reported.
 fn own_name() -> String {
     format!("read-{}-{}", SystemClock::shared().unix_time().as_secs(), std::process::id())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    /// What readers do with these bytes is tested in the client (`what_nobody_reads_is_bounded_in_bytes`).
+    #[test]
+    fn prefetch_is_the_readers_bound() {
+        let bound = |more: &[&str]| {
+            let line = [&["caju", "read", "p.yaml", "--dispatcher", "a:1"], more].concat();
+            let Command::Read(args) = Cli::try_parse_from(line).unwrap().command else { panic!("not `read`") };
+            client_config(&args).prefetch_bytes
+        };
+        assert_eq!(bound(&["--prefetch", "3MiB"]), 3 << 20);
+        assert_eq!(bound(&[]), ClientConfig::default().prefetch_bytes, "the flag's default is the library's");
+    }
 }

@@ -50,12 +50,7 @@ async fn serve(args: &WorkerArgs) -> Result<()> {
         silence: args.tasks.reader_silence,
         ping: args.tasks.ping,
         slowdown: args.tasks.slowdown,
-        sharing: SharingSettings {
-            window_bytes: args.tasks.sharing_window,
-            backlog_bytes: args.tasks.sharing_backlog,
-            lag: args.tasks.sharing_lag,
-            wait: args.tasks.sharing_wait,
-        },
+        sharing: sharing(args),
         registry: shared::server_registry(
             &args.stores,
             args.cpu_threads.map_or_else(shared::cores, |n| n.max(1) as usize),
@@ -74,6 +69,16 @@ async fn serve(args: &WorkerArgs) -> Result<()> {
             worker.shutdown().await;
             Ok(())
         }
+    }
+}
+
+/// How the worker shares computed rows.
+fn sharing(args: &WorkerArgs) -> SharingSettings {
+    SharingSettings {
+        window_bytes: args.tasks.sharing_window,
+        backlog_bytes: args.tasks.sharing_backlog,
+        lag: args.tasks.sharing_lag,
+        wait: args.tasks.sharing_wait,
     }
 }
 
@@ -105,4 +110,27 @@ fn operator_secret(path: &Path) -> Result<Secret> {
     })?;
     Secret::from_hex(text.trim())
         .ok_or_else(|| Error::invalid(format!("{place}: not an operator's secret of 32 hexadecimal digits")))
+}
+
+#[cfg(test)]
+mod tests {
+    use caju_engine::SharingLag;
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    /// What the window does is tested in the engine (`a_full_window_throttles_those_who_are_ahead` and others).
+    #[test]
+    fn sharing_lag_is_that_of_the_window() {
+        let lag = |more: &[&str]| {
+            let line = [&["caju", "worker", "--dispatcher", "a:1"], more].concat();
+            let Command::Worker(args) = Cli::try_parse_from(line).unwrap().command else {
+                panic!("not `worker`")
+            };
+            sharing(&args).lag
+        };
+        assert_eq!(lag(&["--sharing-lag", "throttle"]), SharingLag::Throttle);
+        assert_eq!((lag(&["--sharing-lag", "drop"]), lag(&[])), (SharingLag::Drop, SharingLag::Drop));
+    }
 }
