@@ -98,7 +98,9 @@ mod tests {
     fn prefetch_is_the_readers_bound() {
         let bound = |more: &[&str]| {
             let line = [&["caju", "read", "p.yaml", "--dispatcher", "a:1"], more].concat();
-            let Command::Read(args) = Cli::try_parse_from(line).unwrap().command else { panic!("not `read`") };
+            let Command::Read(args) = Cli::try_parse_from(line).unwrap().command else {
+                panic!("not `read`")
+            };
             client_config(&args).prefetch_bytes
         };
         assert_eq!(bound(&["--prefetch", "3MiB"]), 3 << 20);

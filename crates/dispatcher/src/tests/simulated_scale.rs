@@ -9,6 +9,11 @@
 //! CAJU_SCALE_JOBS=200 cargo test --release -p caju-dispatcher --lib simulated_scale -- --nocapture
 //! ```
 
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "counts of rows and steps, never negative and far below 2^53"
+)]
+
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -380,6 +385,7 @@ impl SimJob {
 }
 
 /// The number of jobs at once: of the suite, or as asked for.
+#[expect(clippy::disallowed_methods, reason = "the size of a long run")]
 fn jobs() -> u64 {
     std::env::var("CAJU_SCALE_JOBS").ok().and_then(|n| n.parse().ok()).unwrap_or(JOBS)
 }
@@ -444,8 +450,9 @@ async fn simulated_scale_follows_jobs_that_come_and_go_while_workers_are_preempt
         sim.go(&mut all).await;
     }
     println!(
-        "jobs come and go             {} jobs so far, {} workers, {all}; took {:.1} s",
-        sim.named,
+        "{:<28} {:>3} jobs, {:>3} workers, {all}; took {:.1} s",
+        "jobs come and go",
+        sim.jobs.len(),
         sim.workers.len(),
         began.elapsed().as_secs_f64()
     );
