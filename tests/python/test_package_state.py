@@ -177,7 +177,9 @@ def test_states_that_do_not_fit_are_refused():
     with pytest.raises(cj.InvalidPipeline, match="of the dataset"):
         iter(shuffled(99)).load_state_dict(state)
     with pytest.raises(cj.InvalidPipeline, match="of the seed"):
-        iter(shuffled(seed=5)).load_state_dict(state | {"fingerprint": iter(shuffled(seed=5)).fingerprint})
+        iter(shuffled(seed=5)).load_state_dict(state | {"fingerprint": iter(shuffled(seed=5)).fingerprint, "checksum": None})
+    with pytest.raises(cj.InvalidPipeline, match="is damaged"):
+        iter(shuffled()).load_state_dict(state | {"rows": state["rows"] + 1})
     with pytest.raises(cj.InvalidPipeline, match="not a state of a caju reader"):
         iter(shuffled()).load_state_dict({"epoch": 1})
     with pytest.raises(cj.InvalidPipeline, match="does not know"):

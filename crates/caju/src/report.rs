@@ -195,7 +195,10 @@ pub(crate) fn write_bytes(path: &Path, bytes: &[u8], option: &str) -> Result<()>
     name.push(format!(".tmp-{}", std::process::id()));
     let temporary = path.with_file_name(name);
     let written = match replace {
-        true => std::fs::write(&temporary, bytes).and_then(|()| std::fs::rename(&temporary, path)),
+        // On the disk before it replaces what was there, which a power loss would take otherwise.
+        true => std::fs::File::create(&temporary)
+            .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
+            .and_then(|()| std::fs::rename(&temporary, path)),
         false => std::fs::OpenOptions::new().write(true).truncate(true).open(path).and_then(|mut f| {
             f.write_all(bytes)?;
             f.flush()

@@ -72,6 +72,18 @@ struct Json {
     taken: String,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     steps: BTreeMap<u32, u64>,
+    /// Of the JSON form without this field. Earlier versions wrote none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    checksum: Option<String>,
+}
+
+impl Json {
+    /// The checksum of all fields but the checksum, whatever their order was. `checksum` must be none.
+    fn sum(&self) -> Result<String> {
+        let text =
+            serde_json::to_string(self).map_err(|e| Error::internal(format!("a state as JSON: {e}")))?;
+        Ok(format!("{:032x}", hash128(text.as_bytes())))
+    }
 }
 
 impl ReaderState {
@@ -100,7 +112,7 @@ impl ReaderState {
     /// # Errors
     /// None that a state can cause.
     pub fn to_json(&self) -> Result<String> {
-        let json = Json {
+        let mut json = Json {
             version: VERSION,
             fingerprint: self.fingerprint.clone(),
             seed: self.seed,
@@ -116,14 +128,16 @@ impl ReaderState {
             turn: self.turn,
             taken: STANDARD.encode(self.taken.encode_short()),
             steps: self.steps.clone(),
+            checksum: None,
         };
+        json.checksum = Some(json.sum()?);
         serde_json::to_string(&json).map_err(|e| Error::internal(format!("a state as JSON: {e}")))
     }
 
     /// Reads what [`ReaderState::to_json`] wrote.
     ///
     /// # Errors
-    /// `InvalidArgument` for anything else, and for the form of a later version.
+    /// `InvalidArgument` for anything else, for a state that was changed, and for the form of a later version.
     pub fn from_json(text: &str) -> Result<Self> {
         #[derive(Deserialize)]
         struct Header {
@@ -145,7 +159,16 @@ impl ReaderState {
                 header.version
             )));
         }
-        let json: Json = serde_json::from_str(text).map_err(|e| wrong(&e))?;
+        let mut json: Json = serde_json::from_str(text).map_err(|e| wrong(&e))?;
+        if let Some(written) = json.checksum.take() {
+            let here = json.sum()?;
+            if written != here {
+                return Err(Error::invalid(format!(
+                    "this state of a caju reader is damaged, or was changed: its checksum is {written}, and that of its \
+                     fields {here}; go on from an earlier one"
+                )));
+            }
+        }
         if mode_from_name(&json.mode).is_none() {
             return Err(wrong(&format!("`mode` is `{}`, not one of {}", json.mode, mode_names())));
         }
@@ -313,17 +336,53 @@ mod tests {
         let text = state().to_json().unwrap();
         for (from, to, said) in [
             ("\"version\":2", "\"version\":9", "version 9"),
-            ("\"mode\":\"dynamic\"", "\"mode\":\"often\"", "`mode` is `often`"),
+            ("\"rows\":40", "\"rows\":39", "damaged"),
+            ("\"taken\":\"AQ", "\"taken\":\"AA", "damaged"),
+            ("\"checksum\":\"", "\"checksum\":\"0", "damaged"),
             ("\"epoch\":1", "\"epoch\":-1", "not a state"),
-            ("\"taken\":\"", "\"taken\":\"?", "`taken`"),
-            ("\"taken\":\"AQ", "\"taken\":\"AA", "format 0"),
         ] {
-            let e = ReaderState::from_json(&text.replace(from, to)).unwrap_err();
+            let changed = text.replace(from, to);
+            assert_ne!(changed, text, "{from}");
+            let e = ReaderState::from_json(&changed).unwrap_err();
             assert!(
                 e.kind() == caju_types::ErrorKind::InvalidArgument && e.message().contains(said),
                 "{said}: {e}"
             );
         }
+    }
+
+    /// States of earlier versions have no checksum.
+    #[test]
+    fn what_has_no_checksum_is_checked_field_by_field() {
+        let text = state().to_json().unwrap();
+        let (fields, _) = text.split_once(",\"checksum\"").unwrap();
+        let text = format!("{fields}}}");
+        assert_eq!(ReaderState::from_json(&text).unwrap(), state());
+        for (from, to, said) in [
+            ("\"mode\":\"dynamic\"", "\"mode\":\"often\"", "`mode` is `often`"),
+            ("\"taken\":\"", "\"taken\":\"?", "`taken`"),
+            ("\"taken\":\"AQ", "\"taken\":\"AA", "format 0"),
+        ] {
+            let e = ReaderState::from_json(&text.replace(from, to)).unwrap_err();
+            assert!(e.message().contains(said), "{said}: {e}");
+        }
+    }
+
+    #[test]
+    fn a_flipped_bit_of_the_rows_is_noticed() {
+        let text = state().to_json().unwrap();
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let taken = STANDARD.decode(value["taken"].as_str().unwrap()).unwrap();
+        for bit in 0..taken.len() * 8 {
+            let mut flipped = taken.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            let mut changed = value.clone();
+            changed["taken"] = STANDARD.encode(flipped).into();
+            // The order of the fields is another one, too.
+            let e = ReaderState::from_json(&changed.to_string()).unwrap_err();
+            assert!(e.message().contains("damaged"), "bit {bit}: {e}");
+        }
+        assert_eq!(ReaderState::from_json(&value.to_string()).unwrap(), state(), "in any order of fields");
     }
 
     #[test]

@@ -98,7 +98,7 @@ fn check(pattern: &str) -> Result<()> {
     match pattern.rsplit_once(':') {
         Some((host, p)) if is_host(host) && port(p) => Ok(()),
         _ => Err(Error::invalid(format!(
-            "the worker `{pattern}` of the list is not HOST:PORT; the port may be `%port%`, and `*` fits any address"
+            "the worker `{pattern}` of the list is not HOST:PORT; the port may be `%port%`, and `*` alone fits any address"
         ))),
     }
 }
@@ -106,7 +106,7 @@ fn check(pattern: &str) -> Result<()> {
 /// A name, an address of version 4, or one of version 6 in brackets.
 fn is_host(host: &str) -> bool {
     let plain = !host.contains([':', '%', '/', ' ']);
-    !host.is_empty() && (plain || host.starts_with('[') && host.ends_with(']'))
+    !host.is_empty() && host != "*" && (plain || host.starts_with('[') && host.ends_with(']'))
 }
 
 /// `%port%` or `%port_NAME%`.
@@ -150,6 +150,8 @@ mod tests {
             "localhost:%port_%",
             "a:%p%",
             "a:%port:1",
+            "*:%port%",
+            "*:7000",
         ] {
             let e = list(&[bad]).unwrap_err();
             assert!(e.message().contains(bad), "{e}");

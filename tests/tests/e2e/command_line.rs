@@ -145,3 +145,12 @@ fn the_profiling_overhead_is_reported() {
     let none = ["bench", "profiling-overhead", "none.yaml", "--cpu-threads", "1"];
     caju_in(p.folder(), &none).expect_code(2).expect_error(&["none.yaml"]);
 }
+
+/// `--client-timeout` and `--worker-timeout` below the interval of heartbeats lose everybody, so they are refused.
+#[test]
+fn timeouts_below_the_heartbeat_are_refused() {
+    for flag in ["--client-timeout", "--worker-timeout"] {
+        let ended = caju(&["dispatcher", "--listen", "127.0.0.1:0", flag, "500ms"]);
+        ended.expect_code(2).expect_error(&[flag, "--heartbeat"]);
+    }
+}

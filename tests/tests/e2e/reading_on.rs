@@ -49,6 +49,41 @@ fn a_reader_that_is_stopped_is_read_on_by_another_with_option_state() {
     assert_eq!(Report::load(&p.folder().join("report.json")).rows().len(), 0);
 }
 
+/// A reader that is killed in a later epoch leaves the state of the last epoch's end. The next reader of its job cannot get all
+/// rows, and must not write over that state.
+#[test]
+fn the_state_of_an_epochs_end_outlives_a_killed_reader_and_an_incomplete_epoch() {
+    let cluster = Cluster::start_with(1, &["--client-timeout", "2s"], &[]);
+    let p = Pipeline::of(
+        json!({ "range": 5_000 }),
+        json!([{ "sleep": { "per_row": "200us" } }, { "batch": 10 }]),
+    );
+    let file = p.folder().join("state.json");
+    let args = |job: &'static str| {
+        let state = file.to_str().unwrap();
+        ["--state", state, "--job", job, "--epochs", "3", "--report", "report.json"]
+    };
+    let reader = cluster.start_read(&p, &args("killed"));
+    cluster.wait_for_status("rows of the second epoch", |s| {
+        let mut jobs = s["jobs"].as_array()?.iter();
+        let job = jobs.find(|j| j["epoch"] == 1)?;
+        (job["readers"].as_array()?.first()?["rows"].as_u64()? > 0).then_some(())
+    });
+    reader.signal("KILL");
+    drop(reader.wait());
+    let written = std::fs::read_to_string(&file).unwrap();
+    assert!(written.contains("\"epoch\":0") && written.contains("\"exhausted\":true"), "{written}");
+    for _ in 0..2 {
+        cluster.read(&p, &args("killed")).expect_code(3).expect_error(&["incomplete", "another job name"]);
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), written, "nothing better was written over it");
+    }
+    cluster.read(&p, &args("goes-on")).expect_code(0);
+    assert_eq!(Report::load(&p.folder().join("report.json")).rows(), [5_000, 5_000], "epochs 1 and 2");
+    std::fs::write(&file, written.replace("\"rows\":5000", "\"rows\":4999")).unwrap();
+    cluster.read(&p, &args("changed")).expect_code(2).expect_error(&["state.json", "damaged"]);
+    cluster.stop();
+}
+
 /// Readers of a later launch begin again, and those of an earlier one are refused, by option attempt.
 #[test]
 fn a_reader_of_an_earlier_launch_is_refused_with_option_attempt() {

@@ -113,6 +113,11 @@ async fn check(settings: &DispatcherSettings, (min_workers, max_workers): (u64, 
             "--scaling-interval must be at least twice --heartbeat, or a sample has no news of some workers; 0s computes no target",
         ));
     }
+    if settings.heartbeat > settings.client_timeout {
+        return Err(Error::invalid(
+            "--client-timeout must be at least --heartbeat, or every reader counts as gone between two of them",
+        ));
+    }
     if settings.heartbeat * 2 > settings.worker_timeout {
         return Err(Error::invalid(
             "--worker-timeout must be at least twice --heartbeat, or a worker is lost between two of them",

@@ -197,10 +197,13 @@ impl Epochs<'_> {
         let work = announcer.during(epoch, &printer, self.drain(&mut reader, &mut tail, signals));
         let drained = progress.watch(work, || state(&monitor, expected)).await;
         let tail = tail.ended();
-        if let Some(file) = &self.state_file {
+        let incomplete = reader.incomplete();
+        // A state of an epoch that lost rows with another reader needs that reader's state, too, which may not be there. The
+        // state from before the epoch can be read on.
+        if let Some(file) = self.state_file.as_ref().filter(|_| incomplete.as_ref().is_none_or(|i| !i.fatal))
+        {
             file.write(&reader.state()?)?;
         }
-        let incomplete = reader.incomplete();
         let (checksum, failure) = match drained {
             Ok(checksum) => (checksum, None),
             // The report says what is missing.

@@ -250,12 +250,12 @@ class DatasetIterator(Iterator[T], Generic[T]):
             # The state of a reader that has taken nothing.
             begin = json.loads(self._last.state()) | {
                 "epoch": epoch, "elements": 0, "rows": 0, "exhausted": False, "readers": [], "all_readers": [],
-                "taken": EMPTY,
+                "taken": EMPTY, "checksum": None,
             }
             self._begin_again(epoch, [json.dumps(begin)])
         self._elements, self._exhausted = elements, exhausted
         if exhausted:
-            self._loaded = json.loads(self._last.state()) | {"exhausted": True, "elements": elements}
+            self._loaded = json.loads(self._last.state()) | {"exhausted": True, "elements": elements, "checksum": None}
             self.close()
             return
         try:
