@@ -229,7 +229,7 @@ def test_a_state_that_could_not_be_loaded_leaves_no_epoch_that_seems_whole():
     with cj.LocalCluster() as cluster:
         epoch = iter(cj.range(100).batch(7).distribute(cluster))
         next(epoch)
-        state = epoch.state_dict() | {"mode": "off"}
+        state = epoch.state_dict() | {"mode": "off", "checksum": None}
         with pytest.raises(cj.InvalidPipeline, match="processing mode"):
             epoch.load_state_dict(state)
         with pytest.raises(cj.InvalidPipeline, match="processing mode"):
