@@ -34,6 +34,7 @@ mod policy;
 mod profile;
 mod reported_times;
 mod scaling;
+mod span;
 mod text;
 
 pub use confidence::{Margin, Stake, at_stake, margins};

@@ -11,7 +11,8 @@ use std::collections::HashMap;
 
 use crate::decision::Choice;
 use crate::format;
-use crate::profile::{DEFAULT_EPOCHS, DEFAULT_JOBS, Encoding, Hint, Measured, Profile, Stage};
+use crate::profile::{DEFAULT_EPOCHS, DEFAULT_JOBS, Encoding, Hint, Measured, Profile};
+use crate::span::Span;
 
 /// Options whose horizons differ from the best by at most this fraction are a tie.
 pub const TIE: f64 = 0.02;
@@ -108,35 +109,6 @@ impl Candidate {
             false => (self.steady.next_s_per_row / self.steady.s_per_row).min(1.0),
         };
         self.horizon_s * (1.0 + CROWDED * used.powi(4))
-    }
-}
-
-/// Sums and maxima over a run of stages.
-#[derive(Debug, Clone, Copy, Default)]
-struct Span {
-    cpu_s: f64,
-    io_bytes: f64,
-    /// The largest service time over parallelism, and the stage that has it.
-    stall_s: f64,
-    stall_stage: usize,
-    /// The stages' times one after the other, for the policy that adds them up.
-    summed_s: f64,
-}
-
-impl Span {
-    /// With one more stage, which runs this many times per row.
-    fn and(self, i: usize, s: &Stage, cluster: (f64, f64), times: f64) -> Self {
-        let (workers, cores) = cluster;
-        let stall = s.max_parallelism.map_or(0.0, |p| s.service_s_per_row / (workers * p));
-        let (stall_s, stall_stage) =
-            if stall > self.stall_s { (stall, i) } else { (self.stall_s, self.stall_stage) };
-        Self {
-            cpu_s: self.cpu_s + times * s.cpu_s_per_row,
-            io_bytes: self.io_bytes + times * s.io_bytes_per_row,
-            stall_s,
-            stall_stage,
-            summed_s: self.summed_s + s.service_s_per_row / s.max_parallelism.map_or(cores, |p| p.min(cores)),
-        }
     }
 }
 

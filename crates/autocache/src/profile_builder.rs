@@ -149,7 +149,7 @@ impl Measurements {
             },
             consumer: Consumer { rows_per_s: self.demand },
             horizon: Horizon { epochs: self.epochs, jobs: self.jobs.filter(|n| *n > 1) },
-            sharing: self.sharing.as_ref().and_then(|facts| sharing(facts, &hints, &sums)),
+            sharing: self.sharing.as_ref().and_then(|facts| sharing(facts, &hints, &stages, &sums)),
             budget: Budget { snapshot_bytes: self.budget.map(|b| b as f64) },
             prices: Prices::default(),
             source: Source { rows: self.source_rows(), readings: self.readings().filter(|n| *n > 1) },
@@ -259,13 +259,19 @@ impl Measurements {
     }
 }
 
-/// The jobs that share rows, with the last stage that they have in common; none if no stage that costs something is.
-pub(crate) fn sharing(facts: &SharingFacts, hints: &[Hint], sums: &[StageReport]) -> Option<Sharing> {
+/// The jobs that share rows, with the last stage of the profile that they have in common; none if there is none. Reports of an
+/// epoch may name other stages than the profile, where something was pushed into the source.
+pub(crate) fn sharing(
+    facts: &SharingFacts,
+    hints: &[Hint],
+    stages: &[Stage],
+    sums: &[StageReport],
+) -> Option<Sharing> {
     let after_stage = match &facts.hint {
         Some(name) => hints.iter().find(|h| h.name == *name)?.after_stage.clone(),
         None => {
             let local = sums.iter().take_while(|s| !s.kind.is_cross_split() && s.kind != StageKind::Output);
-            local.filter(|s| s.kind != StageKind::Hint).last()?.name.clone()
+            local.filter(|s| stages.iter().any(|stage| stage.name == s.name)).last()?.name.clone()
         }
     };
     Some(Sharing { jobs: facts.jobs, after_stage })

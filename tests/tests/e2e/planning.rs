@@ -253,7 +253,7 @@ fn jobs_that_share_rows_count_as_one_computation() {
     let other = slow(30_000, "200us", json!([{ "with_columns": { "b": "id - 1" } }, { "batch": 10 }]));
     let cache = p.folder().join("cache");
     let cluster =
-        Cluster::start_with(1, &["--cache", cache.to_str().unwrap(), "--client-timeout", "1s"], &[]);
+        Cluster::start_with(1, &["--cache", cache.to_str().unwrap(), "--client-timeout", "3s"], &[]);
     let reason = |job: &'static str| {
         cluster.wait_for_status("a decision", move |s| {
             let job = s["jobs"].as_array()?.iter().find(|j| j["job"] == job)?;

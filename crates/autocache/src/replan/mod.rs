@@ -145,7 +145,10 @@ fn with_workers(mut profile: Profile, workers: u64, each_reads_all: bool) -> Pro
 fn with_sharing(mut profile: Profile, epoch: &EpochReport) -> Profile {
     let jobs = |profile: &Profile| profile.sharing.as_ref().map_or(1, |s| s.jobs);
     let before = jobs(&profile);
-    profile.sharing = epoch.sharing.as_ref().and_then(|facts| sharing(facts, &profile.hints, &epoch.stages));
+    profile.sharing = epoch
+        .sharing
+        .as_ref()
+        .and_then(|facts| sharing(facts, &profile.hints, &profile.stages, &epoch.stages));
     if jobs(&profile) != before {
         profile.observed.clear();
     }

@@ -290,6 +290,12 @@ impl TaskCache {
         self.in_flight.lock().insert(index, InFlightSplit::resumed(hint, rows));
     }
 
+    /// Whether the task has computed rows down to a hint. A part says what its rows cost, by which it is kept or evicted, and a
+    /// task that only reads rows of others does not know that.
+    pub(crate) fn knows_cost_above(&self, hint: usize) -> bool {
+        self.hints.is_measured_above(hint)
+    }
+
     /// The rows of a split cannot be stored after all: its part is given up.
     pub(crate) fn give_up(&self, index: u64) {
         self.in_flight.lock().remove(index);

@@ -127,7 +127,7 @@ impl Reader {
                 Begin::Compute => self.compute(&lease, out).await?,
                 Begin::Skip => {}
             },
-            Entry::Put { hint } => match self.share(&lease, None, MayShare::Store(hint)).await {
+            Entry::Put { hint } => match self.share(&lease, None, self.may_store(hint)).await {
                 // What another job computes is stored here, and computed only if that job does not give it.
                 Begin::Read(rows) => self.follow(rows, &lease, Some(hint), out).await?,
                 Begin::Compute | Begin::Skip => {
@@ -152,6 +152,11 @@ impl Reader {
             }
         }
         out.send(Item::EndOfSplit(lease.index)).await
+    }
+
+    /// Whether a split that is stored at a hint may come from the window.
+    fn may_store(&self, hint: usize) -> MayShare {
+        if self.cache.knows_cost_above(hint) { MayShare::Store(hint) } else { MayShare::GiveOnly }
     }
 
     /// How this task comes by the rows of a split below the given hint.

@@ -12,7 +12,7 @@ use caju_kernels::{Limits, Registry};
 use caju_runtime::{CpuPool, IoCounters, Stores, SystemClock};
 use caju_sources::SourceContext;
 use caju_types::{Secret, WorkerId};
-use caju_worker::{Worker, WorkerConfig};
+use caju_worker::{Worker, WorkerConfig, WorkerHandle};
 use serde_json::json;
 
 use crate::cluster::{assert_once, drain, range, request};
@@ -40,6 +40,12 @@ async fn dispatcher_with(listen: &str, stores: &Arc<Stores>, more: Vec<Update>) 
     Dispatcher::start_on(config, catalog, SystemClock::shared(), Box::new(journal)).await.unwrap()
 }
 
+async fn worker(dispatcher: &str, stores: &Arc<Stores>) -> WorkerHandle {
+    let mut config = WorkerConfig::new(dispatcher, Arc::clone(stores));
+    config.pool = Some(CpuPool::new(1).unwrap());
+    Worker::start(config).await.unwrap()
+}
+
 async fn read(address: &str, rows: u64) {
     let client = Client::connect(address, ClientConfig::default()).await.unwrap();
     let def = range(rows, &[json!({"batch": {"size": 10, "drop_remainder": false}})]);
@@ -52,9 +58,7 @@ async fn a_worker_whose_calls_are_refused_loses_its_tasks_and_not_the_epoch() {
     let stores = Arc::new(Stores::default());
     let first = dispatcher("127.0.0.1:0", &stores).await;
     let address = first.address().to_string();
-    let mut config = WorkerConfig::new(address.clone(), Arc::clone(&stores));
-    config.pool = Some(CpuPool::new(1).unwrap());
-    let worker = Worker::start(config).await.unwrap();
+    let worker = worker(&address, &stores).await;
     assert!(first.shutdown().await);
     // This dispatcher knows the worker by another secret, so it refuses the worker's calls until it has missed the worker's
     // heartbeats for the worker timeout. Meanwhile it sends readers there.
@@ -79,9 +83,7 @@ async fn a_task_that_ended_under_another_dispatcher_is_not_taken_for_the_one_of_
     let stores = Arc::new(Stores::default());
     let first = dispatcher("127.0.0.1:0", &stores).await;
     let address = first.address().to_string();
-    let mut config = WorkerConfig::new(address.clone(), Arc::clone(&stores));
-    config.pool = Some(CpuPool::new(1).unwrap());
-    let worker = Worker::start(config).await.unwrap();
+    let worker = worker(&address, &stores).await;
     read(&address, 1000).await;
     assert!(first.shutdown().await);
     let second = dispatcher(&address, &stores).await;
