@@ -86,13 +86,6 @@ impl TaskHints {
         if rows == 0 { 0.0 } else { above.iter().map(|s| s.cpu_s).sum::<f64>() / rows as f64 }
     }
 
-    /// Whether rows were computed down to a hint, so that their cost is known.
-    pub(super) fn is_measured_above(&self, hint: usize) -> bool {
-        let Some(last) = self.hints.get(hint).map(|h| h.stage) else { return false };
-        let stages = self.ctx.stats.snapshot();
-        last.checked_sub(1).and_then(|above| stages.get(above)).is_some_and(|s| s.rows_out > 0)
-    }
-
     /// Rows of a lease that were skipped above a hint.
     pub(super) fn skipped_above(&self, hint: usize, index: u64) -> u64 {
         self.hints.get(hint).map_or(0, |h| self.ctx.skipped_above(index, h.stage))

@@ -293,7 +293,7 @@ impl TaskCache {
     /// Whether the task has computed rows down to a hint. A part says what its rows cost, by which it is kept or evicted, and a
     /// task that only reads rows of others does not know that.
     pub(crate) fn knows_cost_above(&self, hint: usize) -> bool {
-        self.hints.is_measured_above(hint)
+        self.hints.cpu_s_per_row_above(hint) > 0.0
     }
 
     /// The rows of a split cannot be stored after all: its part is given up.
