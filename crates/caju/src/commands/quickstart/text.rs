@@ -80,9 +80,11 @@ fn gain(epochs: &[EpochReport]) -> Option<String> {
     }
     let times = first.wall_s / last.wall_s;
     let seconds = |s: f64| format_duration(Duration::try_from_secs_f64(s).unwrap_or_default());
+    // A decision at the end of a short epoch is carried out in the next one.
+    let did = if first.splits.put > 0 { "measured, computed and stored" } else { "measured and computed" };
     Some(format!(
         "Epoch {} read all rows from the snapshot and took {} instead of {}: {times:.1} times as fast as epoch {}, which \
-         measured, computed and stored them.",
+         {did} them.",
         last.epoch,
         seconds(last.wall_s),
         seconds(first.wall_s),
@@ -165,6 +167,16 @@ mod tests {
         let binary = std::env::current_exe().unwrap();
         let name = binary.file_name().unwrap().to_str().unwrap();
         assert!(text.contains(&format!("{name} check my.yaml")), "{text}");
+    }
+
+    #[test]
+    fn the_first_epoch_stored_rows_only_if_it_did() {
+        let compute = SplitsReport { compute: 14, ..SplitsReport::default() };
+        let put = SplitsReport { put: 14, ..SplitsReport::default() };
+        let get = SplitsReport { get: 14, ..SplitsReport::default() };
+        let late = [epoch(0, 3.0, compute), epoch(1, 3.0, put), epoch(2, 0.1, get)];
+        assert!(gain(&late).unwrap().ends_with("epoch 0, which measured and computed them."));
+        assert!(gain(&late[1..]).unwrap().ends_with("epoch 1, which measured, computed and stored them."));
     }
 
     #[test]
