@@ -2,14 +2,17 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use crate::ranges::RowRanges;
 
 /// A set of row ordinals of one split. It is fast for rows in order and for shuffled rows.
 ///
 /// Rows that continue the range `head` extend it. Other rows are bits, which are merged into the head when it reaches them.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RowSet {
     head: (u64, u64),
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     words: BTreeMap<u64, u64>,
 }
 
@@ -131,6 +134,23 @@ impl RowSet {
         }
     }
 
+    /// Whether every row of another set is in this one. It takes time in proportion to the other set.
+    pub fn covers(&self, other: &RowSet) -> bool {
+        let (start, end) = other.head;
+        let is_in_head = start >= end || start >= self.head.0 && end <= self.head.1;
+        let has = |(word, bits): (u64, u64)| self.word(word) & bits == bits;
+        (is_in_head || words(start, end).all(has))
+            && other.words.iter().all(|(word, bits)| has((*word, *bits)))
+    }
+
+    /// The rows of one word: bit `i` is row `64 * word + i`.
+    fn word(&self, word: u64) -> u64 {
+        let first = word.saturating_mul(64);
+        let (from, to) = (self.head.0.max(first), self.head.1.min(first.saturating_add(64)));
+        let of_head = if from < to { mask(from - first, to - first) } else { 0 };
+        of_head | self.words.get(&word).copied().unwrap_or_default()
+    }
+
     /// The parts of `start..end` that are not in the set.
     pub fn missing_in(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
         if self.intersects(start, end) { self.ranges().missing_in(start, end) } else { vec![(start, end)] }
@@ -153,6 +173,22 @@ mod tests {
     use super::*;
 
     proptest! {
+        #[test]
+        fn a_set_covers_what_is_in_it(
+            own in prop::collection::vec((0u64..400, 0u64..150), 0..8),
+            other in prop::collection::vec((0u64..400, 0u64..90), 0..4),
+        ) {
+            let set = |ranges: &[(u64, u64)]| {
+                let mut set = RowSet::default();
+                ranges.iter().for_each(|(start, len)| set.insert(*start, start + len));
+                set
+            };
+            let (own, other) = (set(&own), set(&other));
+            let mut outside = other.ranges();
+            outside.subtract(&own.ranges());
+            prop_assert_eq!(own.covers(&other), outside.is_empty());
+        }
+
         #[test]
         fn a_row_set_is_a_set(ops in prop::collection::vec((0u64..400, 0u64..150), 0..40), q in (0u64..500, 0u64..100)) {
             let (mut set, mut model) = (RowSet::default(), BTreeSet::new());

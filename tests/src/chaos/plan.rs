@@ -207,10 +207,7 @@ impl Plan {
         match self.group {
             Group::State => self.actions.push((at, Action::RestartReader)),
             // Who is back without a state needs what the dispatcher knew of it.
-            // What a dead consumer had acknowledged is not in the journal.
-            Group::Consumers if !loses_state && !self.kills_dispatcher() => {
-                self.actions.push((at, Action::ReturnConsumer(reader)))
-            }
+            Group::Consumers if !loses_state => self.actions.push((at, Action::ReturnConsumer(reader))),
             _ => {}
         }
         let kills = self.has(|a| matches!(a, Action::KillReader(_) | Action::ReturnConsumer(_)));
@@ -226,9 +223,9 @@ impl Plan {
         self.has(|a| matches!(a, Action::KillReader(_)))
     }
 
-    /// Whether the dispatcher may not know what a killed reader had acknowledged: that is in no journal.
+    /// Whether the dispatcher may not know what a killed reader had acknowledged: it has lost its journal.
     pub(super) fn forgets_acknowledgements(&self) -> bool {
-        self.kills_dispatcher() || self.has(|a| *a == Action::LoseState)
+        self.has(|a| *a == Action::LoseState)
     }
 
     /// Epochs of the job: rows that are stored are read in the second one.

@@ -75,6 +75,18 @@ fn wait_for_elements(cluster: &Cluster) {
     });
 }
 
+/// Both consumers of [`slow`] got equally many elements. One of them was killed and came back: the difference is what it had
+/// before.
+fn check_elements(p: &Pipeline, reports: [String; 2]) {
+    let load = |name: String| serde_json::from_slice(&std::fs::read(p.folder().join(name)).unwrap()).unwrap();
+    let reports: Vec<Value> = reports.into_iter().map(load).collect();
+    let (batches, rows, copies) =
+        (field(&reports, "batches"), field(&reports, "rows"), field(&reports, "padded_rows"));
+    let before = batches[0] - batches[1];
+    let own = (rows.iter().sum::<u64>() - copies.iter().sum::<u64>()) / 50;
+    assert_eq!(own + before, 1_200, "no element is lost or comes twice: {batches:?} {rows:?} {copies:?}");
+}
+
 #[test]
 fn a_consumer_that_is_killed_and_does_not_come_back_ends_the_epoch_of_the_others_by_name() {
     let cluster = Cluster::start_with(1, &["--client-timeout", "2s", "--consumer-wait", "1s"], &[]);
@@ -105,14 +117,27 @@ fn a_consumer_that_is_killed_comes_back_under_its_index_and_the_epoch_goes_on() 
     let (back, two) = start(&cluster, &p, 1, 2, &["--job", "train"]);
     first.wait().expect_code(0);
     back.wait().expect_code(0);
-    let load = |name: String| serde_json::from_slice(&std::fs::read(p.folder().join(name)).unwrap()).unwrap();
-    let reports: Vec<Value> = [one, two].into_iter().map(load).collect();
-    let (batches, rows, copies) =
-        (field(&reports, "batches"), field(&reports, "rows"), field(&reports, "padded_rows"));
-    // Both got equally many: the difference is what the other one had before it was killed.
-    let before = batches[0] - batches[1];
-    let own = (rows.iter().sum::<u64>() - copies.iter().sum::<u64>()) / 50;
-    assert_eq!(own + before, 1_200, "no element is lost or comes twice: {batches:?} {rows:?} {copies:?}");
+    check_elements(&p, [one, two]);
+    cluster.stop();
+}
+
+#[test]
+fn a_consumer_that_is_killed_before_its_dispatcher_is_comes_back_and_the_epoch_goes_on() {
+    let mut cluster = Cluster::start_with(2, &["--client-timeout", "2s", "--state-dir", "state"], &[]);
+    let p = slow();
+    let (first, one) = start(&cluster, &p, 0, 2, &["--job", "train"]);
+    let (second, _) = start(&cluster, &p, 1, 2, &["--job", "train"]);
+    wait_for_elements(&cluster);
+    second.signal("KILL");
+    second.wait_for_end();
+    // Before it can miss the consumer.
+    cluster.dispatcher.process.signal("KILL");
+    cluster.dispatcher.process.wait_for_end();
+    cluster.return_dispatcher();
+    let (back, two) = start(&cluster, &p, 1, 2, &["--job", "train"]);
+    first.wait().expect_code(0);
+    back.wait().expect_code(0);
+    check_elements(&p, [one, two]);
     cluster.stop();
 }
 

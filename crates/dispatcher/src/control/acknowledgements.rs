@@ -1,8 +1,9 @@
 //! The end of tasks and epochs: whether what the users of clients took is what tasks emitted.
 //!
-//! The rule about which rows each client has is in [`crate::state::Iteration`]'s module. What clients acknowledge is kept
-//! in memory alone: after a restart of the dispatcher they send all of it again. What follows from it (a task is done,
-//! rows are missing, a client vanished with rows) is journaled.
+//! The rule about which rows each client has is in [`crate::state::Iteration`]'s module. What clients acknowledge is
+//! journaled, together with what follows from it (a task is done, rows are missing, a client vanished with rows). After a
+//! restart of the dispatcher clients send all of it again, since the answer to the last acknowledgement may have been lost. Of a
+//! client that is gone by then the journal knows it.
 //!
 //! A reader may leave when the users of all readers have taken every row of the epoch. What another reader has received and
 //! its user has not taken comes back when that reader dies, and somebody must be there to read it. A user may stand still
@@ -18,34 +19,43 @@ use caju_proto::v1;
 use caju_types::{ClientId, Error, IterationId, Result, RowRanges, TaskId, format_count};
 
 use super::Txn;
-use super::acknowledged_rows::{Acknowledged, Reported};
+use super::acknowledged_rows::Reported;
 use super::reports::Reports;
-use crate::state::{Failure, Iteration, Lease, Member, Task, TaskState, Update};
+use crate::state::{Acknowledged, Failure, Iteration, Lease, Member, Task, TaskState, Update};
 
 impl Reports {
-    /// Enters what a client acknowledged, and what follows from it.
+    /// Enters what a client acknowledged, and what follows from it. Whether there were rows that are new.
     ///
     /// # Errors
     /// `ResourceExhausted` for a client that acknowledges rows in too many pieces.
     pub(super) fn acknowledge(
         &mut self,
         txn: &mut Txn<'_>,
-        client: ClientId,
-        id: IterationId,
+        (client, id): (ClientId, IterationId),
         mut reported: Reported,
         taken_tasks: &[u64],
-    ) -> Result<()> {
-        let Some(iteration) = txn.state.iterations.get(&id) else { return Ok(()) };
+        elements: u64,
+    ) -> Result<bool> {
+        let Some(iteration) = txn.state.iterations.get(&id) else { return Ok(false) };
         let is_compared = self.compared.get(&id) == Some(&iteration.version);
         // Rows alone end no task: its readers say when their users took all of it.
         let may_end = reported.is_all() || !taken_tasks.is_empty() || !is_compared;
-        let news = reported.has_rows() && iteration.members.get(&client).is_some_and(|m| !m.took);
-        if !reported.is_empty() {
-            reported.keep_open(iteration, &mut self.holders);
-            self.acknowledged.entry((id, client)).or_default().add(&reported)?;
+        let takes_first = reported.has_rows() && iteration.members.get(&client).is_some_and(|m| !m.took);
+        if reported.is_all() {
+            self.complete.insert((id, client));
         }
-        if news {
+        if reported.has_rows() {
+            reported.keep_open(iteration, &mut self.holders);
+        }
+        let known = iteration.acknowledged_by(client);
+        let rows = reported.news(known)?;
+        let is_further = iteration.even.is_some() && elements > known.map_or(0, |known| known.elements);
+        let has_rows = !rows.is_empty();
+        if takes_first {
             txn.apply(Update::ClientTook { client, iteration: id });
+        }
+        if has_rows || is_further {
+            txn.apply(Update::RowsAcknowledged { client, iteration: id, rows, elements });
         }
         for task in taken_tasks.iter().copied().map(TaskId) {
             let known = txn.state.task(task).is_some_and(|(iteration, task)| {
@@ -61,7 +71,12 @@ impl Reports {
         if may_end {
             self.settle_tasks(txn, id);
         }
-        Ok(())
+        Ok(has_rows || is_further)
+    }
+
+    /// Whether this process knows all that a client has acknowledged: the client joined it, or has sent all of it again.
+    pub(super) fn has_all_of(&self, id: IterationId, client: ClientId) -> bool {
+        self.complete.contains(&(id, client))
     }
 
     /// Compares what ended tasks emitted with what the users of clients took, as soon as both are known.
@@ -85,7 +100,7 @@ impl Reports {
                     missing.len()
                 );
             }
-            let taken = forget_acknowledged(self, iteration, task);
+            let taken = acknowledged_rows(iteration, task);
             self.holders.forget_task(id, task);
             updates.push(Update::TaskSettled { task: task.id, missing, taken });
         }
@@ -106,11 +121,11 @@ struct Sums {
 
 /// Compares one task; nothing while clients have not said all, and no difference where its worker does not count.
 fn compare(reports: &Reports, iteration: &Iteration, task: &Task) -> Option<Sums> {
-    let clients: Option<Vec<&Acknowledged>> = iteration
-        .own_members()
-        .map(|c| reports.acknowledged.get(&(iteration.id, c)).filter(|a| a.is_complete()))
-        .collect();
-    let clients = clients?;
+    if !iteration.own_members().all(|c| reports.has_all_of(iteration.id, c)) {
+        return None;
+    }
+    let clients: Vec<&Acknowledged> =
+        iteration.own_members().filter_map(|c| iteration.acknowledged_by(c)).collect();
     let uncounted = iteration.flight_readers && task.to_flight.is_none();
     let Some(emitted) = task.emitted.as_ref().filter(|_| !uncounted) else { return Some(Sums::default()) };
     let emitted: HashMap<u64, u64> = emitted.iter().copied().collect();
@@ -155,17 +170,13 @@ fn taken_by_users(clients: &[&Acknowledged], task: &Task, lease: Option<&Lease>,
     (taken.len(), doubled)
 }
 
-/// Forgets what clients acknowledged of a task that is done; how many rows of each client they were.
-fn forget_acknowledged(reports: &mut Reports, iteration: &Iteration, task: &Task) -> Vec<(ClientId, u64)> {
-    let mut taken = Vec::new();
-    for client in iteration.own_members() {
-        let Some(known) = reports.acknowledged.get_mut(&(iteration.id, client)) else { continue };
-        let rows = task.leases.keys().fold(0, |sum: u64, split| sum.saturating_add(known.forget(*split)));
-        if rows > 0 {
-            taken.push((client, rows));
-        }
-    }
-    taken
+/// How many rows of a task each present client acknowledged.
+fn acknowledged_rows(iteration: &Iteration, task: &Task) -> Vec<(ClientId, u64)> {
+    let of = |client: ClientId| {
+        let known = iteration.acknowledged_by(client)?;
+        Some(task.leases.keys().fold(0, |sum: u64, split| sum.saturating_add(known.of(*split).len())))
+    };
+    iteration.own_members().filter_map(|c| Some((c, of(c)?))).filter(|(_, rows)| *rows > 0).collect()
 }
 
 fn too_many(iteration: &Iteration, task: &Task, split: u64, rows: u64) -> Error {
@@ -181,8 +192,7 @@ fn too_many(iteration: &Iteration, task: &Task, split: u64, rows: u64) -> Error 
 
 /// Whether the user of a reader has taken all that the reader will get, and it has said so in full.
 pub(super) fn is_at_end(reports: &Reports, iteration: &Iteration, client: ClientId) -> bool {
-    let acknowledged = reports.acknowledged.get(&(iteration.id, client));
-    acknowledged.is_some_and(Acknowledged::is_complete) && iteration.has_taken_all(client)
+    reports.has_all_of(iteration.id, client) && iteration.has_taken_all(client)
 }
 
 /// Whether a reader may leave. `reader_wait` bounds the wait for a user that takes nothing.
@@ -202,11 +212,8 @@ pub(super) fn may_leave(
 }
 
 /// A client fell silent. What its user took is delivered, of every task that is not done; the rest goes to others.
-pub(super) fn vanished(
-    iteration: &Iteration,
-    client: ClientId,
-    acknowledged: Option<&Acknowledged>,
-) -> Update {
+pub(super) fn vanished(reports: &Reports, iteration: &Iteration, client: ClientId) -> Update {
+    let acknowledged = iteration.acknowledged_by(client);
     let taken = |split: u64| acknowledged.map(|a| a.of(split)).unwrap_or_default();
     let of_task = |task: &Task| {
         let rows = task.leases.keys().map(|split| (*split, taken(*split)));
@@ -225,7 +232,7 @@ pub(super) fn vanished(
     let member = iteration.members.get(&client);
     let done = member.map_or(0, |m| m.rows_done);
     let rows = acknowledged.map_or(0, Acknowledged::total).saturating_add(done);
-    let is_known = acknowledged.is_some_and(Acknowledged::is_complete);
+    let is_known = knows_rows(reports, iteration, client);
     let all_done = || iteration.tasks.values().all(|t| t.state == TaskState::Done);
     let has_left = iteration.has_taken_all(client) && (is_known || all_done());
     let unknown = !has_left && !is_known && member.is_some_and(|m| m.took);
@@ -240,6 +247,11 @@ pub(super) fn vanished(
         vanished: (!has_left).then_some(rows),
         unknown,
     }
+}
+
+/// Whether it is known which rows the user of a client took by the last acknowledgement that was answered.
+pub(super) fn knows_rows(reports: &Reports, iteration: &Iteration, client: ClientId) -> bool {
+    reports.has_all_of(iteration.id, client) || iteration.members.get(&client).is_some_and(|m| m.is_journaled)
 }
 
 /// Rows that a client received from lost tasks, per split.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use caju_proto::{ticket, v1};
 use caju_types::{ClientId, Error, IterationId, Result, RowRanges, TaskId};
 
-use super::acknowledged_rows::{Acknowledged, Reported, rows_of};
+use super::acknowledged_rows::{Reported, rows_of};
 use super::acknowledgements;
 use super::reopen::{self, FinalReport};
 use super::reports::{CallNews, Reports, SILENT_HEARTBEATS};
@@ -14,6 +14,17 @@ use super::status::decision;
 use super::workers::modes_to_proto;
 use super::{Core, Txn, consumers, secrets, targets};
 use crate::state::{Iteration, READERS_NOTIFIED, State, TaskState, Update};
+
+/// What a heartbeat of a client changed.
+#[derive(Debug, Default)]
+struct Recorded {
+    /// The client is a reader of its iteration.
+    is_member: bool,
+    /// Readers that wait may be answered now.
+    is_news: bool,
+    /// It acknowledged rows that were not acknowledged before.
+    acknowledged: bool,
+}
 
 impl Core {
     pub(crate) async fn client_heartbeat(
@@ -25,45 +36,18 @@ impl Core {
         let lost = parse_lost(&request.lost_tasks)?;
         let mut reported = Some(Reported::parse(&request)?);
         let deadline = self.deadline(request.wait_ms);
-        let (known, is_news) = self
-            .commit_except_leases(|txn| {
-                let known = match txn.state.iterations.get(&id) {
-                    Some(iteration) => secrets::is_client(iteration, client, &request.secret)?,
-                    None => false,
-                };
-                if !(known && report(txn, client, id, &request, &lost)) {
-                    return Ok((false, false));
-                }
-                targets::update_local(txn, client, id, &request.local_workers);
-                enter_progress(txn, client, id, &request);
-                let mut reports = self.reports.lock();
-                let taken = &request.taken_tasks;
-                let acknowledged = reported.take().unwrap_or_default();
-                let took = acknowledged.has_rows() || !taken.is_empty();
-                reports.acknowledge(txn, client, id, acknowledged, taken)?;
-                let iteration = txn.state.iterations.get(&id);
-                let is_at_end = iteration.is_some_and(|i| acknowledgements::is_at_end(&reports, i, client));
-                reports.record_call(id, client, CallNews { now: self.clock.now(), took, is_at_end });
-                // A reader at its end may have waited for this call.
-                // Of a consumer any call is enough; a user that takes rows is waited for.
-                let is_sign = (!took || iteration.is_some_and(|i| i.even.is_some()))
-                    && !is_at_end
-                    && iteration.is_some_and(Iteration::is_drained)
-                    && reports.has_reader_at_end(id);
-                let is_awaited = reports.record_seen(
-                    id,
-                    client,
-                    request.seen_version,
-                    request.elements,
-                    request.awaits_notices,
-                );
-                Ok((true, is_sign || is_awaited))
-            })
-            .await?;
-        if !known {
+        let (recorded, numbers) = self.store.transact(
+            |txn| self.record_heartbeat(txn, &request, &lost, reported.take().unwrap_or_default()),
+            |state, touched| self.tidy(state, touched),
+        );
+        let acknowledged = recorded.as_ref().is_ok_and(|r| r.acknowledged);
+        // What is acknowledged does not come again, whatever becomes of this process (I6).
+        self.store.durable(if acknowledged { numbers.all } else { numbers.except_leases }).await?;
+        let recorded = recorded?;
+        if !recorded.is_member {
             return self.read_durable(|state| self.unknown(state, client, id)).await;
         }
-        if is_news {
+        if recorded.is_news {
             // Readers that wait to leave are notified that this one lives, and whether its user takes rows.
             self.notifiers.notify(id);
         }
@@ -79,6 +63,42 @@ impl Core {
                     .await;
             }
         }
+    }
+
+    /// Enters what a client reports.
+    fn record_heartbeat(
+        &self,
+        txn: &mut Txn<'_>,
+        request: &v1::ClientHeartbeatRequest,
+        lost: &[Lost],
+        reported: Reported,
+    ) -> Result<Recorded> {
+        let (client, id) = (ClientId(request.client_id), IterationId(request.iteration_id));
+        let known = match txn.state.iterations.get(&id) {
+            Some(iteration) => secrets::is_client(iteration, client, &request.secret)?,
+            None => false,
+        };
+        if !(known && report(txn, client, id, request, lost)) {
+            return Ok(Recorded::default());
+        }
+        targets::update_local(txn, client, id, &request.local_workers);
+        enter_progress(txn, client, id, request);
+        let mut reports = self.reports.lock();
+        let taken = &request.taken_tasks;
+        let took = reported.has_rows() || !taken.is_empty();
+        let acknowledged = reports.acknowledge(txn, (client, id), reported, taken, request.elements)?;
+        let iteration = txn.state.iterations.get(&id);
+        let is_at_end = iteration.is_some_and(|i| acknowledgements::is_at_end(&reports, i, client));
+        reports.record_call(id, client, CallNews { now: self.clock.now(), took, is_at_end });
+        // A reader at its end may have waited for this call.
+        // Of a consumer any call is enough; a user that takes rows is waited for.
+        let is_sign = (!took || iteration.is_some_and(|i| i.even.is_some()))
+            && !is_at_end
+            && iteration.is_some_and(Iteration::is_drained)
+            && reports.has_reader_at_end(id);
+        let is_awaited =
+            reports.record_seen(id, client, request.seen_version, request.elements, request.awaits_notices);
+        Ok(Recorded { is_member: true, is_news: is_sign || is_awaited, acknowledged })
     }
 
     /// Whether a client that waits is answered now. This is asked at every change of the iteration, for every client.
@@ -170,7 +190,7 @@ impl Core {
             return self.unknown(state, client, id);
         };
         let mut reports = self.reports.lock();
-        let acknowledged = reports.acknowledged.get(&(id, client)).is_some_and(Acknowledged::is_complete);
+        let acknowledged = reports.has_all_of(id, client);
         let accounted = self.may_leave(&reports, iteration, client);
         let others_take = self.others_take(&reports, iteration, client);
         let stages = reports.recent_stages(iteration, self.clock.now(), self.config.timers.heartbeat);
@@ -282,7 +302,7 @@ impl Core {
         .await?;
         let mut reports = self.reports.lock();
         reports.clients.remove(&(iteration, client));
-        reports.acknowledged.remove(&(iteration, client));
+        reports.complete.remove(&(iteration, client));
         drop(reports);
         Ok(v1::CloseClientResponse {})
     }

@@ -6,7 +6,6 @@ use caju_proto::v1;
 use caju_runtime::random_secret;
 use caju_types::{ClientId, Error, IterationId, Result, Secret, WorkerId, did_you_mean};
 
-use super::acknowledged_rows::Acknowledged;
 use super::acknowledgements;
 use super::clients::task_infos;
 use super::resume::{Facts, mode_of};
@@ -95,9 +94,10 @@ impl Core {
             may_load,
             rank: attempts::rank(request)?,
             request_id: request_id(request)?,
+            is_journaled: true,
         });
         if flight.is_none() {
-            self.reports.lock().acknowledged.insert((id, client), Acknowledged::complete());
+            self.reports.lock().complete.insert((id, client));
         }
         for mut update in owed_tasks(txn.state, id, flight) {
             draw_secret(&mut update);

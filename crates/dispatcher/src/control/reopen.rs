@@ -45,10 +45,12 @@ pub(super) fn resume(
 ) -> Resume {
     let known = iteration.resume.as_deref();
     let fallback_state = |(client, consumer): (ClientId, u32)| {
-        let acknowledged = reports.acknowledged.get(&(iteration.id, client)).filter(|a| a.is_complete())?;
-        let report = reports.clients.get(&(iteration.id, client))?;
-        let mut taken: Vec<(u64, RowRanges)> = acknowledged.splits().collect();
-        let mut elements = report.elements;
+        if !acknowledgements::knows_rows(reports, iteration, client) {
+            return None;
+        }
+        let acknowledged = iteration.acknowledged_by(client);
+        let mut taken: Vec<(u64, RowRanges)> = acknowledged.iter().flat_map(|a| a.splits()).collect();
+        let mut elements = acknowledged.map_or(0, |a| a.elements);
         if client == gone.0 {
             taken.extend(gone.1.rows.iter().cloned());
             elements = elements.max(gone.1.elements);
@@ -161,7 +163,7 @@ impl Core {
             drop(reports);
             return reopen(self, txn, id, resume, at_ms);
         }
-        let gone = acknowledgements::vanished(iteration, client, reports.acknowledged.get(&(id, client)));
+        let gone = acknowledgements::vanished(&reports, iteration, client);
         txn.apply(gone);
         reports.settle_tasks(txn, id);
         Ok(())

@@ -1,7 +1,7 @@
 //! What workers and clients report of themselves. It is not in the journal: after a restart everybody counts as having
 //! reported just now.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use caju_proto::v1::{IoStats, StageStats, TaskServed, WorkerUsage};
@@ -11,7 +11,6 @@ use super::holders::Holders;
 use super::row_checksums::RowChecksums;
 use crate::state::{Iteration, State, TaskState};
 
-use super::acknowledged_rows::Acknowledged;
 use super::served::Served;
 use super::sharing::SharingIterations;
 use super::task_speeds::TaskSpeeds;
@@ -33,8 +32,8 @@ const IDLE_WAIT_FRACTION: f64 = 0.05;
 pub(crate) struct Reports {
     pub(crate) workers: BTreeMap<WorkerId, WorkerReport>,
     pub(crate) clients: BTreeMap<(IterationId, ClientId), ClientReport>,
-    /// What the users of present clients took.
-    pub(crate) acknowledged: BTreeMap<(IterationId, ClientId), Acknowledged>,
+    /// Clients that joined this process, or have sent it everything that they had acknowledged before.
+    pub(super) complete: BTreeSet<(IterationId, ClientId)>,
     /// Calls of clients so far.
     calls: u64,
     /// Since when an iteration has no reader.
@@ -260,7 +259,7 @@ impl Reports {
     /// Drops what belongs to a dropped iteration.
     pub(crate) fn forget(&mut self, iteration: IterationId) {
         self.clients.retain(|(i, _), _| *i != iteration);
-        self.acknowledged.retain(|(i, _), _| *i != iteration);
+        self.complete.retain(|(i, _)| *i != iteration);
         self.idle.remove(&iteration);
         self.starved.remove(&iteration);
         self.stage_sums.remove(&iteration);

@@ -167,13 +167,12 @@ fn silent_clients(state: &State, reports: &mut Reports, timers: &Timers, now: Du
                 report.at = now;
             }
             if now.saturating_sub(report.at) > timers.client_timeout {
-                let acknowledged = reports.acknowledged.get(&(iteration.id, client));
-                out.push(acknowledgements::vanished(iteration, client, acknowledged));
+                out.push(acknowledgements::vanished(reports, iteration, client));
             }
         }
     }
     reports.clients.retain(|(iteration, client), _| state.is_member(*client, *iteration));
-    reports.acknowledged.retain(|(iteration, client), _| state.is_member(*client, *iteration));
+    reports.complete.retain(|(iteration, client)| state.is_member(*client, *iteration));
     out
 }
 

@@ -15,8 +15,8 @@
 //! | the task is lost, the client is present | those that it received of the task, by its report | [`super::Lease::done`], and [`super::Lease::held`] until its user took them |
 //! | the client leaves, or its epoch ends | those that it received and does not give back, by its report | [`Task::received`] of every task that is not done, [`super::Lease::done`] |
 //! | the client is expelled | those that its user took, by its acknowledgements, of every task that is not done | the same |
-//! | the dispatcher restarts | as before; the client sends its acknowledgements again before anything is compared | the journal |
-//! | the client is expelled before it has done so | not known: the epoch is incomplete for every reader | [`LostReader::unknown`] |
+//! | the dispatcher restarts | as before; the client sends its acknowledgements again before anything is compared, and those that were answered are known without it | the journal |
+//! | the client is expelled before it has done so, and its acknowledgements are not in the journal because an older version wrote that | not known: the epoch is incomplete for every reader | [`LostReader::unknown`] |
 //!
 //! A task whose lease lost delivered rows in this way ran as if they were delivered, so it is lost too. A client whose
 //! user took every row of a task exempts that task from this, and from nothing else.
@@ -31,7 +31,10 @@ use caju_engine::ShardBy;
 use caju_types::{ClientId, DatasetId, IterationId, JobName, Secret, TaskId, WorkerId};
 use serde::{Deserialize, Serialize};
 
-use super::{Even, Failure, Feed, FeedId, LostReader, Missing, Mode, Resume, TargetWorkers, Task, TaskState};
+use super::{
+    Acknowledged, Even, Failure, Feed, FeedId, LostReader, Missing, Mode, Resume, TargetWorkers, Task,
+    TaskState,
+};
 
 /// The most readers of an iteration that are all notified at once when a further one has come, or one of them has taken its first rows:
 /// their states name it then, and they know whose states are needed if the dispatcher loses its own. The readers of a larger
@@ -65,6 +68,9 @@ pub struct Iteration {
     pub opened_ms: u64,
     /// Its readers.
     pub members: BTreeMap<ClientId, Member>,
+    /// What readers acknowledged of splits that are not done.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub acknowledged: BTreeMap<ClientId, Acknowledged>,
     /// From which workers they read.
     #[serde(default, skip_serializing_if = "super::is_default")]
     pub target: TargetWorkers,
@@ -168,6 +174,9 @@ pub struct Member {
     /// The call with which it came: the same call again is answered as the first one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request_id: Option<Secret>,
+    /// All that it acknowledged is in the journal. Not so of readers that joined while an older version ran.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_journaled: bool,
 }
 
 impl Iteration {
@@ -346,6 +355,7 @@ impl Iteration {
             self.failure = Some(failure);
             self.tasks.clear();
             self.feeds.clear();
+            self.acknowledged.clear();
             self.members.retain(|_, m| m.flight.is_none());
             self.version += 1;
         }

@@ -24,6 +24,7 @@ impl State {
             Update::ClientJoined { .. }
             | Update::LocalWorkersAdded { .. }
             | Update::ClientTook { .. }
+            | Update::RowsAcknowledged { .. }
             | Update::ClientAsked { .. }
             | Update::ClientTakes { .. }
             | Update::ClientTaken { .. }
@@ -63,6 +64,7 @@ impl State {
             | Update::FeedExhausted { iteration, .. }
             | Update::ClientGone { iteration, .. }
             | Update::ClientTook { iteration, .. }
+            | Update::RowsAcknowledged { iteration, .. }
             | Update::ClientAsked { iteration, .. }
             | Update::ClientTakes { iteration, .. }
             | Update::StatesGiven { iteration, .. }
@@ -96,6 +98,7 @@ fn apply_to_readers(iteration: &mut Iteration, workers: &BTreeMap<WorkerId, Work
             may_load,
             rank,
             request_id,
+            is_journaled,
             ..
         } => {
             iteration.join(
@@ -109,6 +112,7 @@ fn apply_to_readers(iteration: &mut Iteration, workers: &BTreeMap<WorkerId, Work
                     may_load: *may_load,
                     rank: *rank,
                     request_id: *request_id,
+                    is_journaled: *is_journaled,
                     ..Member::default()
                 },
             );
@@ -120,6 +124,9 @@ fn apply_to_readers(iteration: &mut Iteration, workers: &BTreeMap<WorkerId, Work
             iteration.note_unread_shards(workers);
         }
         Update::ClientTook { client, .. } => iteration.client_took(*client),
+        Update::RowsAcknowledged { client, rows, elements, .. } => {
+            iteration.acknowledge(*client, rows, *elements);
+        }
         Update::ClientAsked { client, .. } => iteration.client_asked(*client),
         Update::ClientTakes { client, .. } => iteration.client_takes(*client),
         Update::ClientTaken { client, task } => iteration.client_taken(*client, *task),

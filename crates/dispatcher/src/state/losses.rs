@@ -52,6 +52,7 @@ impl Iteration {
         let mut has_left_early = self.even.is_some() && !self.has_taken_all(client);
         let awaits_states = self.awaits_states();
         let Some(member) = self.members.remove(&client) else { return };
+        self.acknowledged.remove(&client);
         has_left_early &= !member.may_load;
         if awaits_states && let (Some(even), Some(consumer)) = (&mut self.even, member.consumer) {
             // The epoch has not begun: the consumer may come again.

@@ -4,6 +4,7 @@
 //! and [`follow_ups`] for what must follow from any change); what was decided is an [`Update`], and the
 //! updates are the journal: applying them again, in order, gives the same state.
 
+mod acknowledged;
 mod attempt;
 mod cache_plan;
 mod dataset;
@@ -34,6 +35,7 @@ use caju_engine::ShardBy;
 use caju_types::{ClientId, DatasetId, IterationId, JobName, TaskId, WorkerId};
 use serde::{Deserialize, Serialize};
 
+pub use acknowledged::{Acknowledged, AcknowledgedRows};
 pub use attempt::{Attempt, AttemptKey, AttemptRelation, MAX_RANKS};
 pub use caju_autocache::{HintDef, Policy, SplitModes};
 pub use dataset::{Dataset, Job, JobSpec};
@@ -98,9 +100,13 @@ impl PartialEq for Touched {
 
 impl Eq for Touched {}
 
-/// Whether nothing follows from a change, and nobody waits for it: splits went to a task. There are thousands a second.
+/// Whether nothing follows from a change, and nobody else waits for it: splits went to a task, or a client acknowledged rows.
+/// There are thousands a second.
 pub fn is_quiet(update: &Update) -> bool {
-    matches!(update, Update::Leased { end: false, .. } | Update::SplitsSetAside { .. })
+    matches!(
+        update,
+        Update::Leased { end: false, .. } | Update::SplitsSetAside { .. } | Update::RowsAcknowledged { .. }
+    )
 }
 
 impl State {
@@ -267,6 +273,7 @@ impl State {
             version: 1,
             opened_ms,
             members: BTreeMap::new(),
+            acknowledged: BTreeMap::new(),
             target,
             locals: BTreeMap::new(),
             unread: BTreeMap::new(),

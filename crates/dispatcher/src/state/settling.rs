@@ -32,8 +32,8 @@ pub struct LostReader {
     pub client: ClientId,
     /// Rows that its user had taken, as far as it had reported.
     pub rows: u64,
-    /// Its user had taken more, and nobody knows which rows: the dispatcher was restarted, and the reader vanished before
-    /// it had sent all of its acknowledgements again.
+    /// Its user had taken more, and nobody knows which rows: an older version had joined the reader, which journaled no
+    /// acknowledgements, the dispatcher was restarted, and the reader vanished before it had sent all of them again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unknown: bool,
     /// It did not come back after a dispatcher had lost its state: the rows that its user took come again.
@@ -161,7 +161,9 @@ impl Iteration {
     /// A task is done; rows of it that nobody acknowledged are missing.
     pub(super) fn settle_task(&mut self, id: TaskId, missing: &[(u64, u64)], taken: &[(ClientId, u64)]) {
         let Some(task) = self.tasks.get_mut(&id).filter(|t| t.state == TaskState::Ended) else { return };
+        let splits: Vec<u64> = task.leases.keys().copied().collect();
         task.finish();
+        self.forget_acknowledged(splits.iter());
         self.missing.add(missing.iter().map(|(_, rows)| *rows));
         for (client, rows) in taken {
             if let Some(member) = self.members.get_mut(client) {

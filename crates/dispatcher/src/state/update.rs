@@ -5,7 +5,10 @@ use caju_planner::{Decision, Profile};
 use caju_types::{ClientId, DatasetId, IterationId, JobName, RowRanges, Secret, TaskId, WorkerId};
 use serde::{Deserialize, Serialize};
 
-use super::{Dataset, Deal, Failure, FeedId, JobSpec, Resume, Save, SaveStage, SplitRecord, State, Tail};
+use super::{
+    AcknowledgedRows, Dataset, Deal, Failure, FeedId, JobSpec, Resume, Save, SaveStage, SplitRecord, State,
+    Tail,
+};
 
 /// One change of the state. Times and identifiers travel inside, so that a replay is exact.
 ///
@@ -182,6 +185,21 @@ pub enum Update {
         /// The call with which it came.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         request_id: Option<Secret>,
+        /// What it acknowledges is journaled.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        is_journaled: bool,
+    },
+    /// The user of a client took rows of splits that are not done.
+    RowsAcknowledged {
+        /// The client.
+        client: ClientId,
+        /// What it reads.
+        iteration: IterationId,
+        /// The rows, per split.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        rows: Vec<(u64, AcknowledgedRows)>,
+        /// Elements that it has taken of the epoch.
+        elements: u64,
     },
     /// The user of a consumer that came without a state has asked for an element.
     ClientAsked {

@@ -396,11 +396,11 @@ fn a_task_that_rows_come_back_to_is_run_again_whoever_has_finished_it() {
 }
 
 #[test]
-fn a_reader_that_dies_right_after_a_restart_of_the_dispatcher_is_fatal_for_its_epoch() {
+fn a_reader_that_dies_right_after_a_restart_is_fatal_if_an_older_version_had_its_acknowledgements() {
     run(async {
         let mut t = Two::new(2, "allow").await;
         t.take(t.a, &[(0, 0, 5)], &[]).await;
-        t.w.restart();
+        t.w.restart_after_an_older_version();
         t.expel_all_but(t.b).await;
         let view = t.w.beat(t.b, t.iteration, &[], &[lost(t.task, &[])]).await;
         let told = view.incomplete.expect("which rows its user took is not known");
@@ -428,6 +428,39 @@ fn a_reader_that_dies_right_after_a_restart_of_the_dispatcher_is_fatal_for_its_e
         };
         t.w.core.client_heartbeat(all).await.unwrap();
         assert_eq!(t.state(), "incomplete");
+    });
+}
+
+#[test]
+fn what_a_reader_acknowledged_is_known_when_it_dies_right_after_a_restart_of_the_dispatcher() {
+    run(async {
+        let mut t = Two::new(2, "allow").await;
+        t.take(t.a, &[(0, 0, 3)], &[]).await;
+        t.take(t.a, &[(0, 0, 3), (0, 4, 5)], &[]).await;
+        t.w.restart();
+        t.expel_all_but(t.b).await;
+        let view = t.w.beat(t.b, t.iteration, &[], &[lost(t.task, &[])]).await;
+        let report = view.incomplete.expect("the rows of the dead reader are missing");
+        assert_eq!((report.rows_taken_by_lost_readers, report.rows_unknown, report.fatal), (4, false, false));
+        let again = t.next_task(t.b).await;
+        assert_eq!(t.lease(again).await, [(0, vec![(0, 3), (4, 5)]), (1, vec![])]);
+        t.w.restart();
+        t.w.finish_counted(again, t.worker, Some(&[(0, 1), (1, 5)])).await;
+        let all = v1::ClientHeartbeatRequest {
+            client_id: t.b,
+            iteration_id: t.iteration,
+            ended_tasks: vec![again],
+            taken_tasks: vec![again],
+            acknowledged: [(0, 3, 4), (1, 0, 5)].iter().map(split_rows).collect(),
+            acknowledged_all: true,
+            secret: t.w.client_secret(t.b, t.iteration),
+            ..Default::default()
+        };
+        t.w.core.client_heartbeat(all).await.unwrap();
+        assert_eq!(t.state(), "finished");
+        let state = t.w.core.snapshot();
+        let left = state.iterations[&IterationId(t.iteration)].acknowledged.values().map(|a| a.total());
+        assert_eq!(left.sum::<u64>(), 0, "what is done is forgotten");
     });
 }
 

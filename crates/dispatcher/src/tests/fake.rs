@@ -18,6 +18,7 @@ use crate::catalog::{Bound, Catalog, SplitShuffle};
 use crate::config::{DispatcherConfig, Timers};
 use crate::control::Core;
 use crate::journal::{Journal, MemoryJournal};
+use crate::state::Update;
 
 /// Definitions are `{"splits": N}`, with `"single": true`, `"shuffle": SEED or null`, `"path": any`,
 /// `"bad": MESSAGE`, `"list_error": MESSAGE`, `"list_panic": MESSAGE`, `"skip_limit": N` and `"hints": [NAME, ...]`. A
@@ -183,6 +184,25 @@ impl World {
         self.core.close_journal();
         self.core = start(&self.config, &self.clock, &self.catalog, &self.journal);
         assert_eq!(self.core.snapshot(), before, "the journal does not give the state back");
+    }
+
+    /// Kills the dispatcher and starts another one on the journal that an older version would have written, which did not
+    /// journal what clients acknowledged.
+    pub(crate) fn restart_after_an_older_version(&mut self) {
+        self.core.tasks.stop();
+        self.core.close_journal();
+        let mut groups = self.journal.replay().unwrap();
+        for group in &mut groups {
+            group.retain(|u| !matches!(u, Update::RowsAcknowledged { .. }));
+            for update in group {
+                if let Update::ClientJoined { is_journaled, .. } = update {
+                    *is_journaled = false;
+                }
+            }
+        }
+        self.journal = MemoryJournal::default();
+        self.journal.append(&groups).unwrap();
+        self.core = start(&self.config, &self.clock, &self.catalog, &self.journal);
     }
 
     pub(crate) async fn worker(&self, address: &str) -> u64 {

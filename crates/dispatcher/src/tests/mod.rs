@@ -8,6 +8,7 @@ mod flight;
 mod incomplete;
 mod iterations;
 mod limits;
+mod lost_consumers;
 mod many_peers;
 mod plans;
 mod protocol;

@@ -111,6 +111,7 @@ fn plain_updates() -> Vec<Update> {
             may_load: false,
             rank: None,
             request_id: None,
+            is_journaled: false,
         },
         Update::ClientJoined {
             client: ClientId(1003),
@@ -124,6 +125,7 @@ fn plain_updates() -> Vec<Update> {
             may_load: false,
             rank: None,
             request_id: None,
+            is_journaled: false,
         },
         Update::TaskCreated { task: TaskId(1004), iteration, worker, feed: FeedId::SHARED, secret: None },
         Update::TaskCreated {
@@ -367,4 +369,18 @@ fn other_formats_and_damage_are_distinguished_from_ours() {
     }
     assert!(codec::decode(b"{\"schema\":").is_err());
     assert!(codec::decode(br#"{"schema":"caju.journal/v1","updates":[{"no_such":1}]}"#).is_err());
+}
+
+/// What clients acknowledge came after the fixtures: the names that it is stored under.
+#[test]
+fn acknowledged_rows_are_stored_under_their_names() {
+    let line = concat!(
+        r#"{"rows_acknowledged":{"client":1002,"iteration":1001,"#,
+        r#""rows":[[3,{"long":[[0,5000]],"short":{"head":[6000,6001],"words":{"100":4}}}]],"elements":7}}"#,
+    );
+    let update: Update = serde_json::from_str(line).unwrap();
+    assert_eq!(serde_json::to_string(&update).unwrap(), line);
+    let Update::RowsAcknowledged { rows, .. } = update else { panic!("{line}") };
+    let ranges: Vec<(u64, u64)> = rows[0].1.ranges().iter().collect();
+    assert_eq!(ranges, [(0, 5_000), (6_000, 6_001), (6_402, 6_403)]);
 }

@@ -1,0 +1,78 @@
+//! Consumers that die together with their dispatcher.
+
+use std::time::Duration;
+
+use caju_proto::v1;
+use caju_types::IterationId;
+use serde_json::json;
+
+use super::fake::{World, open_request, run, split_rows};
+
+const S: Duration = Duration::from_secs(1);
+
+fn consumer(index: u32) -> v1::OpenIterationRequest {
+    v1::OpenIterationRequest {
+        num_consumers: 2,
+        consumer_index: index,
+        announces_asking: true,
+        ..open_request(&json!({"splits": 8, "batch": 2}), "even")
+    }
+}
+
+/// A consumer that asks for elements; its user has taken these rows and elements.
+async fn beat(
+    w: &World,
+    (client, iteration): (u64, u64),
+    rows: &[(u64, u64, u64)],
+    elements: u64,
+) -> v1::ClientHeartbeatResponse {
+    let request = v1::ClientHeartbeatRequest {
+        client_id: client,
+        iteration_id: iteration,
+        acknowledged: rows.iter().map(split_rows).collect(),
+        elements,
+        asks: true,
+        takes: true,
+        secret: w.client_secret(client, iteration),
+        ..Default::default()
+    };
+    w.core.client_heartbeat(request).await.unwrap()
+}
+
+#[test]
+fn what_a_consumer_acknowledged_is_its_state_when_it_dies_before_its_dispatcher_does() {
+    run(async {
+        let mut w = World::new();
+        let worker = w.worker("a:1").await;
+        let (a, b) = (
+            w.core.open_iteration(consumer(0)).await.unwrap(),
+            w.core.open_iteration(consumer(1)).await.unwrap(),
+        );
+        let id = a.iteration_id;
+        beat(&w, (a.client_id, id), &[], 0).await;
+        let task = beat(&w, (b.client_id, id), &[], 0).await.tasks[0].task_id;
+        w.next(task, worker, 1, 4).await.unwrap();
+        beat(&w, (a.client_id, id), &[(0, 0, 2), (1, 0, 2)], 2).await;
+        beat(&w, (b.client_id, id), &[(2, 0, 2)], 1).await;
+        w.restart();
+        w.silence(S * 62, &[(worker, "a:1")], &[(b.client_id, id)]).await;
+        let state = w.core.snapshot();
+        assert!(!state.iterations.contains_key(&IterationId(id)), "the epoch is opened again");
+        let again = state.iterations.values().next().expect("the epoch waits for its consumers");
+        let resume = again.resume.as_deref().expect("it goes on from states");
+        let states = resume.fallback_states.as_deref().expect("what consumers acknowledged is known");
+        let own = states.consumers.get(&0).expect("also that of the dead one");
+        assert_eq!(own.elements, 2);
+        let rows: Vec<(u64, Vec<(u64, u64)>)> =
+            own.taken.iter().map(|(split, rows)| (*split, rows.iter().collect())).collect();
+        assert_eq!(rows, [(0, vec![(0, 2)]), (1, vec![(0, 2)])]);
+        // It comes back under its index alone.
+        let back = w.core.open_iteration(consumer(0)).await.unwrap();
+        assert_eq!(back.iteration_id, again.id.0);
+        beat(&w, (back.client_id, back.iteration_id), &[], 0).await;
+        let state = w.core.snapshot();
+        let resume = state.iterations[&again.id].resume.as_deref().expect("as before");
+        assert!(resume.taken.rows_of(0).is_some_and(|rows| rows.iter().eq([(0, 2)])));
+        assert_eq!(resume.steps_of(0), 2);
+    });
+}
