@@ -114,9 +114,19 @@ pub fn to_status(error: &Error) -> Status {
     status
 }
 
+/// What tonic says of a message that is larger than its receiver takes.
+const TOO_LONG: &str = "message length too large";
+
 /// The error that a status carries. A status from another service is converted by its code.
 pub fn from_status(status: &Status) -> Error {
     let named = status.metadata().get(KIND_KEY).and_then(|v| v.to_str().ok()).and_then(kind_from_name);
+    if named.is_none() && status.message().contains(TOO_LONG) {
+        return Error::invalid(format!(
+            "a message is larger than the server takes ({}): send a smaller definition, or start the server with a larger \
+             --message-bytes",
+            status.message()
+        ));
+    }
     Error::new(named.unwrap_or_else(|| kind_of(status.code())), status.message())
 }
 
@@ -139,6 +149,14 @@ impl From<&v1::Failure> for Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_message_that_is_too_long_names_the_setting() {
+        let text = "Error, decoded message length too large: found 9 bytes, the limit is: 5 bytes";
+        let e = from_status(&Status::out_of_range(text));
+        assert_eq!(e.kind(), ErrorKind::InvalidArgument);
+        assert!(e.message().contains("--message-bytes") && e.message().contains("found 9 bytes"), "{e}");
+    }
 
     #[test]
     fn every_kind_survives_the_wire() {

@@ -378,3 +378,56 @@ def test_the_attempt_is_that_of_the_launcher():
     assert attempt_of_launcher(slurm) == ("slurm 17", 0)
     for alone in [{}, torchrun | {"WORLD_SIZE": "1"}, torchrun | {"RANK": ""}, slurm | {"SLURM_NTASKS": "many"}]:
         assert attempt_of_launcher(alone) is None
+
+
+def test_a_trainer_that_is_killed_in_a_later_epoch_restores_the_end_of_the_one_before():
+    trainer = """
+import json, sys, caju
+rows = caju.range(2_000).batch(10).distribute(sys.argv[1], job_name="train", epochs=4)
+for n in range(3):
+    for i, batch in enumerate(epoch := iter(rows)):
+        if n == 2 and i == 20:
+            print("in the third epoch", flush=True)
+            sys.stdin.readline()
+    if n == 1:
+        print(json.dumps(epoch.state_dict()), flush=True)
+"""
+    with cj.LocalCluster(client_timeout=2) as cluster:
+        with subprocess.Popen([sys.executable, "-c", trainer, cluster.address], stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE, text=True) as running:
+            state = json.loads(running.stdout.readline())
+            assert running.stdout.readline() == "in the third epoch\n"
+            running.kill()
+        assert state["epoch"] == 1 and state["exhausted"]
+        rows = cj.range(2_000).batch(10).distribute(cluster, job_name="train", epochs=4)
+        epoch = iter(rows)                                    # epoch 0, which the killed trainer has read
+        epoch.load_state_dict(state)
+        assert ids(epoch) == []
+        epoch = iter(rows)
+        assert epoch.epoch == 2 and sorted(ids(epoch)) == list(range(2_000))
+        assert sorted(ids(rows)) == list(range(2_000))
+
+
+def test_an_epoch_that_was_read_begins_again_for_another_attempt():
+    with cj.LocalCluster() as cluster:
+        def train():
+            return cj.range(500).batch(10).distribute(cluster, job_name="train", epochs=3)
+
+        rows = train()
+        epoch = iter(rows)
+        ids(epoch)
+        state = epoch.state_dict()
+        assert len(ids(rows)) == 500
+        def goes_on(attempt):
+            again = train()
+            epoch = iter(again)
+            epoch.load_state_dict(state, attempt=attempt)
+            return sorted(ids(again))
+
+        with pytest.raises(cj.FailedPrecondition, match="name the launch"):
+            goes_on(None)
+        assert goes_on("second") == list(range(500))
+        assert goes_on("second") == [], "a rank that comes late"
+        assert goes_on("third") == list(range(500))
+        with pytest.raises(cj.FailedPrecondition, match="third"):
+            goes_on("second")

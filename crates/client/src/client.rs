@@ -195,7 +195,12 @@ impl Client {
             balance: request.consumer.map_or("", |c| c.balance.as_str()).to_string(),
             reattached_client: 0,
             announces_asking: true,
-            attempt: attempt(&request.states, request.states_of_all, request.attempt)?,
+            attempt: attempt(
+                &request.states,
+                request.states_of_all,
+                request.attempt.filter(|_| request.restored_beginning || !request.states.is_empty()),
+            )?,
+            restored_beginning: request.restored_beginning && request.states.is_empty(),
             request_id: random_secret()?.to_vec().into(),
         };
         let call = |mut d: caju_wire::Dispatcher| {
@@ -213,12 +218,12 @@ impl Client {
     }
 }
 
-/// The attempt of a request that goes on from states.
+/// The attempt of a request that restores states.
 ///
 /// # Errors
 /// `InvalidArgument` for states that are not of one reading.
 fn attempt(states: &[ReaderState], of_all: bool, given: Option<Attempt>) -> Result<Option<v1::Attempt>> {
-    let Some(Attempt { id, rank }) = given.filter(|_| !states.is_empty()) else { return Ok(None) };
+    let Some(Attempt { id, rank }) = given else { return Ok(None) };
     let states_digest = match of_all {
         true => ReaderState::union(states)?.digest().to_vec().into(),
         false => Bytes::new(),

@@ -158,7 +158,10 @@ pub struct ReadRequest {
     /// `states` are those of all readers, and each reader of the job is given them. Then the number of readers may differ from
     /// before. Else a reader whose state is given again begins the epoch again.
     pub states_of_all: bool,
-    /// With `states`: the launch of the user's program that restores them. It distinguishes a rank that comes late, which goes on
+    /// A state was restored in which nothing of this epoch was taken: of the end of the epoch before, or of no epoch. What a launch of
+    /// the program took of this epoch since then is read again, if all of its readers are gone.
+    pub restored_beginning: bool,
+    /// With `states` or `restored_beginning`: the launch of the user's program that restores them. It distinguishes a rank that comes late, which goes on
     /// with the others, from a program that goes back to these states once more. None: it is not known.
     pub attempt: Option<Attempt>,
 }
@@ -343,6 +346,7 @@ impl ReadRequest {
             states: Vec::new(),
             num_states: 0,
             states_of_all: false,
+            restored_beginning: false,
             attempt: None,
             consumer: None,
             sharing: Sharing::default(),

@@ -108,6 +108,7 @@ impl Reopening {
             states: vec![state.to_proto()],
             num_states: 0,
             states_of_all: false,
+            restored_beginning: false,
             reattached_client: client.0,
             client_secret: secret.clone(),
             local_workers,

@@ -66,7 +66,7 @@ impl Client {
     #[pyo3(signature = (
         definition, *, job="", epoch=0, seed=None, mode="dynamic", dataset_id=None, policy="", encoding="", epochs=0,
         lost_readers="fail", target_workers=None, states=Vec::new(), num_states=0,
-        states_of_all=false, attempt=None, consumer=None, sharing=None, compression="none", data_transfer_protocol="auto"
+        states_of_all=false, restored_beginning=false, attempt=None, consumer=None, sharing=None, compression="none", data_transfer_protocol="auto"
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn read(
@@ -86,6 +86,7 @@ impl Client {
         states: Vec<String>,
         num_states: u64,
         states_of_all: bool,
+        restored_beginning: bool,
         attempt: Option<(String, Option<u32>)>,
         consumer: Option<(u32, u32, String, String)>,
         sharing: Option<(String, Option<String>)>,
@@ -125,6 +126,7 @@ impl Client {
             states: parse_states(&states).into_py(py)?,
             num_states,
             states_of_all,
+            restored_beginning,
             attempt: attempt.map(|(id, rank)| Attempt { id, rank }),
             consumer: consumer.map(|(count, index, uneven, balance)| Consumer {
                 index,

@@ -8,6 +8,9 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 
+/// The largest size: below the largest number of a signed 64-bit integer, which other programs and formats use.
+const MAX_BYTES: f64 = 9e18;
+
 fn split_number(text: &str) -> Option<(f64, &str)> {
     let t = text.trim();
     let at = t.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(t.len());
@@ -23,6 +26,7 @@ fn split_number(text: &str) -> Option<(f64, &str)> {
 /// ```
 /// assert_eq!(caju_types::parse_bytes("1.5 KiB").unwrap(), 1536);
 /// assert!(caju_types::parse_bytes("12kbb").is_err());
+/// assert!(caju_types::parse_bytes("99999999tb").unwrap_err().message().contains("too large"));
 /// ```
 pub fn parse_bytes(text: &str) -> Result<u64> {
     let bad = || {
@@ -40,8 +44,10 @@ pub fn parse_bytes(text: &str) -> Result<u64> {
         _ => return Err(bad()),
     };
     let bytes = n * factor as f64;
-    if !(0.0..=9e18).contains(&bytes) {
-        return Err(bad());
+    if bytes > MAX_BYTES {
+        return Err(Error::invalid(format!(
+            "`{text}` is too large a size: 9e18 bytes, about 8000 PiB, are the most"
+        )));
     }
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "range checked above")]
     Ok(bytes.round() as u64)

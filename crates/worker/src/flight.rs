@@ -111,6 +111,7 @@ impl FlightOnWorker {
             states: Vec::new(),
             num_states: 0,
             states_of_all: false,
+            restored_beginning: false,
             num_consumers: 0,
             consumer_index: 0,
             uneven: String::new(),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use caju_proto::v1;
 use caju_runtime::{CpuPool, Tasks, log_failure};
 use caju_sources::{SourceContext, SourceLimits};
-use caju_types::{Result, TaskId, WorkerId};
+use caju_types::{Error, Result, TaskId, WorkerId};
 use caju_wire::{
     Dispatcher, DispatcherLink, LocalWorkers, is_in_process, is_transient, new_in_process_address,
 };
@@ -122,6 +122,7 @@ async fn advertised(config: &WorkerConfig, bound: &str) -> String {
 async fn heartbeats(manager: Arc<Manager>, retry_timeout: Duration) {
     let identity = Arc::clone(&manager.identity);
     let mut due = Instant::now();
+    let mut absence = Absence { bound: retry_timeout, since: None, is_reported: false };
     loop {
         let running = manager.running();
         let mut stages = Vec::new();
@@ -141,6 +142,7 @@ async fn heartbeats(manager: Arc<Manager>, retry_timeout: Duration) {
         let call = |mut d: Dispatcher| async move { d.worker_heartbeat(request).await };
         match identity.link.call(Duration::ZERO, call).await {
             Ok(answer) => {
+                absence.end();
                 for task in answer.cancel_tasks {
                     manager.unwanted(TaskId(task));
                 }
@@ -155,11 +157,42 @@ async fn heartbeats(manager: Arc<Manager>, retry_timeout: Duration) {
                     }
                 }
             }
-            Err(e) if is_transient(&e) => tracing::debug!(error = %e, "the dispatcher does not answer"),
+            Err(e) if is_transient(&e) => absence.on_error(&e),
             Err(e) => tracing::warn!(error = %e, "the dispatcher refuses the heartbeat"),
         }
         due = (due + identity.heartbeat()).max(Instant::now());
         tokio::time::sleep_until(due).await;
+    }
+}
+
+/// A dispatcher that does not answer. A worker waits for it as long as it runs, since it has nobody else to work for.
+struct Absence {
+    /// After this time tasks that ask for splits fail, and people are told.
+    bound: Duration,
+    since: Option<Instant>,
+    is_reported: bool,
+}
+
+impl Absence {
+    fn on_error(&mut self, error: &Error) {
+        let absent = self.since.get_or_insert_with(Instant::now).elapsed();
+        if absent < self.bound || self.is_reported {
+            tracing::debug!(%error, "the dispatcher does not answer");
+            return;
+        }
+        self.is_reported = true;
+        tracing::warn!(
+            %error,
+            "the dispatcher has not answered for {}; this worker registers again when it does",
+            caju_types::format_duration(absent)
+        );
+    }
+
+    fn end(&mut self) {
+        if std::mem::take(&mut self.is_reported) {
+            tracing::info!("the dispatcher answers again");
+        }
+        self.since = None;
     }
 }
 

@@ -215,7 +215,7 @@ fn messages_are_bounded() {
         )
     };
     assert_eq!(small.report(&p(10), &[]).rows(), [10]);
-    small.read(&p(5_000), &[]).expect_code(2).expect_error(&["the limit is: 4096 bytes"]);
+    small.read(&p(5_000), &[]).expect_code(2).expect_error(&["the limit is: 4096 bytes", "--message-bytes"]);
     assert_eq!(small.report(&p(20), &[]).rows(), [10]);
     small.stop();
 }

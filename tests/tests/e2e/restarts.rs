@@ -105,6 +105,18 @@ fn a_dispatcher_that_is_killed_again_and_again_in_an_epoch_costs_no_row_and_no_w
     }
 }
 
+#[test]
+fn a_worker_says_that_its_dispatcher_is_gone_and_waits_for_it() {
+    let mut cluster = Cluster::start_with(0, &["--state-dir", "state"], &[]);
+    cluster.add_worker(&["--dispatcher-timeout", "200ms"]);
+    kill(&cluster);
+    let said = cluster.workers[0].process.wait_for_error_line("the dispatcher has not answered for");
+    assert!(said.contains("registers again"), "{said}");
+    cluster.return_dispatcher();
+    cluster.wait_for_status("the worker", |s| (s["workers"][0]["state"] == "active").then_some(()));
+    cluster.stop();
+}
+
 /// What is done to the state folder while the dispatcher is away.
 fn spoil(state: &Path, how: &str) {
     let database = journals(state, "journal").remove(0).join("db");

@@ -8,7 +8,7 @@ use caju_client::{Balance, Client, DatasetRef, LostReaders, Monitor, ReadRequest
 use caju_pipeline::DatasetDef;
 use caju_proto::v1::{IoStats, JobStatus, TargetWorkers};
 use caju_runtime::{CpuPool, IoCounters, cpu_time, peak_rss_bytes};
-use caju_types::{Error, Result};
+use caju_types::{Error, ErrorKind, Result};
 use caju_wire::Chunk;
 use caju_wire::checksum::RowsChecksum;
 use caju_wire::{Segment, encode_chunk};
@@ -173,6 +173,7 @@ impl Epochs<'_> {
             states: self.state_file.as_ref().map(|f| f.states(epoch)).unwrap_or_default(),
             num_states: 0,
             states_of_all: false,
+            restored_beginning: self.state_file.as_ref().is_some_and(|f| f.first_epoch() == epoch),
             attempt: self.attempt.clone(),
             consumer: self.consumer,
             sharing: self.sharing.clone(),
@@ -208,6 +209,8 @@ impl Epochs<'_> {
             Ok(checksum) => (checksum, None),
             // The report says what is missing.
             Err(e) if incomplete.as_ref().is_some_and(|i| i.fatal) => (None, Some(e)),
+            // A signal: the report says how far the epoch was read.
+            Err(e) if e.kind() == ErrorKind::Cancelled => (None, Some(e)),
             Err(e) => return Err(e),
         };
         let wall_s = start.elapsed().as_secs_f64();

@@ -3,7 +3,7 @@
 use caju_proto::v1;
 use caju_types::{ClientId, Error, Result};
 
-use crate::state::{Attempt, AttemptKey, Iteration, Job, MAX_RANKS, Resume};
+use crate::state::{Attempt, AttemptKey, Iteration, Job, MAX_RANKS};
 
 /// Bytes of the digest of states.
 const DIGEST_BYTES: usize = 16;
@@ -35,7 +35,8 @@ pub(super) fn parse(request: &v1::OpenIterationRequest) -> Result<Option<Attempt
 /// # Errors
 /// `InvalidArgument` for a rank beyond [`MAX_RANKS`].
 pub(super) fn rank(request: &v1::OpenIterationRequest) -> Result<Option<u32>> {
-    let given = request.attempt.as_ref().filter(|a| !a.id.is_empty() && !request.states.is_empty());
+    let restores = request.restored_beginning || !request.states.is_empty();
+    let given = request.attempt.as_ref().filter(|a| !a.id.is_empty() && restores);
     match given.and_then(|a| a.rank.checked_sub(1)) {
         Some(rank) if rank >= MAX_RANKS => {
             Err(Error::invalid(format!("rank {rank} of an attempt: ranks below {MAX_RANKS} are possible")))
@@ -47,11 +48,11 @@ pub(super) fn rank(request: &v1::OpenIterationRequest) -> Result<Option<u32>> {
 /// Whether a rank has come to the iteration before, and is gone: then its attempt goes back to the states once more.
 pub(super) fn comes_again(
     iteration: &Iteration,
-    given: &Resume,
+    given: Option<&Attempt>,
     is_alive: impl Fn(ClientId) -> bool,
 ) -> bool {
-    let known = iteration.resume.as_deref().and_then(|r| r.attempt.as_deref());
-    let rank = given.attempt.as_deref().and_then(|a| a.ranks.first());
+    let known = iteration.attempt();
+    let rank = given.and_then(|a| a.ranks.first());
     let (Some(known), Some(rank)) = (known, rank) else { return false };
     let is_there =
         |(client, m): (&ClientId, &crate::state::Member)| m.rank == Some(*rank) && is_alive(*client);
@@ -62,10 +63,8 @@ pub(super) fn comes_again(
 ///
 /// # Errors
 /// `FailedPrecondition` that says so.
-pub(super) fn check_over(job: &Job, epoch: u64, given: &Resume) -> Result<()> {
-    let (Some(known), Some(attempt)) = (job.attempts.get(&epoch), given.attempt.as_deref()) else {
-        return Ok(());
-    };
+pub(super) fn check_over(job: &Job, epoch: u64, attempt: &Attempt) -> Result<()> {
+    let Some(known) = job.attempts.get(&epoch) else { return Ok(()) };
     if known.key != attempt.key || attempt.ranks.iter().any(|rank| known.ranks.contains(rank)) {
         return Ok(());
     }
@@ -77,15 +76,13 @@ pub(super) fn check_over(job: &Job, epoch: u64, given: &Resume) -> Result<()> {
 }
 
 /// The error of a reader whose attempt another one has replaced.
-pub(super) fn replaced(iteration: &Iteration, given: &Resume) -> Error {
-    let name = |resume: Option<&Resume>| {
-        resume.and_then(|r| r.attempt.as_deref()).map_or_else(String::new, |a| a.key.id.clone())
-    };
+pub(super) fn replaced(iteration: &Iteration, given: Option<&Attempt>) -> Error {
+    let name = |attempt: Option<&Attempt>| attempt.map_or_else(String::new, |a| a.key.id.clone());
     Error::failed_precondition(format!(
         "{} was opened again by attempt `{}`, and this reader belongs to attempt `{}`, which came before it: its reading is \
          over; restore states under a new attempt to begin again",
         iteration.describe(),
-        name(iteration.resume.as_deref()),
-        name(Some(given))
+        name(iteration.attempt()),
+        name(given)
     ))
 }

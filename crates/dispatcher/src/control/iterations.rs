@@ -3,9 +3,10 @@
 use caju_proto::v1;
 use caju_types::{Error, IterationId, JobName, Result};
 
+use super::beginnings::{self, Beginning};
 use super::usage::{admit_epoch, admit_reader};
 use super::{Core, Txn, attempts, consumers, reattach, resume};
-use crate::state::{Job, Mode, Resume, Update};
+use crate::state::{Attempt, Iteration, Job, Mode, Resume, Update};
 
 /// The iteration to join; none if a Flight reader comes after its end.
 pub(super) fn get_or_create(
@@ -14,7 +15,7 @@ pub(super) fn get_or_create(
     request: &v1::OpenIterationRequest,
     job: &Job,
     at_ms: u64,
-    resume: Option<Resume>,
+    (resume, beginning): (Option<Resume>, Option<&Beginning>),
 ) -> Result<Option<IterationId>> {
     let (name, epoch) = (&job.name, request.epoch);
     let known = txn.state.find_iteration(name, epoch);
@@ -22,7 +23,7 @@ pub(super) fn get_or_create(
         // The answer to this call was lost.
         return Ok(Some(iteration.id));
     }
-    let attempt = known.and_then(|i| i.resume.as_deref()?.attempt.clone());
+    let attempt = known.and_then(Iteration::attempt).cloned();
     let known = known.map(|i| i.id);
     if let (Some(id), Some(given)) = (known, &resume)
         && let Some(joined) = resume::join(txn, id, given, |client| core.called_recently(id, client))?
@@ -33,14 +34,27 @@ pub(super) fn get_or_create(
         reattach::check_over(job, epoch, given)?;
     }
     if let Some(mut given) = resume {
-        if known.is_none() {
-            attempts::check_over(job, epoch, &given)?;
+        if let (None, Some(attempt)) = (known, given.attempt.as_deref()) {
+            attempts::check_over(job, epoch, attempt)?;
         }
         if let (Some(own), Some(before)) = (given.attempt.as_mut(), &attempt) {
             own.replace(before);
         }
         // What readers took since the state was taken is read again, whatever became of it.
-        return open_new(core, txn, job, epoch, at_ms, Some(given)).map(Some);
+        return open_new(core, txn, job, epoch, at_ms, Begin::Behind(given)).map(Some);
+    }
+    let mut by = beginning.and_then(|b| b.attempt.clone());
+    if let (Some(own), Some(before)) = (&mut by, &attempt) {
+        own.replace(before);
+    }
+    let iteration = known.and_then(|id| txn.state.iterations.get(&id));
+    if let Some(given) = beginning
+        && beginnings::begins_again(job, epoch, iteration, given)?
+    {
+        if let Some(id) = known {
+            resume::end_reading(txn, id);
+        }
+        return open_new(core, txn, job, epoch, at_ms, Begin::Anew(by)).map(Some);
     }
     if let Some(iteration) = txn.state.find_iteration(name, epoch) {
         let id = iteration.id;
@@ -69,7 +83,15 @@ pub(super) fn get_or_create(
              another job name"
         )));
     }
-    open_new(core, txn, job, epoch, at_ms, None).map(Some)
+    open_new(core, txn, job, epoch, at_ms, Begin::Anew(by)).map(Some)
+}
+
+/// Where an epoch begins.
+pub(super) enum Begin {
+    /// Behind states.
+    Behind(Resume),
+    /// At its beginning, which a launch of the user's program may have restored.
+    Anew(Option<Attempt>),
 }
 
 /// Opens an epoch of a job.
@@ -82,8 +104,12 @@ pub(super) fn open_new(
     job: &Job,
     epoch: u64,
     at_ms: u64,
-    resume: Option<Resume>,
+    begin: Begin,
 ) -> Result<IterationId> {
+    let (resume, attempt) = match begin {
+        Begin::Behind(resume) => (Some(resume), None),
+        Begin::Anew(attempt) => (None, attempt.map(Box::new)),
+    };
     let name = &job.name;
     if !txn.state.jobs.contains_key(name) {
         // Dropping the failed iteration took an anonymous job with it.
@@ -105,7 +131,16 @@ pub(super) fn open_new(
         consumers::check_steps(job.spec.consumers.as_ref(), &resume.steps)?;
     }
     let resume = resume.map(Box::new);
-    txn.apply(Update::IterationOpened { iteration, job: name.clone(), epoch, at_ms, num_shards, resume });
+    let job_name = name.clone();
+    txn.apply(Update::IterationOpened {
+        iteration,
+        job: job_name,
+        epoch,
+        at_ms,
+        num_shards,
+        resume,
+        attempt,
+    });
     let plan = match txn.state.datasets.get(&job.spec.dataset) {
         Some(dataset) => core.snapshots.first_plan(job, dataset)?,
         None => None,
@@ -116,8 +151,9 @@ pub(super) fn open_new(
     Ok(iteration)
 }
 
-fn read_already(name: &JobName, epoch: u64) -> Error {
+pub(super) fn read_already(name: &JobName, epoch: u64) -> Error {
     Error::failed_precondition(format!(
-        "job `{name}` epoch {epoch} was read to its end already; take another job name to read the data again"
+        "job `{name}` epoch {epoch} was read to its end already; take another job name to read the data again, or, to go back \
+         to a state from before the epoch, name the launch that does (--attempt; Python: load_state_dict(attempt=...))"
     ))
 }

@@ -9,6 +9,7 @@ mod acknowledged_rows;
 mod acknowledgements;
 mod attempts;
 mod autocache;
+mod beginnings;
 mod cache_size;
 mod clients;
 mod consumers;

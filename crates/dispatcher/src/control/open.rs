@@ -48,6 +48,7 @@ impl Core {
             };
         }
         let resume = resume::parse(&request)?;
+        let beginning = self.restored_beginning(&request).await?;
         self.lose_silent_consumer(&request).await?;
         let wanted = self.wanted(&request).await?;
         let shard_by = self.shards_of_new_job(&request, &wanted).await?;
@@ -66,7 +67,8 @@ impl Core {
                 };
                 let job = jobs::get_or_create(self, txn, &request, &dataset, shard_by)?;
                 resume::check(&request, &job, &dataset)?;
-                let opened = iterations::get_or_create(self, txn, &request, &job, unix_ms, resume.clone())?;
+                let behind = (resume.clone(), beginning.as_ref());
+                let opened = iterations::get_or_create(self, txn, &request, &job, unix_ms, behind)?;
                 let answer = match opened {
                     Some(iteration) => self.join(txn, &request, iteration, now)?,
                     None => joining::over(&request, &job),

@@ -117,24 +117,30 @@ pub(super) fn join(
     match decide_join(known, given, is_alive) {
         JoinDecision::Join => Ok(Some(iteration)),
         JoinDecision::AddStates => reattach::add(txn, iteration, given).map(|()| Some(iteration)),
-        JoinDecision::FormerAttempt => Err(attempts::replaced(known, given)),
+        JoinDecision::FormerAttempt => Err(attempts::replaced(known, given.attempt.as_deref())),
         JoinDecision::TooLate => Err(Error::failed_precondition(format!(
             "{} has begun from other states, without this one: its rows may come twice; read the epoch again under another \
              job name, from the states of all readers at once, or say how many states there are",
             known.describe()
         ))),
         JoinDecision::Replace => {
-            let error = Error::failed_precondition(format!(
-                "{} was opened again from a state: this reading of it is over",
-                known.describe()
-            ));
-            if !known.members.is_empty() {
-                txn.apply(Update::IterationFailed { iteration, failure: Failure::from(&error) });
-            }
-            txn.apply(Update::IterationDropped { iteration });
+            end_reading(txn, iteration);
             Ok(None)
         }
     }
+}
+
+/// Ends the reading of an epoch that a reader begins again from a state.
+pub(super) fn end_reading(txn: &mut Txn<'_>, iteration: IterationId) {
+    let Some(known) = txn.state.iterations.get(&iteration) else { return };
+    if !known.members.is_empty() {
+        let error = Error::failed_precondition(format!(
+            "{} was opened again from a state: this reading of it is over",
+            known.describe()
+        ));
+        txn.apply(Update::IterationFailed { iteration, failure: Failure::from(&error) });
+    }
+    txn.apply(Update::IterationDropped { iteration });
 }
 
 /// How the opening of an epoch with states goes on where its iteration is there already.
@@ -152,8 +158,7 @@ enum JoinDecision {
 }
 
 fn decide_join(iteration: &Iteration, given: &Resume, is_alive: impl Fn(ClientId) -> bool) -> JoinDecision {
-    let attempt = iteration.resume.as_deref().and_then(|r| r.attempt.as_deref());
-    let relation = Attempt::relation(attempt, given.attempt.as_deref());
+    let relation = Attempt::relation(iteration.attempt(), given.attempt.as_deref());
     if relation == AttemptRelation::Former {
         return JoinDecision::FormerAttempt;
     }
@@ -166,7 +171,9 @@ fn decide_join(iteration: &Iteration, given: &Resume, is_alive: impl Fn(ClientId
     }
     // The readers of one attempt go on together, also when the others are at the end.
     let gives_same = given.of_all || is_union_of(known, given);
-    if relation == AttemptRelation::Same && gives_same && !attempts::comes_again(iteration, given, &is_alive)
+    if relation == AttemptRelation::Same
+        && gives_same
+        && !attempts::comes_again(iteration, given.attempt.as_deref(), &is_alive)
     {
         return if known.missing() > 0 && !given.of_all {
             JoinDecision::AddStates

@@ -32,8 +32,8 @@ use caju_types::{ClientId, DatasetId, IterationId, JobName, Secret, TaskId, Work
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Acknowledged, Even, Failure, Feed, FeedId, LostReader, Missing, Mode, Resume, TargetWorkers, Task,
-    TaskState,
+    Acknowledged, Attempt, Even, Failure, Feed, FeedId, LostReader, Missing, Mode, Resume, TargetWorkers,
+    Task, TaskState,
 };
 
 /// The most readers of an iteration that are all notified at once when a further one has come, or one of them has taken its first rows:
@@ -133,6 +133,9 @@ pub struct Iteration {
     /// What was taken before it began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resume: Option<Box<Resume>>,
+    /// The launch of the user's program that restored its beginning, if its readers say so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub begun_by: Option<Box<Attempt>>,
 }
 
 /// A reader of an iteration.
@@ -191,6 +194,12 @@ impl Iteration {
         }
     }
 
+    /// The launch of the user's program that restored the states behind which it goes on, or its beginning.
+    pub fn attempt(&self) -> Option<&Attempt> {
+        let behind = self.resume.as_deref().and_then(|r| r.attempt.as_deref());
+        behind.or(self.begun_by.as_deref())
+    }
+
     /// Readers of our own kind, which send heartbeats and reports.
     pub fn own_members(&self) -> impl Iterator<Item = ClientId> + '_ {
         self.members.iter().filter(|(_, m)| m.flight.is_none()).map(|(c, _)| *c)
@@ -226,8 +235,8 @@ impl Iteration {
         if member.flight.is_none() && self.members.len() < READERS_NOTIFIED {
             self.version += 1;
         }
-        let attempt = self.resume.as_mut().and_then(|r| r.attempt.as_mut());
-        if let (Some(attempt), Some(rank)) = (attempt, member.rank) {
+        let behind = self.resume.as_mut().and_then(|r| r.attempt.as_mut());
+        if let (Some(attempt), Some(rank)) = (behind.or(self.begun_by.as_mut()), member.rank) {
             attempt.ranks.insert(rank);
         }
         self.members.insert(client, Member { since: self.version, ..member });

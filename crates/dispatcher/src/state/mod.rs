@@ -161,8 +161,9 @@ impl State {
             }
             Update::SaveAdded { save } => self.add_save(save),
             Update::SaveEnded { url, stage } => self.end_save(url, stage),
-            Update::IterationOpened { iteration, job, epoch, at_ms, num_shards, resume } => {
-                self.open((*iteration, job, *epoch, *at_ms), *num_shards, resume.as_deref());
+            Update::IterationOpened { iteration, job, epoch, at_ms, num_shards, resume, attempt } => {
+                let behind = (resume.as_deref(), attempt.clone());
+                self.open((*iteration, job, *epoch, *at_ms), *num_shards, behind);
             }
             Update::IterationDropped { iteration } => self.drop_iteration(*iteration),
             Update::DatasetForgotten { dataset } => {
@@ -236,7 +237,7 @@ impl State {
         &mut self,
         (id, job, epoch, opened_ms): (IterationId, &JobName, u64, u64),
         num_shards: u32,
-        resume: Option<&Resume>,
+        (resume, attempt): (Option<&Resume>, Option<Box<Attempt>>),
     ) {
         let Some(of) = self.jobs.get(job) else { return };
         let (dataset, mode, target) = (of.spec.dataset.clone(), of.spec.mode, of.spec.target);
@@ -296,6 +297,7 @@ impl State {
             stragglers: BTreeSet::new(),
             takers: BTreeSet::new(),
             resume,
+            begun_by: attempt,
         };
         iteration.begin_if_ready();
         self.iterations.insert(id, iteration);
@@ -307,8 +309,7 @@ impl State {
         self.task_index.retain(|_, i| *i != id);
         self.touched.0.insert(id);
         let Some(job) = self.jobs.get_mut(&iteration.job) else { return };
-        let attempt = iteration.resume.as_deref().and_then(|r| r.attempt.as_deref());
-        job.note_attempt(iteration.epoch, attempt.filter(|_| iteration.is_finished()));
+        job.note_attempt(iteration.epoch, iteration.attempt().filter(|_| iteration.is_finished()));
         if job.spec.anonymous && !self.iterations.values().any(|i| i.job == iteration.job) {
             self.jobs.remove(&iteration.job);
         } else if iteration.is_finished() {

@@ -6,8 +6,8 @@ use caju_types::{ClientId, DatasetId, IterationId, JobName, RowRanges, Secret, T
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AcknowledgedRows, Dataset, Deal, Failure, FeedId, JobSpec, Resume, Save, SaveStage, SplitRecord, State,
-    Tail,
+    AcknowledgedRows, Attempt, Dataset, Deal, Failure, FeedId, JobSpec, Resume, Save, SaveStage, SplitRecord,
+    State, Tail,
 };
 
 /// One change of the state. Times and identifiers travel inside, so that a replay is exact.
@@ -113,6 +113,9 @@ pub enum Update {
         /// What was taken before it began.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         resume: Option<Box<Resume>>,
+        /// The launch of the user's program that restored the beginning of the epoch.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        attempt: Option<Box<Attempt>>,
     },
     /// Further readers gave their states to an iteration that goes on from states.
     StatesGiven {

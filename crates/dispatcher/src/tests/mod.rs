@@ -1,5 +1,6 @@
 //! Tests of the control plane as a whole, on a catalog without files.
 
+mod beginnings;
 mod delivered;
 mod exactly_once;
 mod failing_journal;

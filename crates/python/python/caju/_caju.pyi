@@ -82,6 +82,7 @@ class Client:
         states: Sequence[str] = (),
         num_states: int = 0,
         states_of_all: bool = False,
+        restored_beginning: bool = False,
         attempt: tuple[str, int | None] | None = None,
         consumer: tuple[int, int, str, str] | None = None,
         sharing: tuple[str, str | None] | None = None,

@@ -52,6 +52,8 @@ class Epochs:
         self._client: _caju.Client | None = None
         self._cluster: Any = None
         self._job: str | None = None
+        # The epoch that a state of the end of the one before leads to, and who restored it.
+        self._restored: tuple[int, tuple[str, int | None] | None] | None = None
 
     def __iter__(self) -> DatasetIterator[Element]:
         row, dense = self._form()
@@ -133,7 +135,9 @@ class Epochs:
         if epoch is None:
             epoch, self._epochs = self._epochs, self._epochs + 1
 
-        def reopen(at: int, states: Sequence[str], of_all: bool, attempt: str | None) -> _caju.Reader | None:
+        def reopen(
+            at: int, states: Sequence[str], of_all: bool, attempt: str | None, exhausted: bool
+        ) -> _caju.Reader | None:
             if not service.job_name:
                 # Other iterators may have read epochs of this dataset's own job, and a job's epoch is read once.
                 self._job = None
@@ -141,6 +145,8 @@ class Epochs:
                 self._epochs = at + 1
             else:
                 moved(at)
+            # The next epoch begins from this state: what a launch that was killed since took of it is read again.
+            self._restored = (at + 1, attempt_named(attempt)) if exhausted else None
             if not states:
                 return None
             # A reader that gives its own state waits for those of all others.
@@ -151,8 +157,17 @@ class Epochs:
         def skipped(iteration: int) -> tuple[int, list[str]] | None:
             return self._connect(service).skipped(iteration)
 
+        restored, self._restored = self._restored, None
+        begin = {"restored_beginning": True, "attempt": restored[1]} if restored and restored[0] == epoch else None
+        try:
+            reader: _caju.Reader | FailedPrecondition = self._read(self._connect(service), service, epoch, begin)
+        except FailedPrecondition as e:
+            if not service.job_name:
+                raise
+            # Another launch has read this epoch of the job. A state that is loaded now is of another one.
+            reader = e
         return DatasetIterator(
-            self._read(self._connect(service), service, epoch),
+            reader,
             take,
             service.keep,
             epoch,

@@ -89,17 +89,19 @@ class DatasetIterator(Iterator[T], Generic[T]):
 
     def __init__(
         self,
-        reader: Reader,
+        reader: Reader | FailedPrecondition,
         take: Callable[[Reader], T | None],
         keep: Any,
         epoch: int,
-        reopen: Callable[[int, Sequence[str], bool, str | None], Reader | None],
+        reopen: Callable[[int, Sequence[str], bool, str | None, bool], Reader | None],
         not_exact: str | None,
         shared: bool,
         skipped: Callable[[int], tuple[int, list[str]] | None] | None,
     ) -> None:
-        self._reader: Reader | None = reader
-        self._last = reader
+        # An epoch that cannot be read fails with its first element: until then a state of another one may be loaded.
+        refused = reader if isinstance(reader, FailedPrecondition) else None
+        self._reader: Reader | None = None if isinstance(reader, FailedPrecondition) else reader
+        self._opened = self._reader
         self._take = take
         self._keep = keep  # alive: the cluster, if it is in this process
         self._epoch = epoch
@@ -113,8 +115,16 @@ class DatasetIterator(Iterator[T], Generic[T]):
         self._elements = 0
         self._exhausted = False
         self._stopped: str | None = None
-        self._failure: Exception | None = None
+        self._failure: Exception | None = refused
         _open.add(self)
+
+    @property
+    def _last(self) -> Reader:
+        """The reader that was opened last."""
+        if self._opened is None:
+            failure = self._failure or FailedPrecondition(f"epoch {self._epoch} was not opened")
+            raise _copy_of(failure) from failure
+        return self._opened
 
     def __iter__(self) -> DatasetIterator[T]:
         return self
@@ -204,27 +214,34 @@ class DatasetIterator(Iterator[T], Generic[T]):
         exhausted = union["exhausted"]
         # The other readers of a job need the rows of this state, also if nothing is left for this reader.
         alone = exhausted and not self._shared
-        self._begin_again(union["epoch"], [] if alone else texts, not isinstance(state, Mapping), attempt)
+        self._begin_again(union["epoch"], [] if alone else texts, not isinstance(state, Mapping), attempt, exhausted)
         self._elements, self._exhausted, self._loaded = union["elements"], exhausted, union
         if exhausted:
             self.close()
 
     def _begin_again(
-        self, epoch: int, states: Sequence[str], of_all: bool = False, attempt: str | None = None
+        self,
+        epoch: int,
+        states: Sequence[str],
+        of_all: bool = False,
+        attempt: str | None = None,
+        exhausted: bool = False,
     ) -> None:
         self._leave(5.0, keep=True)
         self._failure = self._stopped = None
         try:
-            reader = self._reopen(epoch, states, of_all, attempt)
+            reader = self._reopen(epoch, states, of_all, attempt, exhausted)
         except Exception as e:
             self._failure = e
             raise
         self._epoch = epoch
         if reader is not None:
-            self._reader = self._last = reader
+            self._reader = self._opened = reader
             _open.add(self)
 
     def _check_place(self, fingerprint: Any, seed: Any) -> None:
+        if self._opened is None:
+            return  # the dispatcher compares them
         for what, was, here in [("dataset", fingerprint, self.fingerprint), ("seed", seed, self._last.seed)]:
             if was != here:
                 raise InvalidPipeline(f"the state is of the {what} {was}, and this iterator reads {here}")
@@ -245,7 +262,7 @@ class DatasetIterator(Iterator[T], Generic[T]):
             raise InvalidPipeline(f"this is not a state of a caju reader: `exhausted` is {exhausted!r}, not True or False")
         self._check_place(fingerprint, seed)
         if exhausted:
-            self._begin_again(epoch, [])
+            self._begin_again(epoch, [], exhausted=True)
         elif epoch != self._epoch or self._reader is None or self._elements:
             # The state of a reader that has taken nothing.
             begin = json.loads(self._last.state()) | {

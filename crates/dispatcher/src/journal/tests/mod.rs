@@ -98,6 +98,7 @@ fn plain_updates() -> Vec<Update> {
             at_ms: 1_700_000_000_000,
             num_shards: 0,
             resume: None,
+            attempt: None,
         },
         Update::ClientJoined {
             client,

@@ -1,0 +1,112 @@
+//! Readers that restored a state in which nothing of the epoch was taken: of the end of the epoch before, or none at all.
+//!
+//! A state within an epoch names the iteration that it is of, so a reader that gives it goes back. One that begins an epoch
+//! names none: the epoch was opened after the state was written, by a launch of the program that has been killed since. What
+//! that launch took is read again ([`begins_again`]), as it is behind a state within the epoch. A reader of a launch that runs
+//! joins it.
+
+use caju_proto::v1;
+use caju_types::{Error, IterationId, JobName, Result};
+
+use super::iterations::read_already;
+use super::reports::SILENT_HEARTBEATS;
+use super::{Core, attempts};
+use crate::state::{Attempt, AttemptRelation, Iteration, Job};
+
+/// How often silent readers are looked for within a heartbeat.
+const POLLS_PER_HEARTBEAT: u32 = 4;
+
+/// A reader that restored the beginning of an epoch.
+#[derive(Debug, Clone)]
+pub(super) struct Beginning {
+    /// The launch of the program that restored it, if the reader says so.
+    pub(super) attempt: Option<Attempt>,
+    /// The iteration whose readers have all been silent for some heartbeats.
+    silent: Option<IterationId>,
+}
+
+/// Whether the epoch begins again for a reader that restored its beginning.
+///
+/// # Errors
+/// `FailedPrecondition` for a reader of an attempt that another one has replaced, for one whose attempt has read the epoch to
+/// its end, and for one without an attempt if the epoch has its end.
+pub(super) fn begins_again(
+    job: &Job,
+    epoch: u64,
+    iteration: Option<&Iteration>,
+    given: &Beginning,
+) -> Result<bool> {
+    let Some(iteration) = iteration else {
+        if let Some(attempt) = &given.attempt {
+            attempts::check_over(job, epoch, attempt)?;
+        }
+        let is_over = job.finished.contains(epoch) && given.attempt.is_none();
+        let was_read = [&job.finished, &job.incomplete, &job.abandoned].iter().any(|e| e.contains(epoch));
+        return Ok(was_read && !is_over);
+    };
+    let is_silent = iteration.own_members().next().is_none() || given.silent == Some(iteration.id);
+    match Attempt::relation(iteration.attempt(), given.attempt.as_ref()) {
+        AttemptRelation::Former => Err(attempts::replaced(iteration, given.attempt.as_ref())),
+        AttemptRelation::Other => Ok(true),
+        AttemptRelation::Same => {
+            // A rank that comes again goes back with all the others.
+            Ok(is_silent && attempts::comes_again(iteration, given.attempt.as_ref(), |_| false))
+        }
+        // Without attempts a reader that comes late cannot be told from one of a later launch, if the epoch has its end. The state
+        // says that all rows are left, so nothing is no answer.
+        AttemptRelation::Unknown if iteration.is_finished() => match given.attempt.is_some() && is_silent {
+            true => Ok(true),
+            false => Err(read_already(&job.name, epoch)),
+        },
+        AttemptRelation::Unknown => Ok(is_silent && !iteration.takers.is_empty()),
+    }
+}
+
+impl Core {
+    /// What a request says of the beginning of its epoch; none if it restored none. Readers of the epoch may have been killed a
+    /// moment ago: the answer waits until one of them calls, or all have been silent for some heartbeats.
+    ///
+    /// # Errors
+    /// Those of the journal, and of attempts.
+    pub(super) async fn restored_beginning(
+        &self,
+        request: &v1::OpenIterationRequest,
+    ) -> Result<Option<Beginning>> {
+        if !request.restored_beginning {
+            return Ok(None);
+        }
+        if !request.states.is_empty() || request.flight {
+            return Err(Error::invalid(
+                "a reader that restored the beginning of an epoch goes on from no state within it, and is none of Arrow Flight",
+            ));
+        }
+        let attempt = attempts::parse(request)?;
+        let job = JobName(request.job.clone());
+        let members = self.read_durable(|state| {
+            let iteration = state.find_iteration(&job, request.epoch)?;
+            let is_same = iteration.opened_by(&request.request_id).is_some()
+                || Attempt::relation(iteration.attempt(), attempt.as_ref()) == AttemptRelation::Other;
+            Some((iteration.id, iteration.own_members().collect::<Vec<_>>())).filter(|_| !is_same)
+        });
+        let Some((id, members)) = members.await? else {
+            return Ok(Some(Beginning { attempt, silent: None }));
+        };
+        let calls = || {
+            let reports = self.reports.lock();
+            members.iter().map(|client| reports.last_call(id, *client)).collect::<Vec<_>>()
+        };
+        let heartbeat = self.config.timers.heartbeat;
+        let until = self.clock.now() + heartbeat.saturating_mul(SILENT_HEARTBEATS);
+        let before = calls();
+        while !members.is_empty() && calls() == before {
+            if self.clock.now() >= until {
+                tracing::info!(
+                    "{id}: all of its readers are silent, and a reader has restored its beginning"
+                );
+                return Ok(Some(Beginning { attempt, silent: Some(id) }));
+            }
+            self.clock.sleep(heartbeat / POLLS_PER_HEARTBEAT).await;
+        }
+        Ok(Some(Beginning { attempt, silent: None }))
+    }
+}
