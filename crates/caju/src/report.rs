@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::Path;
 
 use caju_client::Incomplete;
+use caju_planner::Decision;
 use caju_proto::v1::SharedUse;
 use caju_types::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -15,7 +16,7 @@ pub(crate) struct RunReport {
     pub(crate) fingerprint: String,
     pub(crate) epochs: Vec<EpochReport>,
     /// The planner's decision. None where nothing was decided.
-    pub(crate) decision: Option<serde_json::Value>,
+    pub(crate) decision: Option<Decision>,
     /// Why no row was stored although the policy asks for it.
     pub(crate) not_stored: Option<String>,
     pub(crate) peak_rss_bytes: u64,

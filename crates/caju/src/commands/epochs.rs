@@ -18,6 +18,7 @@ use futures::stream::FuturesOrdered;
 
 use super::announce::DecisionAnnouncer;
 use super::serve::Signals;
+use super::shared;
 use super::state_file::StateFile;
 use super::tail::Tail;
 use crate::cli::EpochArgs;
@@ -126,10 +127,7 @@ impl Epochs<'_> {
             let (read, status, incomplete) =
                 self.epoch(epoch, (reader, signals.as_mut()), before, expected, &announcer).await?;
             report.epochs.push(read);
-            if let Some(decision) = status.as_ref().and_then(|j| serde_json::from_str(&j.decision_json).ok())
-            {
-                report.decision = Some(decision);
-            }
+            report.decision = status.as_ref().and_then(shared::decision).or(report.decision);
             job = status;
             if incomplete.is_some() {
                 failure = incomplete;

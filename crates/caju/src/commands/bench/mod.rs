@@ -243,7 +243,7 @@ impl<'a> Bench<'a> {
             warm,
             epochs: outcome.report.epochs,
             stored_bytes: cache.bytes().await?,
-            choice: outcome.report.decision.as_ref().and_then(|d| d.get("choice").cloned()),
+            choice: outcome.report.decision.as_ref().map(|d| d.choice.clone()),
             decision: outcome.report.decision,
             cpu_s,
         })

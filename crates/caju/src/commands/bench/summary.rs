@@ -1,5 +1,6 @@
 //! The result of a bench, policy by policy.
 
+use caju_planner::Choice;
 use serde::Serialize;
 
 use super::stats::{median, median_interval, spread};
@@ -190,12 +191,10 @@ impl Line {
 }
 
 /// A decision's choice in a few words.
-fn choice_text(choice: &serde_json::Value) -> String {
-    let text = |key: &str| choice.get(key).and_then(|v| v.as_str()).unwrap_or_default().to_string();
-    if text("kind") != "materialize" {
-        return text("kind");
-    }
-    let fraction = choice.get("fraction").and_then(serde_json::Value::as_f64).unwrap_or(1.0);
-    let part = if fraction < 1.0 { format!("{:.0} % of ", 100.0 * fraction) } else { String::new() };
-    format!("{part}{} as {}/{}", text("hint"), text("format"), text("compression"))
+fn choice_text(choice: &Choice) -> String {
+    let Choice::Materialize { hint, format, compression, fraction } = choice else {
+        return "compute".to_string();
+    };
+    let part = if *fraction < 1.0 { format!("{:.0} % of ", 100.0 * fraction) } else { String::new() };
+    format!("{part}{hint} as {format}/{compression}")
 }

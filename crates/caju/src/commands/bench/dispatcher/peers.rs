@@ -185,13 +185,24 @@ impl Worker {
     /// # Errors
     /// Those of the call.
     pub(super) async fn heartbeat(&self, tasks: Vec<u64>) -> Result<v1::WorkerHeartbeatResponse> {
-        let stage =
-            |name: &str| v1::StageStats { name: name.into(), rows_in: 1, rows_out: 1, ..Default::default() };
+        let stage = |(name, kind): (&str, v1::StageKind)| v1::StageStats {
+            name: name.into(),
+            kind: kind.into(),
+            rows_in: 1,
+            rows_out: 1,
+            ..Default::default()
+        };
+        let stages = [
+            ("source", v1::StageKind::Source),
+            ("0.map", v1::StageKind::Rows),
+            ("1.batch", v1::StageKind::CrossSplit),
+            ("output", v1::StageKind::Output),
+        ];
         let request = v1::WorkerHeartbeatRequest {
             worker_id: self.id,
             address: self.address.clone(),
             tasks,
-            stages: ["read", "map", "batch", "output"].map(stage).into(),
+            stages: stages.map(stage).into(),
             secret: self.secret.clone(),
             ..Default::default()
         };
