@@ -13,11 +13,11 @@ use caju_pipeline::{DatasetDef, OnError, StageOp, canonical_text, identity, pref
 use caju_runtime::{Stores, SystemClock};
 use caju_sources::{ListingCache, SourceContext, Split};
 use caju_types::{Error, Fingerprint, Result};
+use futures::StreamExt;
 use futures::stream::{self, BoxStream};
-use futures::{StreamExt, TryStreamExt};
 use serde_json::Value;
 
-use crate::catalog::{Bound, Catalog, ListShards, ListSplits, ShardListing, SplitShuffle};
+use crate::catalog::{Bound, Catalog, ListShards, ListSplits, ListedSplit, ShardListing, SplitShuffle};
 
 /// Binds definitions with the engine: what a running dispatcher is started with.
 pub struct EngineCatalog {
@@ -113,15 +113,18 @@ struct ListingRecorder {
 
 impl ListingRecorder {
     /// The same splits, recorded in passing.
-    fn record(self, splits: BoxStream<'static, Result<String>>) -> BoxStream<'static, Result<String>> {
+    fn record(
+        self,
+        splits: BoxStream<'static, Result<ListedSplit>>,
+    ) -> BoxStream<'static, Result<ListedSplit>> {
         let start = Some((splits, Vec::new(), 0));
         stream::unfold((start, self), |(state, me)| async move {
             let (mut splits, mut seen, bytes) = state?;
             match splits.next().await {
                 Some(Ok(split)) => {
-                    let bytes = bytes + split.len();
+                    let bytes = bytes + split.json().len();
                     if bytes <= MAX_RECORDED_BYTES {
-                        seen.push(split.clone());
+                        seen.push(split.json().to_string());
                     }
                     Some((Ok(split), (Some((splits, seen, bytes)), me)))
                 }
@@ -226,7 +229,10 @@ impl Catalog for EngineCatalog {
             set_bases,
             shards: list_shards(&bound),
             splits: match recorded {
-                Some(listing) => Arc::new(move || stream::iter(listing.splits.clone()).map(Ok).boxed()),
+                Some(listing) => Arc::new(move || {
+                    let splits = stream::iter(listing.splits.clone());
+                    splits.map(|json| Ok(ListedSplit::from_json(json))).boxed()
+                }),
                 None => list(Arc::clone(&bound), self.recorder(&def, &bound)),
             },
         })
@@ -260,19 +266,17 @@ fn list_shards(bound: &Arc<BoundPipeline>) -> ListShards {
     let bound = Arc::clone(bound);
     Arc::new(move |shard| {
         let ShardSplits { splits, permutes, listed } = bound.shard_splits(shard);
-        ShardListing { splits: splits.and_then(text).boxed(), permutes, listed }
+        ShardListing { splits: splits_of(splits), permutes, listed }
     })
 }
 
-/// A split as JSON.
-fn text(split: Split) -> futures::future::Ready<Result<String>> {
-    let json = serde_json::to_string(&split);
-    futures::future::ready(json.map_err(|e| Error::internal(format!("a split as JSON: {e}"))))
+fn splits_of(splits: BoxStream<'static, Result<Split>>) -> BoxStream<'static, Result<ListedSplit>> {
+    splits.map(|split| ListedSplit::new(&split?)).boxed()
 }
 
 fn list(bound: Arc<BoundPipeline>, recorder: Option<ListingRecorder>) -> ListSplits {
     Arc::new(move || {
-        let splits = bound.splits().and_then(text).boxed();
+        let splits = splits_of(bound.splits());
         match recorder.clone() {
             Some(recorder) => recorder.record(splits),
             None => splits,
