@@ -70,7 +70,7 @@ impl Snapshot {
     /// # Errors
     /// `InvalidArgument` if the schema cannot be stored in the encoding, `ResourceExhausted` if rows of the snapshot did
     /// not fit the budget a moment ago, `PermissionDenied` if the root cannot be written, and what the store says. In all
-    /// these cases go on without the cache.
+    /// these cases the caller continues without the cache.
     pub async fn put(
         &self,
         split: SplitKey,

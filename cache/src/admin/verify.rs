@@ -31,7 +31,7 @@ impl Cache {
                 let record = LoadedCommit::read(&self.ctx.root, of, object).await?;
                 let name = self.ctx.root.layout.relative(&object.path).unwrap_or_default().to_string();
                 match record {
-                    LoadedCommit::Gone => {}
+                    LoadedCommit::Missing => {}
                     LoadedCommit::Damaged => report.damaged.push(Damage {
                         fingerprint: of,
                         split: Some(key.0),
@@ -81,7 +81,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Checks the bytes as they are in the store now, not in the tiers, and then the rows.
+    /// Checks the bytes in the store, not those in the tiers, and then the rows.
     async fn check_part(self: &Arc<Self>, meta: &PartMeta) -> Result<()> {
         let damaged = |why: String| caju_types::Error::data_loss(why);
         let path = self.ctx.root.layout.absolute(&meta.path);

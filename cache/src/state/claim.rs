@@ -19,7 +19,8 @@ use crate::lease::{Hold, Leases};
 use crate::record::{Claim, PartMeta, seal, unseal};
 use crate::store::Created;
 
-/// Claims of dead processes on one split that are skipped. More show that nobody collects them: claiming fails then.
+/// The most claims of dead processes on one split that are skipped. If there are more, `gc` does not run, and claiming
+/// fails.
 const MAX_DEAD_CLAIMS: Generation = 1000;
 
 /// The outcome of asking for the right to write a split.

@@ -1,7 +1,7 @@
 //! Usage records: what each process read from a snapshot.
 //!
-//! Every process writes one object. The objects of processes that are gone are folded into a sum: otherwise one object per
-//! process would stay for as long as the snapshot does.
+//! Every process writes one object. The objects of processes that have ended are folded into a sum: otherwise one object
+//! per process would stay for as long as the snapshot does.
 
 use std::collections::HashSet;
 
@@ -15,7 +15,8 @@ use crate::record::{UsageRecord, seal, unseal};
 use crate::scan::Scan;
 use crate::store::{Listed, Root};
 
-/// Usage records of one snapshot from which on whoever closes a cache folds those of processes that are gone.
+/// The number of usage records of one snapshot from which on a process that closes its cache folds those of ended
+/// processes.
 const FOLD_AFTER: usize = 16;
 
 impl SnapshotState {
@@ -104,7 +105,7 @@ async fn read_all(root: &Root, scan: &Scan) -> Result<Vec<(Listed, UsageRecord)>
     Ok(all)
 }
 
-/// Sums up the usage records of processes that are gone, if that makes fewer objects.
+/// Sums up the usage records of processes that have ended, if that reduces the number of objects.
 ///
 /// # Errors
 /// What the store says.

@@ -34,8 +34,8 @@ struct Waiting {
 
 /// The autocache decision of one job: events in, actions out.
 ///
-/// It keeps no time and draws nothing at random, so that the same events give the same actions. Whoever holds it feeds the
-/// events of the job in the order in which they happen and carries out the actions.
+/// It keeps no time and draws nothing at random, so that the same events give the same actions. Its owner feeds the events
+/// of the job in the order in which they happen, and carries out the actions.
 ///
 /// ```
 /// use caju_autocache::{Autocache, Event, JobSpec, ReplanState};
@@ -426,8 +426,8 @@ impl Case {
         }
     }
 
-    /// Whether a decision stands: observations of several sample windows agree that nothing else comes near, or the time
-    /// for deciding is over, and another probe is not worth it.
+    /// Whether a decision is conclusive: observations of several sample windows agree that no other option comes near, or
+    /// the time for deciding is over, and another probe is not worth its cost.
     fn is_conclusive(
         &mut self,
         autocache: &mut Autocache,

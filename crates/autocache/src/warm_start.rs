@@ -62,7 +62,7 @@ pub(crate) fn decide_by_record(
 }
 
 /// Whether every storable hint was weighed with all its encodings. Where something was stored only its encoding was
-/// probed: that tells little once the parts are gone. A job that names its encoding measures for itself.
+/// probed, which says little about a cache without these parts. A job that names its encoding measures for itself.
 fn hints_are_weighed(
     profile: &Profile,
     hints: &[HintDef],

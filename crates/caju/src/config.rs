@@ -162,7 +162,7 @@ fn is_named(arg: &Arg, name: &str) -> bool {
     arg.get_long() == Some(name) || arg.get_all_aliases().is_some_and(|old| old.contains(&name))
 }
 
-/// The text that would stand on the command line.
+/// The text of the value, as on the command line.
 fn texts(value: &Value) -> Option<Vec<String>> {
     Some(match value {
         Value::String(s) => vec![s.clone()],

@@ -60,7 +60,7 @@ pub(crate) struct EpochReport {
     /// Rounds that this consumer took part in. None without `--balance`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) rounds: Option<u64>,
-    /// Of `wait_s`: an element was there, and other consumers did not have theirs of the same round. None without
+    /// Of `wait_s`: the element had arrived, and other consumers did not have theirs of the same round. None without
     /// `--balance`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) consumer_wait_s: Option<f64>,
@@ -136,7 +136,7 @@ pub(crate) struct SplitsReport {
     pub(crate) compute: u64,
     pub(crate) put: u64,
     pub(crate) get: u64,
-    /// Of those computed: storing was started and given up.
+    /// Of the computed splits: those whose storing was started and abandoned.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) fell_back: u64,
     /// Of those put: begun before the decision, and stored from the backfill buffer.

@@ -252,7 +252,8 @@ impl Acks {
         }
     }
 
-    /// Hands nothing out any more, to a user whose code panicked: what it has in hand is not taken, and goes to others.
+    /// Stops handing out elements after the user's code panicked. The element that the user has in hand does not count as
+    /// taken, and goes to other readers.
     pub(crate) fn close_after_panic(&self) {
         let mut inner = self.inner.lock();
         let progress = Progress::of_word(self.of_handed.fetch_or(Progress::CLOSED, Ordering::AcqRel));

@@ -71,7 +71,7 @@ impl Delivery {
         self.bytes
     }
 
-    /// Returns the bytes as credit while the chunk is kept.
+    /// Returns the bytes as credit, although the chunk stays in memory.
     pub(crate) fn without_credit(self) -> Self {
         let slot = self.slot;
         Self { chunk: self.take(), slot, bytes: 0, credit: None, held: None }

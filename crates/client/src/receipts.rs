@@ -94,7 +94,7 @@ impl Receipts {
         out
     }
 
-    /// Parts what was received into what the user took, by the reader's acknowledgements, and the rest.
+    /// Divides the received rows into those that the user took, by the reader's acknowledgements, and the others.
     pub(crate) fn part(&self, acknowledged: &HashMap<u64, RowSet>) -> Parted {
         let mut parted = Parted::default();
         let mut received: BTreeMap<TaskId, Vec<v1::SplitRows>> = BTreeMap::new();

@@ -55,14 +55,14 @@ pub(crate) enum Item {
     Rows(Delivery),
     /// A slot has no further rows.
     SlotEnd(u32),
-    /// No more rows are expected: short batches that wait to be filled are delivered as they are.
+    /// No more rows are expected: short batches that wait to be filled are delivered short.
     Flush,
     /// The epoch was opened again behind what the user had taken. Rows that came before this and were not handed to the user
     /// come again.
     OpenedAgain(Box<OpenedAgain>),
 }
 
-/// How a reader goes on in the epoch that was opened again.
+/// How a reader continues in the epoch that was opened again.
 #[derive(Debug)]
 pub(crate) struct OpenedAgain {
     pub(crate) shared: Arc<Shared>,
@@ -119,8 +119,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Waits until every other reader knows that this one is there, and that its user gets elements: the states that they take
-    /// from then on name it.
+    /// Waits until every other reader knows of this one, and that its user gets elements: the states that they take from then
+    /// on name it.
     pub(crate) async fn be_announced(&self) {
         if self.announced.is_open() && self.taking.is_open() {
             return;
@@ -138,7 +138,7 @@ impl Shared {
         drop(waiting);
     }
 
-    /// The session is over: nobody waits for others any more.
+    /// The session is over: no waiter waits for other readers any more.
     pub(crate) fn open_gates(&self) {
         self.announced.open();
         self.taking.open();

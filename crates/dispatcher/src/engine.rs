@@ -28,7 +28,7 @@ pub struct EngineCatalog {
 }
 
 impl EngineCatalog {
-    /// A catalog that looks at sources through `ctx`.
+    /// A catalog that opens sources through `ctx`.
     pub fn new(registry: Registry, ctx: SourceContext) -> Self {
         Self { registry, ctx, cache_url: String::new() }
     }
@@ -61,8 +61,8 @@ impl EngineCatalog {
         })
     }
 
-    /// The recorded listing of a source whose rows may be stored, as far as it is still true: how its unchanged files were
-    /// cut, and its columns if it begins as it did. The source is not asked for these again.
+    /// The recorded listing of a source whose rows may be stored, as far as it is still valid: the splits of its unchanged
+    /// files, and its columns if its first file is unchanged. These are not read from the source again.
     async fn known_source(&self, def: &DatasetDef) -> (SourceContext, Option<SchemaRef>) {
         let ctx = self.ctx.clone();
         if self.cache_url.is_empty() || def.hints().is_empty() {
@@ -75,7 +75,7 @@ impl EngineCatalog {
         let splits = listing.splits.iter().map(|s| serde_json::from_str::<Split>(s));
         let Ok(splits) = splits.collect::<Result<Vec<_>, _>>() else { return (ctx, None) };
         let ctx = ctx.with_listing(ListingCache::from_listing(splits));
-        // An error shows again, and in its place, when the source is opened.
+        // An error occurs again, with its place, when the source is opened.
         let same = ctx.first_file_is_unchanged(&def.source).await.unwrap_or(false);
         let columns = same.then(|| Arc::new(listing.columns)).filter(|c| !c.fields().is_empty());
         (ctx, columns)
@@ -112,7 +112,7 @@ struct ListingRecorder {
 }
 
 impl ListingRecorder {
-    /// The same splits, recorded in passing.
+    /// The same splits; each is recorded as it passes.
     fn record(
         self,
         splits: BoxStream<'static, Result<ListedSplit>>,

@@ -251,7 +251,7 @@ impl Walk<'_> {
                 self.engine("arrow");
                 json!({ "sha256": content_name(ipc) })
             }
-            SourceDef::Held { sha256 } => {
+            SourceDef::InlineTable { sha256 } => {
                 self.engine("arrow");
                 json!({ "sha256": sha256 })
             }

@@ -106,7 +106,7 @@ impl CpuPool {
         let job: Work = Box::new(move || {
             let result = catch_unwind(AssertUnwindSafe(work));
             LAST_END.set(thread_cpu_time());
-            // The receiver is gone if its task was cancelled.
+            // The receiver was dropped if its task was cancelled.
             drop(tx.send(result));
         });
         let accepted = match &self.inner.shared {

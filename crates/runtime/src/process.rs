@@ -26,8 +26,8 @@ fn clock(id: libc::clockid_t) -> Duration {
     Duration::new(u64::try_from(ts.tv_sec).unwrap_or(0), u32::try_from(ts.tv_nsec).unwrap_or(0))
 }
 
-/// Blocks that the calling thread had to read from devices so far; 0 where the system does not tell. A read that leaves the
-/// number unchanged was served from memory.
+/// Blocks that the calling thread had to read from devices so far; 0 where the system does not report it. A read that
+/// leaves the number unchanged was served from memory.
 pub fn thread_blocks_read() -> u64 {
     #[cfg(target_os = "linux")]
     {
@@ -49,12 +49,12 @@ fn thread_usage() -> Option<libc::rusage> {
     (rc == 0).then(|| unsafe { usage.assume_init() })
 }
 
-/// The peak resident memory of this process, in bytes; 0 where the system does not tell.
+/// The peak resident memory of this process, in bytes; 0 where the system does not report it.
 pub fn peak_rss_bytes() -> u64 {
     status_kib("VmHWM:") * 1024
 }
 
-/// The resident memory of this process, in bytes; 0 where the system does not tell.
+/// The resident memory of this process, in bytes; 0 where the system does not report it.
 pub fn rss_bytes() -> u64 {
     status_kib("VmRSS:") * 1024
 }
@@ -83,7 +83,7 @@ pub struct ProcessIdentity {
 }
 
 impl ProcessIdentity {
-    /// This process; none where the system does not tell.
+    /// This process; none where the system does not report it.
     pub fn current() -> Option<Self> {
         let pid = std::process::id();
         Some(Self { host: host()?, pid, began: stat(pid)?.1 })

@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn a_panic_of_a_thread_whose_handle_was_dropped_is_logged() {
-        // Before the panic: the thread finds that nobody asks, and logs it.
+        // Before the panic: the thread finds that its handle was dropped, and logs the panic.
         let log = Log::default();
         let (theirs, (go, gone)) = (log.clone(), sync_channel::<()>(0));
         let work = move || -> () {
@@ -214,7 +214,7 @@ mod tests {
         running.join().unwrap();
         assert!(log.text().contains("early panicked: boom"), "{}", log.text());
 
-        // After the panic: whoever drops the handle logs it.
+        // After the panic: dropping the handle logs it.
         let log = Log::default();
         let _listening = log.listen();
         let mut thread = Thread::spawn("late", || -> () { panic!("boom") }).unwrap();

@@ -60,7 +60,7 @@ pub struct FrameReader<R> {
 }
 
 impl<R: AsyncRead + Unpin> FrameReader<R> {
-    /// A reader whose bodies come from `pool`. A peer that sends nothing for `silence` is given up.
+    /// A reader whose bodies come from `pool`. A connection whose peer sends nothing for `silence` fails.
     pub fn new(inner: R, peer: impl Into<String>, pool: BufferPool, silence: Duration) -> Self {
         let inner = BufReader::with_capacity(READ_AHEAD, inner);
         let (max_header, max_body) = (MAX_HEADER_BYTES, DEFAULT_MAX_BODY_BYTES);
@@ -150,7 +150,7 @@ pub struct FrameWriter<W> {
 }
 
 impl<W: AsyncWrite + Unpin> FrameWriter<W> {
-    /// A writer; a peer that takes nothing for `stall` is given up.
+    /// A writer. A connection whose peer takes nothing for `stall` fails.
     pub fn new(inner: W, peer: impl Into<String>, stall: Duration) -> Self {
         Self { inner, peer: peer.into(), stall }
     }
@@ -164,7 +164,7 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
         self.write(&OutFrame { head, body: Vec::new(), body_len: 0, raw_len: 0 }).await
     }
 
-    /// Writes a frame, handing the memory of its columns to the system as it is.
+    /// Writes a frame, handing the memory of its columns to the system without a copy.
     ///
     /// # Errors
     /// `Unavailable` if the connection breaks, `DeadlineExceeded` if the peer takes nothing.
@@ -209,7 +209,7 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
 
     /// Ends the stream.
     pub async fn shutdown(&mut self) {
-        // The peer may have closed first; there is nobody to tell.
+        // The peer may have closed first, and then needs no answer.
         drop(tokio::time::timeout(self.stall, self.inner.shutdown()).await);
     }
 }

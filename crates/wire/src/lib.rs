@@ -1,16 +1,16 @@
 //! What a worker and a client share: chunks of rows with their provenance, and how they travel.
 //!
 //! A [`Chunk`] is rows, the [`Run`]s that say which rows of which split they are, and the [`Elements`] that they
-//! form. Chunks wait in queues that are bounded in bytes ([`ByteQueue`]), reach a reader in the same process as
-//! they are ([`LocalWorkers`]), and any other reader through the framed stream.
+//! form. Chunks wait in queues that are bounded in bytes ([`ByteQueue`]), reach a reader in the same process
+//! unchanged ([`LocalWorkers`]), and any other reader through the framed stream.
 //!
 //! # The framed stream
 //!
-//! Any Arrow Flight client can read a task; our own client speaks this protocol on the same port. It differs
-//! from Flight in three things. Columns are never copied on the way out, and land in one recycled, aligned
-//! allocation on the way in ([`encode_chunk`], [`decode_chunk`], [`BufferPool`]). Rows carry their provenance
-//! ([`Run`]), so that a reader knows what it has (I3). And the reader bounds what is on its way in
-//! bytes (I7), with credits.
+//! Any Arrow Flight client can read a task; our own client speaks this protocol on the same port. It differs from
+//! Flight in three things. Columns are never copied on the way out, and land in one recycled, aligned allocation
+//! on the way in ([`encode_chunk`], [`decode_chunk`], [`BufferPool`]). Rows carry their provenance ([`Run`]), so
+//! that a reader knows which rows it has received (I3). And the reader bounds what is on its way in bytes (I7),
+//! with credits.
 //!
 //! A connection reads one task:
 //!
@@ -24,7 +24,7 @@
 //!   Ack                          ->
 //! ```
 //!
-//! A reader may ask for compressed rows ([`Compression`]). Windows and credits count bytes as they are in memory.
+//! A reader may ask for compressed rows ([`Compression`]). Windows and credits count uncompressed bytes.
 //!
 //! A worker sends while fewer than `window` bytes are on their way or unused at the reader, so at least one
 //! chunk always is, however large. `Ack` tells the worker that the reader has everything.

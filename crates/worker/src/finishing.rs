@@ -67,7 +67,7 @@ impl Manager {
                 put: finished.modes.put,
                 get: finished.modes.get,
                 fell_back: finished.modes.fell_back,
-                kept: finished.modes.kept,
+                backfilled: finished.modes.backfilled,
             }),
             profile,
             secret: registration.secret,

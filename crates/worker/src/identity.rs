@@ -103,7 +103,7 @@ impl Identity {
         self.draining.store(true, Ordering::Release);
     }
 
-    /// Reports to the dispatcher that this worker takes no new tasks; or that it is gone from now on.
+    /// Reports to the dispatcher that this worker takes no new tasks; or that it leaves now.
     ///
     /// # Errors
     /// `Unavailable` if the dispatcher does not answer.

@@ -115,7 +115,7 @@ impl Profiled {
             task_id: task.0,
             stages,
             probes: probes.collect(),
-            looked: found.parts.is_some(),
+            parts_listed: found.parts.is_some(),
             complete: found.complete,
             elapsed_s,
             threads: self.threads,

@@ -24,7 +24,7 @@ pub(crate) struct TaskTable {
 /// A task that has ended.
 struct Past {
     id: TaskId,
-    /// Tells it from a task of another dispatcher that got the same identifier.
+    /// Distinguishes it from a task of another dispatcher with the same identifier.
     secret: Option<Secret>,
     result: Result<()>,
 }

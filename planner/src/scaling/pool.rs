@@ -148,7 +148,7 @@ fn share(job: &PoolJob, workers: u64) -> JobShare {
     JobShare { name: job.name.clone(), alone, workers: 0.0, served: spread }
 }
 
-/// Divides what is left among jobs of one priority by their weights; nobody gets more than it needs.
+/// Divides what is left among jobs of one priority by their weights; no job gets more than it needs.
 fn fair(jobs: &[PoolJob], class: &[usize], left: f64) -> Vec<(usize, f64)> {
     // Those that need least for their weight are served first: what they leave goes to the others.
     let per_weight = |i: usize| jobs[i].busy_workers / jobs[i].weight;

@@ -19,7 +19,7 @@ pub use state::{OptionRate, ReplanState};
 /// Readers that wait for less than this fraction of their time set the pace themselves.
 const MIN_WAIT_FRACTION: f64 = 0.1;
 /// How many times shorter the remainder of a job must become for a change to an option that ran before, or to computing,
-/// all of whose stages were measured at work.
+/// all of whose stages were measured while they ran.
 const MIN_GAIN_KNOWN: f64 = 1.1;
 /// The same for a change to a snapshot of which only a few rows were probed.
 const MIN_GAIN_PREDICTED: f64 = 1.5;
@@ -196,8 +196,9 @@ fn rates(profile: &Profile, choice: &Choice, state: &ReplanState) -> Vec<Measure
     before.chain(computed).chain(read).collect()
 }
 
-/// The profile of a decision with the rates that options had in the job's epochs added. They change nothing; whoever
-/// reads the profile sees what became of its predictions. The profile as it is where rates cannot be added.
+/// The profile of a decision with the rates that options had in the job's epochs added. The rates do not change the
+/// decision; a reader of the profile sees how good its predictions were. If rates cannot be added, the profile is
+/// unchanged.
 pub fn profile_with_rates(
     profile: &Document<Profile>,
     decision: Option<&Document<Decision>>,
@@ -244,7 +245,7 @@ fn plan_again(
     Ok((profile, new))
 }
 
-/// Whether the new choice is so much better than the old one that a change is worth it.
+/// Whether the new choice is better than the old one by enough to change to it.
 fn is_better(profile: &Profile, new: &Decision, old: &Choice) -> bool {
     let same = |choice: &Choice| match (choice, old) {
         (

@@ -61,7 +61,7 @@ pub(crate) struct Epochs<'a> {
     pub(crate) announce: bool,
     /// The launch that restores the state.
     pub(crate) attempt: Option<caju_client::Attempt>,
-    /// Where the reader's state is kept.
+    /// The file of the reader's state.
     pub(crate) state_file: Option<StateFile<'a>>,
 }
 
@@ -338,8 +338,8 @@ fn splits(job: Option<&JobStatus>, leased: u64) -> SplitsReport {
         put: modes.put,
         get: modes.get,
         fell_back: modes.fell_back,
-        backfilled: modes.kept,
-        kept: modes.kept,
+        backfilled: modes.backfilled,
+        kept: modes.backfilled,
     }
 }
 

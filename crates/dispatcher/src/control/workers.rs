@@ -440,11 +440,23 @@ fn of_worker(state: &State, worker: WorkerId, profiles: Vec<v1::TaskProfile>) ->
 }
 
 fn modes_from_proto(m: v1::SplitModes) -> SplitModes {
-    SplitModes { compute: m.compute, put: m.put, get: m.get, fell_back: m.fell_back, kept: m.kept }
+    SplitModes {
+        compute: m.compute,
+        put: m.put,
+        get: m.get,
+        fell_back: m.fell_back,
+        backfilled: m.backfilled,
+    }
 }
 
 pub(super) fn modes_to_proto(m: SplitModes) -> v1::SplitModes {
-    v1::SplitModes { compute: m.compute, put: m.put, get: m.get, fell_back: m.fell_back, kept: m.kept }
+    v1::SplitModes {
+        compute: m.compute,
+        put: m.put,
+        get: m.get,
+        fell_back: m.fell_back,
+        backfilled: m.backfilled,
+    }
 }
 
 pub(super) fn mode_to_proto(mode: Mode) -> v1::ProcessingMode {

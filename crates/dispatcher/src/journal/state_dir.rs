@@ -36,8 +36,8 @@ impl JournalKind {
         }
     }
 
-    /// The folder inside the state directory. Only this is ever renamed: a state directory given by mistake,
-    /// somebody's home say, stays as it is.
+    /// The folder inside the state directory. Only this is ever renamed: a state directory that was given by mistake, a
+    /// home directory say, is not renamed.
     pub(super) fn folder(self) -> &'static str {
         match self {
             Self::Sled => "journal-v1",

@@ -76,7 +76,7 @@ impl SplitProvider {
         self.listed.get().map(ListingDigest::get)
     }
 
-    /// Up to `want` splits that are there now. Splits that share a part of a set are given together.
+    /// Up to `want` of the splits that are ready now. Splits that share a part of a set are returned together.
     pub(crate) fn take(&self, want: usize) -> Vec<SplitRecord> {
         let mut ready = self.ready.lock();
         let group_size = ready.queue.front().and_then(|split| split.group_size);
@@ -87,7 +87,7 @@ impl SplitProvider {
         taken
     }
 
-    /// The names of the splits that are there now, in order.
+    /// The names of the splits that are ready now, in order.
     pub(crate) fn names(&self) -> Vec<u64> {
         self.ready.lock().queue.iter().map(|split| split.name).collect()
     }
@@ -159,7 +159,7 @@ impl SplitProvider {
         let mut skip = Skip::new(issued, skipped_splits);
         let mut position = 0;
         while let Some(window) = windows.next().await? {
-            // Positions are those of the epoch's order: what comes back from a lost task goes out in it again.
+            // Positions are those of the epoch's order: splits of a lost task are leased again in this order.
             let record = |(at, split): (u64, ListedSplit)| SplitRecord {
                 index: feed.index(at),
                 split: Arc::clone(split.json()),
@@ -205,7 +205,7 @@ impl SplitProvider {
 struct Skip {
     issued: Issued,
     skipped_splits: SkippedSplits,
-    /// Splits so far, and their rolling hash as long as it is of use.
+    /// The number of splits so far, and their rolling hash as long as it is compared.
     count: u64,
     digest: u64,
     /// The last split was skipped, and is not issued.

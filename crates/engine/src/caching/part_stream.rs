@@ -1,4 +1,4 @@
-//! Rows of one split at a hint: they go to the writer of its part while the split goes on.
+//! Rows of one split at a hint: they go to the writer of its part while the split is still running.
 
 use std::sync::Arc;
 

@@ -42,7 +42,7 @@ fn start(items: Items, elements: usize, stats: usize, ctx: Arc<TaskContext>) -> 
     .boxed()
 }
 
-/// Fills the buffer until the items end, or nobody reads it any more.
+/// Fills the buffer until the items end or the reader is dropped.
 async fn fill(
     mut items: Items,
     elements: usize,

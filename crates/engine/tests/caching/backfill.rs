@@ -58,7 +58,7 @@ async fn the_second_epoch_computes_nothing() {
         let (rows, modes) = decided(&pair, &cache, 32, &plan).await;
         assert_eq!(rows, want);
         assert_eq!((modes.compute, modes.put, modes.fell_back), (0, SPLITS, 0), "{modes:?}");
-        assert!((20..=32).contains(&modes.kept), "{modes:?}");
+        assert!((20..=32).contains(&modes.backfilled), "{modes:?}");
         let (rows, modes) = pair.with(&cache, how(1), &plan).await;
         assert_eq!((rows.len(), modes.get), (want.len(), SPLITS));
         assert_eq!(rows, want);
@@ -136,7 +136,7 @@ async fn random_rows_are_buffered_in_epoch_0_alone() {
 
     let late = cache_with(&place("kept"), memory(64 << 20)).await;
     let (own, modes) = decided_in(&pair, &late, 3, 32, &plan).await;
-    assert_eq!((modes.kept, modes.compute), (0, 32), "{modes:?}");
+    assert_eq!((modes.backfilled, modes.compute), (0, 32), "{modes:?}");
     assert_ne!(own, first, "what is not stored is drawn by epoch 3");
     let (rows, modes) = pair.with(&late, how(4), &plan).await;
     assert_eq!((modes.put, modes.get, rows), (32, SPLITS - 32, first));
@@ -166,7 +166,7 @@ async fn a_task_that_leases_no_more_gets_the_decision() {
         let modes = task.modes();
         assert_eq!((modes.put, modes.compute), want, "{modes:?}");
         // The other split may begin only now.
-        assert!(modes.kept <= modes.put && (modes.put == 0 || modes.kept > 0), "{modes:?}");
+        assert!(modes.backfilled <= modes.put && (modes.put == 0 || modes.backfilled > 0), "{modes:?}");
         assert!(rows > 2000, "{rows}");
     }
 }
@@ -222,7 +222,7 @@ async fn ended_splits_are_stored_concurrently() {
     let (end, ()) = tokio::join!(task.next(), seen);
     let modes = task.modes();
     assert!(end.is_none());
-    assert_eq!((modes.put, modes.kept), (SPLITS, SPLITS), "{modes:?}");
+    assert_eq!((modes.put, modes.backfilled), (SPLITS, SPLITS), "{modes:?}");
 }
 
 /// A split is stored even if the decision comes while its part is looked up, before its rows are buffered.

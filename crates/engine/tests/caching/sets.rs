@@ -118,7 +118,7 @@ impl World {
             modes.compute += m.compute;
             modes.put += m.put;
             modes.fell_back += m.fell_back;
-            modes.kept += m.kept;
+            modes.backfilled += m.backfilled;
             modes.get += m.get;
         }
         (rows, modes, failed)

@@ -1,9 +1,9 @@
-//! The sequential decoder: walks over the entropy-coded data and turns what is needed into pixels.
+//! The sequential decoder: reads the entropy-coded data and turns the needed blocks into pixels.
 //!
-//! Blocks outside the region are walked over without being stored, and nothing behind the last needed MCU
-//! is read at all; with restart markers, whole intervals are skipped. The needed blocks of one row of MCUs
-//! are collected in strips, transformed in pairs into rings of sample rows, and pixel rows leave as soon as
-//! their neighbours are there.
+//! Blocks outside the region are decoded without being stored, and nothing behind the last needed MCU is
+//! read; with restart markers, whole intervals are skipped. The needed blocks of one row of MCUs are
+//! collected in strips, transformed in pairs into rings of sample rows, and a pixel row is emitted as soon
+//! as its neighbours are decoded.
 
 use caju_types::{Error, Result};
 

@@ -33,7 +33,7 @@ struct Folder {
     entries: Vec<Entry>,
 }
 
-/// A walk in progress: the open folders, innermost last.
+/// A traversal in progress: the open folders, innermost last.
 struct Walk {
     root: StoreUrl,
     filter: Arc<Filter>,
@@ -93,7 +93,7 @@ impl Walk {
         Ok(())
     }
 
-    /// The next files, at most a batch; none at the end of the walk.
+    /// The next files, at most a batch; none at the end of the traversal.
     fn step(mut self) -> Result<(Option<Vec<Listed>>, Walk)> {
         let mut found = Vec::new();
         let mut looked = 0;

@@ -82,8 +82,8 @@ fn caching(job: &JobStatus, out: &mut String) {
         put: modes.put,
         get: modes.get,
         fell_back: modes.fell_back,
-        backfilled: modes.kept,
-        kept: modes.kept,
+        backfilled: modes.backfilled,
+        kept: modes.backfilled,
     });
     let ran = if ran.is_empty() { ran } else { format!("; splits of ended tasks: {ran}") };
     let stored = match job.caching.as_str() {

@@ -105,8 +105,8 @@ fn splits_json(s: &SplitStates) -> Value {
 /// The splits of ended tasks by execution mode, as in `caju.run/v1`.
 fn modes_json(j: &JobStatus) -> Value {
     let m = j.modes.unwrap_or_default();
-    json!({"compute": m.compute, "put": m.put, "get": m.get, "fell_back": m.fell_back, "backfilled": m.kept,
-           "kept": m.kept})
+    json!({"compute": m.compute, "put": m.put, "get": m.get, "fell_back": m.fell_back, "backfilled": m.backfilled,
+           "kept": m.backfilled})
 }
 
 fn io_json(j: &JobStatus) -> Value {

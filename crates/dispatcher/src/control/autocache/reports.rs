@@ -13,7 +13,7 @@ pub(super) fn task_report(profile: v1::TaskProfile) -> TaskReport {
         task: TaskId(profile.task_id),
         stages: profile.stages.into_iter().take(MAX_PER_REPORT).map(stage_report).collect(),
         probes: profile.probes.into_iter().take(MAX_PER_REPORT).map(probe_report).collect(),
-        checked_parts: profile.looked,
+        checked_parts: profile.parts_listed,
         all_probed: profile.complete,
         elapsed_s: profile.elapsed_s,
         threads: profile.threads,

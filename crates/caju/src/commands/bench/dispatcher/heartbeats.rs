@@ -13,7 +13,7 @@ use crate::cli::DispatcherBenchArgs;
 use crate::commands::bench::server::Server;
 use crate::commands::bench::source::LineSource;
 
-/// Heartbeats before the measurement, in intervals: everybody has reported once.
+/// Heartbeats before the measurement, in intervals: every peer has reported once.
 const WARM_UP: u32 = 3;
 
 /// What was measured.
@@ -54,7 +54,7 @@ impl Schedule {
     }
 }
 
-/// Lets everybody report at the interval.
+/// Lets every peer send its heartbeats at the interval.
 ///
 /// # Errors
 /// Those of the calls.

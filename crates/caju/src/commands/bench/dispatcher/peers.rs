@@ -44,7 +44,7 @@ pub(super) struct Client {
 /// Leased splits that no client has acknowledged yet, by job.
 pub(super) type Unacknowledged = Vec<std::sync::Mutex<Vec<u64>>>;
 
-/// Everybody at one dispatcher.
+/// All simulated peers of one dispatcher.
 pub(super) struct Peers {
     pub(super) workers: Vec<Worker>,
     pub(super) clients: Vec<Client>,
