@@ -9,7 +9,7 @@ use caju_planner::Choice;
 use caju_proto::v1::JobStatus;
 use caju_types::format_duration;
 
-use super::shared;
+use super::decision::decision;
 use crate::progress::Printer;
 use crate::text::wrapped;
 
@@ -60,7 +60,7 @@ impl<'a> DecisionAnnouncer<'a> {
         if !self.enabled {
             return;
         }
-        let Some(decision) = shared::decision(job) else { return };
+        let Some(decision) = decision(job) else { return };
         let previous = self.last.replace(Some(decision.reason.clone()));
         if previous.as_ref() != Some(&decision.reason) {
             printer.say(&text(job, &decision.choice, &decision.reason, previous.is_some(), after));

@@ -17,8 +17,8 @@ use futures::StreamExt;
 use futures::stream::FuturesOrdered;
 
 use super::announce::DecisionAnnouncer;
+use super::decision::decision;
 use super::serve::Signals;
-use super::shared;
 use super::state_file::StateFile;
 use super::tail::Tail;
 use crate::cli::EpochArgs;
@@ -127,7 +127,7 @@ impl Epochs<'_> {
             let (read, status, incomplete) =
                 self.epoch(epoch, (reader, signals.as_mut()), before, expected, &announcer).await?;
             report.epochs.push(read);
-            report.decision = status.as_ref().and_then(shared::decision).or(report.decision);
+            report.decision = status.as_ref().and_then(decision).or(report.decision);
             job = status;
             if incomplete.is_some() {
                 failure = incomplete;

@@ -181,7 +181,7 @@ mod tests {
     use caju_planner::Choice;
 
     use super::*;
-    use crate::commands::shared::tests::decision;
+    use crate::commands::decision::tests::decision;
     use crate::report::RunReport;
     use crate::text::WIDTH;
 

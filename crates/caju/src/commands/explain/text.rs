@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::state::{Explanation, HintState, Nearest};
 use crate::commands::cache::{ago, short};
-use crate::commands::shared::recorded_json;
+use crate::commands::decision::recorded_json;
 
 /// The most files, and differences, that are listed one by one.
 const MAX_LISTED: usize = 5;

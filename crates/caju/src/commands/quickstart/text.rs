@@ -118,7 +118,7 @@ fn stored_rows(report: &RunReport, cache: &str, parts: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::shared::tests::decision;
+    use crate::commands::decision::tests::decision;
     use crate::report::SplitsReport;
 
     fn epoch(epoch: u64, wall_s: f64, splits: SplitsReport) -> EpochReport {

@@ -6,7 +6,7 @@ use caju_proto::v1::{JobStatus, ReaderStatus, StageStats};
 use caju_types::{ClientId, format_bytes, format_count};
 
 use super::span;
-use crate::commands::shared;
+use crate::commands::decision::decision;
 use crate::commands::summary::{advice, splits};
 use crate::report::SplitsReport;
 use crate::text::{aligned, table, wrapped};
@@ -95,7 +95,7 @@ fn caching(job: &JobStatus, out: &mut String) {
     };
     let head = format!("{} (policy {}): {stored}{ran}", job.job, job.policy);
     out.push_str(&format!("\n{}\n", wrapped(&head, 2)));
-    if let Some(decision) = shared::decision(job) {
+    if let Some(decision) = decision(job) {
         out.push_str(&format!("  {}\n", wrapped(&decision.reason, 2)));
     }
 }

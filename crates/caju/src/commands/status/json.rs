@@ -6,7 +6,7 @@ use caju_proto::v1::{
 };
 use serde_json::{Value, json};
 
-use crate::commands::shared::recorded_json;
+use crate::commands::decision::recorded_json;
 use crate::report::SharedReport;
 
 pub(super) fn status(s: &GetStatusResponse) -> Value {

@@ -7,7 +7,7 @@ use caju_proto::v1::{
 };
 
 use super::*;
-use crate::commands::shared::tests::decision;
+use crate::commands::decision::tests::decision;
 
 #[test]
 fn an_idle_dispatcher_says_what_to_do() {
