@@ -67,6 +67,17 @@ fn servers_touch_only_what_is_allowed() {
         .expect_error(&["tfrecord", "--allow"]);
     worker.terminate().expect_code(0);
     dispatcher.terminate().expect_code(0);
+    // The same folder can be read once it is named, by either flag.
+    for flag in ["--allow", "--allow-read"] {
+        let allow = [flag, sample_images().to_str().unwrap()];
+        let listen = ["--listen", "127.0.0.1:0"];
+        let dispatcher = Server::start(folder.path(), "dispatcher", &[&listen[..], &allow].concat());
+        let reaches = ["--dispatcher", dispatcher.address.as_str()];
+        let worker = Server::start(folder.path(), "worker", &[&reaches[..], &allow].concat());
+        caju_in(p.folder(), &[&["read", "pipeline.yaml"][..], &reaches].concat()).expect_code(0);
+        worker.terminate().expect_code(0);
+        dispatcher.terminate().expect_code(0);
+    }
 }
 
 #[test]
@@ -99,7 +110,7 @@ fn workers_that_are_asked_to_leave_leave() {
     let one =
         |s: &serde_json::Value| (s["workers"].as_array()?.iter().filter(active).count() == 1).then_some(());
     cluster.wait_for_status("one worker", one);
-    // The drained one ends by itself; the other is there still.
+    // The drained one ends by itself; the other one still runs.
     let (mut ended, mut left) = (0, Vec::new());
     for worker in cluster.workers.drain(..) {
         match worker.process.ended_within(std::time::Duration::from_secs(10)) {

@@ -3,7 +3,7 @@
 use caju_tests::{Cluster, Pipeline};
 use serde_json::{Value, json};
 
-/// Rows so wide that a reader that stands still holds its epoch up: 20 splits of 2 MB.
+/// Rows so wide that a reader without progress delays its epoch: 20 splits of 2 MB.
 fn wide() -> Pipeline {
     let steps = json!([{ "with_columns": { "pad": "repeat('x', 2000)", "x": "uniform(0.0, 1.0)" } }, { "batch": 50 }]);
     Pipeline::of(json!({ "range": 20_000 }), steps)
@@ -25,8 +25,8 @@ fn sum(epochs: &[Value], field: &str) -> u64 {
     epochs.iter().map(|e| e["shared"][field].as_u64().unwrap()).sum()
 }
 
-/// `--sharing`, `--trainer-id`, `--sharing-window`, `--sharing-backlog`, `--sharing-wait`: one trainer stands still, the other one computes the rows
-/// for both, and each gets all of them.
+/// `--sharing`, `--trainer-id`, `--sharing-window`, `--sharing-backlog`, `--sharing-wait`: one trainer is paused, the other one
+/// computes the rows for both, and each gets all of them.
 #[test]
 fn what_one_trainer_computed_the_other_one_reads() {
     let window = ["--sharing-window", "1GiB", "--sharing-backlog", "1GiB", "--sharing-wait", "200ms"];

@@ -20,7 +20,7 @@ use crate::state::{SplitModes, State};
 
 /// Splits of one source that are counted. The keys of more would take too much memory.
 const MAX_SPLITS: usize = 1 << 22;
-/// Hashes of what was written that are kept. After that it may be written, and found known, once more.
+/// The most hashes of written updates that are remembered. Beyond that an update may be written again, without effect.
 const MAX_WRITTEN: usize = 4096;
 /// How long an update of a manifest may take.
 const UPDATE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -137,7 +137,7 @@ struct ManifestUpdate {
 }
 
 impl Core {
-    /// The same splits, counted in passing where there are hints at which they may be stored one by one.
+    /// The same splits. Where hints store split by split, each split is counted as it passes.
     pub(super) fn counted(
         &self,
         iteration: IterationId,

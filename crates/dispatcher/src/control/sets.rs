@@ -31,7 +31,7 @@ pub(super) fn plan_of(plan: Option<&Document<CachePlan>>) -> Option<CachePlan> {
 }
 
 impl Core {
-    /// A set of which all parts are there.
+    /// A set all of whose parts exist.
     async fn whole_set(&self, id: Fingerprint) -> Result<Option<SetRecord>> {
         let snapshot = self.snapshots.reader().await?.snapshot(&id);
         let Some(record) = snapshot.set().await? else { return Ok(None) };
@@ -60,8 +60,8 @@ impl Core {
 }
 
 impl Listing {
-    /// The splits of an iteration whose hint stands behind a cross-split stage. The whole listing is needed:
-    /// a set is of use only if it covers exactly that.
+    /// The splits of an iteration whose hint stands behind a cross-split stage. The whole listing is needed: a set can
+    /// be read only if it covers exactly these splits.
     pub(super) async fn with_set(
         &self,
         core: &Core,

@@ -233,7 +233,7 @@ async fn a_split_that_begins_during_the_decision_is_stored() {
     let gate = Arc::new(tokio::sync::Semaphore::new(0));
     faults.add(Rule::new(Op::List, Fault::Gate(Arc::clone(&gate))).always());
     let cache = faulty_with(&place("kept"), &faults, memory(64 << 20)).await;
-    // Without the first one, which is not looked for.
+    // Without the first one, whose part is not looked up.
     let leases = (1u64..).zip(&pair.splits[1..]).map(|(i, s)| LeasedSplit::new(i, s.clone())).collect();
     let mut options = TaskOptions::new(CpuPool::new(2).unwrap(), SystemClock::shared());
     options.cache = Some(cache);
@@ -300,7 +300,7 @@ async fn the_next_part_is_requested_before_the_last_one_ends() {
     assert!(all > modes.put * 8, "{all} requests, {modes:?}");
     let (faults, gate) = gated(0);
     let one_by_one = async {
-        // There is room for 16; while parts end together, three readers alone would have down to 6.
+        // The buffer fits 16; while parts end together, three readers alone would have down to 6.
         const AT_ONCE: u64 = 10;
         // At first it is not known how large parts are, and at last there are none to ask for.
         const EDGE: u64 = 64;

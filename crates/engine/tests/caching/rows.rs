@@ -1,4 +1,4 @@
-//! Running a pipeline with a cache, and telling rows apart.
+//! Runs a pipeline with a cache, and compares rows.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -18,6 +18,10 @@ const WARM_UP: u32 = 3;
 
 /// What was measured.
 pub(super) struct Heartbeats {
+    /// Numbers of workers, clients and jobs.
+    peers: [usize; 3],
+    /// The cores that the dispatcher may use.
+    dispatcher_cores: String,
     workers: Latencies,
     clients: Latencies,
     leases: Latencies,
@@ -101,6 +105,8 @@ pub(super) async fn measure(
     let clients = all(clients).await?;
     let leases = all(leasing).await?;
     Ok(Heartbeats {
+        peers: [n, m, peers.jobs()],
+        dispatcher_cores: server.cores(),
         splits_per_s: leases.splits as f64 / args.duration.as_secs_f64(),
         workers: workers.times,
         clients: clients.times,
@@ -214,7 +220,12 @@ impl Heartbeats {
     }
 
     pub(super) fn json(&self) -> Value {
+        let [workers, clients, jobs] = self.peers;
         json!({
+            "workers": workers,
+            "clients": clients,
+            "jobs": jobs,
+            "dispatcher_cores": self.dispatcher_cores,
             "join_s": self.join.as_secs_f64(),
             "cpu_share": self.cpu_share,
             "peak_bytes": self.peak_bytes,

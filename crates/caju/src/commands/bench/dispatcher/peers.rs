@@ -1,6 +1,6 @@
 //! Simulated workers and clients, each with a connection of its own.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -121,7 +121,12 @@ impl Peers {
         })
     }
 
-    /// The tasks of a worker, by their places.
+    /// The number of jobs with tasks.
+    pub(super) fn jobs(&self) -> usize {
+        self.tasks.iter().map(|t| t.job).collect::<HashSet<_>>().len()
+    }
+
+    /// The indexes of a worker's tasks.
     pub(super) fn tasks_of(&self, worker: usize) -> Vec<usize> {
         (0..self.tasks.len()).filter(|t| self.tasks.get(*t).is_some_and(|t| t.worker == worker)).collect()
     }
