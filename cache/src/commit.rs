@@ -62,7 +62,7 @@ impl LoadedCommit {
     /// Reads the commit record of a listed object.
     ///
     /// # Errors
-    /// What the store says.
+    /// The errors of the store.
     pub(crate) async fn read(root: &Root, of: Fingerprint, object: &Listed) -> Result<Self> {
         let Some(bytes) = root.get(&object.path).await? else { return Ok(Self::Missing) };
         let name = root.name(&object.path);

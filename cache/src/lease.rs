@@ -182,7 +182,7 @@ impl Leases {
     /// Whether a process is alive, as far as this process knows.
     ///
     /// # Errors
-    /// What the store says.
+    /// The errors of the store.
     pub(crate) async fn is_alive(&self, writer: &str) -> Result<bool> {
         if writer == self.id {
             return Ok(true);

@@ -73,7 +73,7 @@ impl ReportedTimes {
     pub fn workers_wanted(&self) -> Result<u64> {
         if self.workers.is_empty() || self.consumers.is_empty() {
             return Err(Error::unavailable(
-                "nobody has reported yet what an element costs workers, or how fast readers take them",
+                "workers and readers have not reported yet what an element costs, or how fast elements are taken",
             ));
         }
         let rates =

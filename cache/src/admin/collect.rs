@@ -136,7 +136,7 @@ impl Cache {
     /// abort them.
     ///
     /// # Errors
-    /// What the store says. What was deleted before stays deleted.
+    /// The errors of the store. What was deleted before stays deleted.
     pub async fn gc(&self, dry_run: bool) -> Result<Collection> {
         let now = self.ctx.root.now_ms().await?;
         let live = self.ctx.leases.live(now, self.ctx.options.orphan_grace).await?;

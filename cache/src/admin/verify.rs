@@ -19,7 +19,7 @@ impl Cache {
     /// what it says about itself, and that it decodes to its rows. Changes nothing.
     ///
     /// # Errors
-    /// What the store says. Damage is no error: the report names it.
+    /// The errors of the store. Damage is no error: the report names it.
     pub async fn verify(self: &Arc<Self>, only: Option<&Fingerprint>) -> Result<VerifyReport> {
         let mut report = VerifyReport::default();
         let folder = only.map_or_else(|| self.ctx.root.layout.base(), |of| self.ctx.root.layout.folder(*of));

@@ -69,7 +69,7 @@ impl UsageRecord {
     /// What all processes read from a snapshot so far.
     ///
     /// # Errors
-    /// What the store says.
+    /// The errors of the store.
     pub(crate) async fn total(root: &Root, scan: &Scan) -> Result<Self> {
         let mut sum = Self::default();
         read_all(root, scan).await?.iter().for_each(|(_, record)| sum.add(record));
@@ -108,7 +108,7 @@ async fn read_all(root: &Root, scan: &Scan) -> Result<Vec<(Listed, UsageRecord)>
 /// Sums up the usage records of processes that have ended, if that reduces the number of objects.
 ///
 /// # Errors
-/// What the store says.
+/// The errors of the store.
 pub(crate) async fn fold_usage_records(
     root: &Root,
     of: Fingerprint,

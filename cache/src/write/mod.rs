@@ -151,7 +151,7 @@ impl PartWriter {
     ///
     /// # Errors
     /// `InvalidArgument` for rows of another schema, `ResourceExhausted` over the budget or on a full disk,
-    /// and what the store says. After an error only [`PartWriter::abort`] may be called.
+    /// and the errors of the store. After an error only [`PartWriter::abort`] may be called.
     pub async fn write(&mut self, batch: &RecordBatch) -> Result<()> {
         if batch.schema_ref().fields() != self.schema.fields() {
             return Err(Error::invalid(format!(
@@ -313,7 +313,7 @@ impl PartWriter {
         Ok(committed)
     }
 
-    /// Abandons the part: nothing of it stays.
+    /// Abandons the part, and deletes what was written of it.
     pub async fn abort(mut self) {
         if let Some(open) = self.open.take() {
             // Finished even if the caller is dropped in the meantime, as a stopped task is.

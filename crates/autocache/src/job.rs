@@ -277,8 +277,8 @@ impl Autocache {
         actions.push(self.decide(Decided::new(plan, decision, profile), reason));
     }
 
-    /// Takes the decision of a running job with the same pipeline. A job that has measured for itself adopts only what
-    /// somebody stores: that a pipeline is fast enough for another reader is not its own finding.
+    /// Takes the decision of a running job with the same pipeline. A job that has measured for itself adopts only a
+    /// decision to store: a decision to compute may depend on the speed of the other job's reader.
     fn adopts(
         &mut self,
         job: &JobSpec,
@@ -382,7 +382,7 @@ impl Case {
         let measured = Measurements {
             workers: workers.len() as u64,
             splits_total: facts.splits_listed.max(counted),
-            // A reader that only counts rows shows nothing of what a training job would take.
+            // A reader that only counts rows says nothing about the demand of a training job.
             demand: if job.profile_only { None } else { demand(&facts.clients) },
             epochs: epochs_left(job.epochs, facts.epoch, record),
             jobs: record.map(expected_jobs),

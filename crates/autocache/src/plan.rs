@@ -124,7 +124,7 @@ pub struct SetTarget {
     pub id: Fingerprint,
     /// The attempt, so that parts of two attempts do not mix.
     pub attempt: String,
-    /// What it has to cover.
+    /// The splits that it has to cover.
     pub whole: Whole,
 }
 

@@ -82,7 +82,7 @@ fn with_variables(command: Command) -> Command {
 
 /// The file that `--config` or the variable names, and what is in it.
 fn load(args: &[OsString], variable: Option<OsString>) -> Result<Option<(PathBuf, Table)>> {
-    // Only a file that was asked for: one in the working folder may be somebody else's.
+    // Only a file that was named: one in the working folder may belong to another user.
     let Some(path) = named_file(args).or(variable).map(PathBuf::from) else { return Ok(None) };
     let text = std::fs::read_to_string(&path).map_err(|e| {
         let message = format!("settings file {}: {e}", path.display());

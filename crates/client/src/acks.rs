@@ -1,8 +1,8 @@
 //! The rows that the user has taken: those that it got before it asked for more. They are reported to the dispatcher as
 //! acknowledged; all other rows of this reader go to other readers if it vanishes (I3).
 //!
-//! A reader that ends before its epoch does gives back what its user was not handed: [`Acks::close`] draws the line. What
-//! the user has in hand by then counts as taken, and it is handed nothing more.
+//! A reader that ends before its epoch does gives back what its user was not handed: [`Acks::close`] fixes the boundary: the
+//! element that the user has in hand then counts as taken, and no further one is handed out.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -242,7 +242,8 @@ impl Acks {
         true
     }
 
-    /// Hands nothing out any more. What the user has in hand is taken: it will ask for more only to get the end.
+    /// Stops handing out elements. The element that the user has in hand counts as taken: the user asks for another one only
+    /// to get the end.
     pub(crate) fn close(&self) {
         let mut inner = self.inner.lock();
         let progress = Progress::of_word(self.of_handed.fetch_or(Progress::CLOSED, Ordering::AcqRel));

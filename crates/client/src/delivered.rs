@@ -253,7 +253,7 @@ impl EpochFacts {
         self.inner.lock().readers.len() as u64
     }
 
-    /// What was listed, and which readers had taken rows, or have some in hand.
+    /// Adds the listed splits, and the readers that had taken rows or have some in hand.
     pub(crate) fn listed_and_readers(&self) -> (BTreeMap<u32, Listed>, BTreeSet<u64>) {
         let facts = self.inner.lock();
         (facts.listed.clone(), facts.readers.union(&facts.taking).copied().collect())

@@ -15,7 +15,7 @@ pub(crate) enum Fresh {
     Parts(Vec<(u64, u64)>),
 }
 
-/// What a reader that ends before its epoch keeps and what it gives back.
+/// The rows that a reader which ends before its epoch keeps, and those that it gives back.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Parted {
     /// Rows that the user took, by task, of tasks that may still be lost.

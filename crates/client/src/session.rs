@@ -333,7 +333,7 @@ impl Session {
         self.version = answer.version;
         self.finished = answer.finished;
         if answer.others_take {
-            // What they have not taken comes here if they die.
+            // Rows that they have not taken come to this reader if they die.
             self.tasks.idle.restart();
         }
         self.accounted = answer.accounted;

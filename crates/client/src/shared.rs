@@ -201,7 +201,7 @@ impl Shared {
         }
         // Padding belongs to another consumer, which acknowledges it.
         self.acks.arrived(delivery.chunk.runs.iter().map(|r| r.len).sum());
-        // The queue is closed with the reader, which needs no more rows.
+        // The queue is closed with the reader, which needs no further rows.
         let bytes = usize::try_from(delivery.bytes()).unwrap_or(usize::MAX);
         drop(self.queue.push_now(Item::Rows(delivery), bytes));
     }

@@ -74,13 +74,13 @@ impl Incomplete {
     /// The error of a reader whose epoch is not whole.
     pub(crate) fn error(&self) -> Error {
         let accept = match self.rows_unknown {
-            true => "or go on with the next epoch",
+            true => "or continue with the next epoch",
             false => {
-                "go on with the next epoch, or accept it with --lost-readers allow (Python: lost_readers=\"allow\")"
+                "continue with the next epoch, or accept it with --lost-readers allow (Python: lost_readers=\"allow\")"
             }
         };
         let rows = match self.rows_unknown {
-            true => "rows of this epoch are missing or came twice, nobody knows how many".to_string(),
+            true => "an unknown number of rows of this epoch are missing or came twice".to_string(),
             false => format!("{} rows of this epoch are missing", format_count(self.rows_missing)),
         };
         Error::failed_precondition(format!(

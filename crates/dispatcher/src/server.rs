@@ -182,7 +182,7 @@ impl DispatcherHandle {
         self.http_address.as_deref()
     }
 
-    /// The saves that were asked for: somebody in this process has to drive them, with a client.
+    /// The requested saves: a driver in this process has to carry them out, with a client.
     pub fn saves(&self) -> crate::control::Saves {
         crate::control::Saves::of(&self.core)
     }

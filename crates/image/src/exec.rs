@@ -215,7 +215,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Carries out what was asked for so far; the pixels are in `Scratch::current` afterwards.
+    /// Applies the operations that were collected so far; the pixels are in `Scratch::current` afterwards.
     fn materialise<'s>(&mut self, s: &'s mut Scratch) -> Result<&'s mut [u8]> {
         let now = self.now();
         self.held.push(hold(now, 1)?);

@@ -108,7 +108,7 @@ impl<T> Sender<T> {
     }
 
     fn no_receiver(&self) -> Error {
-        Error::cancelled(format!("{}: nobody takes its items any more", self.name))
+        Error::cancelled(format!("{}: its receiver was dropped", self.name))
     }
 }
 

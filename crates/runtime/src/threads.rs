@@ -1,7 +1,7 @@
 //! Supervised threads: every failure of a thread is reported.
 //!
 //! What [`Tasks`](crate::Tasks) is for futures this is for work that blocks for as long as it lives, such as the writer of a
-//! journal. `std::thread::spawn` lets a panic pass unheard when its handle is dropped: `scripts/check-house` bans it, and
+//! journal. `std::thread::spawn` loses a panic when its handle is dropped: `scripts/check-house` bans it, and
 //! `std::thread::Builder`, outside this crate. `std::thread::scope` waits for its threads and passes their panics on, and so
 //! is not banned.
 

@@ -1,4 +1,4 @@
-//! One run: the plan is carried out, and what came of it is compared with the model.
+//! One run: the plan is carried out, and the result is compared with the model.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -37,7 +37,7 @@ struct SaveLocation {
 }
 
 impl LoadSource {
-    /// Opens a save. `schema`: as somebody else found it.
+    /// Opens a save. `schema`: the schema that the dispatcher found.
     pub(crate) async fn open(
         path: &str,
         wait: bool,
@@ -72,7 +72,7 @@ impl SaveLocation {
                  to read it meanwhile"
             ))),
             SaveState::Failed => Err(Error::failed_precondition(format!(
-                "source load: the save at {url} failed: {}; save again, which goes on where it stopped",
+                "source load: the save at {url} failed: {}; save again, which continues where it stopped",
                 saved.error.as_deref().unwrap_or("no reason is known")
             ))),
         }

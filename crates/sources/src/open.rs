@@ -38,7 +38,7 @@ async fn first_file(def: &FileSource, ctx: &SourceContext) -> Result<FileRef> {
 
 /// Opens a definition's source, recursively, and finds its schema.
 ///
-/// `schema`: the schema that somebody else found (the dispatcher), trusted without looking at a file.
+/// `schema`: the schema that the dispatcher found. It is trusted without opening a file.
 ///
 /// # Errors
 /// `NotFound` for a missing file or a glob without a match, `InvalidArgument` for files of another shape

@@ -96,7 +96,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         Ok(Some(InFrame { kind: fixed.kind, header, body: body.freeze() }))
     }
 
-    /// Reads the header in steps, so that a lie about its length costs what was sent and no more.
+    /// Reads the header in steps, so that a false length allocates no more than was sent.
     async fn header(&mut self, len: usize) -> Result<Vec<u8>> {
         let mut header = Vec::new();
         while header.len() < len {

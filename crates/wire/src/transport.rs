@@ -58,7 +58,7 @@ pub trait SimulatedNetwork: Send + Sync {
     /// dropped.
     ///
     /// # Errors
-    /// `Unavailable` if somebody listens there.
+    /// `Unavailable` if the name is in use.
     async fn bind(&self, listen: &str) -> Result<(String, mpsc::Receiver<Box<dyn ByteStream>>)>;
 
     /// Connects to an address.

@@ -23,7 +23,7 @@ impl Manager {
         match &finished.result {
             Ok(()) => tracing::info!(task = %task.id, "task ended"),
             Err(e) if e.kind() == ErrorKind::Cancelled => {
-                tracing::info!(task = %task.id, reason = %e, "task given up")
+                tracing::info!(task = %task.id, reason = %e, "task abandoned")
             }
             Err(e) => tracing::error!(task = %task.id, error = %e, "task failed"),
         }

@@ -144,7 +144,7 @@ pub(crate) fn refused_as_loss(id: TaskId, refused: Error) -> Error {
         return refused;
     }
     Error::cancelled(format!(
-        "{id} is given up, as its worker is not the one that the dispatcher knows: {}",
+        "{id} is abandoned, as its worker is not the one that the dispatcher knows: {}",
         refused.message()
     ))
 }

@@ -199,7 +199,7 @@ impl Manager {
             task.readers.gone(linger).await;
             let runs = self.tasks.get(task.id).is_some_and(|present| Arc::ptr_eq(&present, &task));
             if runs && !task.is_delivered() {
-                self.give_up_task(&task, &format!("nobody reads {}, and its worker drains", task.id)).await;
+                self.give_up_task(&task, &format!("{} has no reader, and its worker drains", task.id)).await;
             }
         });
         futures::future::join_all(unread).await;

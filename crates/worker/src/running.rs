@@ -201,7 +201,7 @@ impl RunningTask {
     }
 
     fn unread(&self, linger: Duration) -> Error {
-        Error::cancelled(format!("nobody has read {} for {linger:?}", self.id))
+        Error::cancelled(format!("{} had no reader for {linger:?}", self.id))
     }
 
     /// The outcome of a task whose [`RunningTask::pump`] panicked.

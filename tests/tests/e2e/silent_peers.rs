@@ -145,7 +145,7 @@ fn a_task_that_nobody_reads_ends_after_the_linger_time() {
     cluster.wait_for_status("a task", |s| (task(s)? == 1).then_some(()));
     reader.signal("KILL");
     drop(reader.wait());
-    let line = cluster.workers[0].process.wait_for_error_line("nobody has read");
+    let line = cluster.workers[0].process.wait_for_error_line("had no reader");
     assert!(line.contains("for 300ms"), "{line}");
     cluster.stop();
 }

@@ -333,7 +333,7 @@ pub(crate) struct ReadArgs {
     #[arg(long, value_name = "fail|allow", default_value = "fail")]
     pub(crate) lost_readers: LostReadersArg,
     /// Keep the reader's state in this file: written at the end of each epoch and on SIGINT or SIGTERM. If it is there,
-    /// the reader goes on from it, in any mode, with any number of workers
+    /// the reader continues from it, in any mode, with any number of workers
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) state: Option<PathBuf>,
     /// With --state: fail if the file is not there

@@ -30,7 +30,7 @@ impl<'a> StateFile<'a> {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound && !must_exist => None,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
                 return Err(Error::not_found(format!(
-                    "--state {}: there is no state to go on from; leave out --resume to begin the epoch",
+                    "--state {}: there is no state to continue from; leave out --resume to begin the epoch",
                     path.display()
                 )));
             }

@@ -114,7 +114,7 @@ fn is_read(iteration: &Iteration) -> bool {
 }
 
 /// The workers in the processes of an iteration's readers. Each counts by its number of cores, relative to the other workers.
-/// While there are no other workers, it counts as one that has the cores of those to come.
+/// While there are no other workers, each counts as one worker.
 fn local_workers(state: &State, iteration: &Iteration, busy_s: f64) -> LocalWorkers {
     let active = iteration.tasks.values().filter(|t| t.state == TaskState::Active);
     let own = active.filter_map(|t| state.workers.get(&t.worker)).filter(|w| w.is_in_reader());

@@ -99,7 +99,7 @@ impl TaskCache {
         }
     }
 
-    /// Gives rows to the writer of a part. One that takes no more loses its split.
+    /// Gives rows to the writer of a part. A writer that accepts no further rows loses its split.
     async fn write(&self, sender: &PartSender, index: u64, rows: &[RecordBatch]) {
         for batch in rows.iter().filter(|b| b.num_rows() > 0) {
             let item = PartItem::Rows(batch.clone());

@@ -103,7 +103,7 @@ impl SharedSplit {
         rows.bytes - before
     }
 
-    /// All rows of the split, and no more.
+    /// Exactly the rows of the split.
     pub(super) fn whole_rows(&self) -> Option<u64> {
         let rows = self.rows.lock();
         matches!(rows.state, State::Whole { .. }).then_some(rows.count)

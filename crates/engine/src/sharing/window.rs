@@ -242,7 +242,7 @@ impl SharingWindow {
         split.changed.notify_waiters();
     }
 
-    /// A task computes a split no more.
+    /// A task has stopped computing a split.
     pub(super) fn remove_writer(&self, split: &Arc<SharedSplit>) {
         let mut state = self.state.lock();
         if split.remove_writer() {
@@ -253,7 +253,7 @@ impl SharingWindow {
         self.freed.notify_waiters();
     }
 
-    /// A task reads a split no more.
+    /// A task has stopped reading a split.
     pub(super) fn remove_reader(&self, split: &Arc<SharedSplit>) {
         let mut state = self.state.lock();
         split.remove_reader();

@@ -42,7 +42,7 @@ impl Stores {
     /// The entry of one file.
     ///
     /// # Errors
-    /// `NotFound`, and what the store says.
+    /// `NotFound`, and the errors of the store.
     pub async fn head(&self, url: &str, io: &Arc<IoCounters>) -> Result<Listed> {
         head(&self.resolve(url)?, io).await
     }
