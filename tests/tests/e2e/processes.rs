@@ -69,7 +69,8 @@ fn servers_touch_only_what_is_allowed() {
     dispatcher.terminate().expect_code(0);
     // The same folder can be read once it is named, by either flag.
     for flag in ["--allow", "--allow-read"] {
-        let allow = [flag, sample_images().to_str().unwrap()];
+        let folder_of_images = sample_images();
+        let allow = [flag, folder_of_images.to_str().unwrap()];
         let listen = ["--listen", "127.0.0.1:0"];
         let dispatcher = Server::start(folder.path(), "dispatcher", &[&listen[..], &allow].concat());
         let reaches = ["--dispatcher", dispatcher.address.as_str()];
