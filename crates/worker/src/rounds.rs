@@ -208,7 +208,9 @@ impl Rounds {
             false => self.tail.get(start..end).unwrap_or_default().to_vec(),
         };
         if consumer >= self.consumers || chunks.is_empty() {
-            return Err(Error::internal("the dispatcher gave out elements that do not exist, or to no consumer"));
+            return Err(Error::internal(
+                "the dispatcher gave out elements that do not exist, or to no consumer",
+            ));
         }
         for chunk in &mut chunks {
             if !piece.of_rows {
