@@ -99,21 +99,6 @@ fn the_limit_of_connections_holds_for_grpc_too() {
 }
 
 #[test]
-fn idle_grpc_connections_are_closed() {
-    // Without the second flag the connection, which has no request, would be closed after 5 s.
-    let cluster = Cluster::start_with(1, &[], &["--idle-timeout", "500ms", "--handshake-timeout", "10min"]);
-    let mut stream = TcpStream::connect(&cluster.workers[0].address).unwrap();
-    stream.write_all(HELLO).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    let mut all = Vec::new();
-    let read = stream.read_to_end(&mut all);
-    let timed_out = [std::io::ErrorKind::WouldBlock, std::io::ErrorKind::TimedOut];
-    assert!(!read.is_err_and(|e| timed_out.contains(&e.kind())), "the server did not close it");
-    assert!(!all.is_empty());
-    cluster.stop();
-}
-
-#[test]
 fn long_names_are_refused_shortly() {
     let cluster = Cluster::start(1);
     let p = Pipeline::of(json!({ "range": 10 }), json!([]));

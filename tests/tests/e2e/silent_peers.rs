@@ -312,14 +312,9 @@ fn header(name: &[u8], value: &str) -> Vec<u8> {
     [name, &[u8::try_from(value.len()).unwrap()], value.as_bytes()].concat()
 }
 
-/// `--request-timeout`: a call whose message does not arrive whole is answered with an error.
-#[test]
-fn a_request_that_does_not_arrive_is_answered_after_the_request_timeout() {
-    const TIMEOUT: Duration = Duration::from_millis(300);
-    let folder = tempdir().unwrap();
-    let args = ["--listen", "127.0.0.1:0", "--request-timeout", "300ms"];
-    let server = Server::start(folder.path(), "dispatcher", &args);
-    let mut stream = TcpStream::connect(&server.address).unwrap();
+/// A connection on which the headers of a call of `GetStatus` were sent.
+fn asking_for_the_status(address: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     // POST over http, and the path, the authority and the type of the content.
     let headers = [
@@ -328,10 +323,40 @@ fn a_request_that_does_not_arrive_is_answered_after_the_request_timeout() {
         header(&[0x01], "localhost"),
         header(&[0x0f, 0x10], "application/grpc"),
     ];
-    let begin = Instant::now();
     stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
     stream.write_all(&http2(4, 0, 0, &[])).unwrap();
     stream.write_all(&http2(1, 4, 1, &headers.concat())).unwrap();
+    stream
+}
+
+/// `--idle-timeout`: a connection is closed when it has had no call for that long.
+#[test]
+fn idle_grpc_connections_are_closed() {
+    let folder = tempdir().unwrap();
+    // The time without a call is first looked at when the time for the first call is over.
+    let args = ["--listen", "127.0.0.1:0", "--idle-timeout", "500ms", "--handshake-timeout", "2s"];
+    let server = Server::start(folder.path(), "dispatcher", &args);
+    let mut stream = asking_for_the_status(&server.address);
+    // An empty message, the last of the call.
+    stream.write_all(&http2(0, 1, 1, &[0; 5])).unwrap();
+    let mut all = Vec::new();
+    let read = stream.read_to_end(&mut all);
+    // By default it would stay for five minutes, which is more than the patience of this test.
+    let timed_out = [std::io::ErrorKind::WouldBlock, std::io::ErrorKind::TimedOut];
+    assert!(!read.is_err_and(|e| timed_out.contains(&e.kind())), "the server did not close it");
+    assert!(!all.is_empty());
+    server.terminate().expect_code(0);
+}
+
+/// `--request-timeout`: a call whose message does not arrive whole is answered with an error.
+#[test]
+fn a_request_that_does_not_arrive_is_answered_after_the_request_timeout() {
+    const TIMEOUT: Duration = Duration::from_millis(300);
+    let folder = tempdir().unwrap();
+    let args = ["--listen", "127.0.0.1:0", "--request-timeout", "300ms"];
+    let server = Server::start(folder.path(), "dispatcher", &args);
+    let begin = Instant::now();
+    let mut stream = asking_for_the_status(&server.address);
     // A message of 100 bytes, of which 10 arrive.
     stream.write_all(&http2(0, 0, 1, &[&[0, 0, 0, 0, 100][..], &[0; 10]].concat())).unwrap();
     loop {
