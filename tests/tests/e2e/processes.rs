@@ -159,11 +159,13 @@ fn state_in_a_folder_survives_a_restart() {
     let worker = Server::start(folder.path(), "worker", &["--dispatcher", &address]);
     let p = Pipeline::of(json!({ "range": 1000 }), json!([]));
     let read =
-        || caju_in(p.folder(), &["read", "pipeline.yaml", "--dispatcher", &address, "--report", "r.json"]);
-    read().expect_code(0);
+        |job: &str| caju_in(p.folder(), &["read", "pipeline.yaml", "--dispatcher", &address, "--job", job]);
+    read("before").expect_code(0);
     first.terminate().expect_code(0);
     let second = start(&address);
-    read().expect_code(0);
+    let shown = caju(&["status", "--dispatcher", &address, "--all"]).stdout;
+    assert!(shown.contains("before"), "{shown}");
+    read("after").expect_code(0);
     worker.terminate().expect_code(0);
     second.terminate().expect_code(0);
 }
