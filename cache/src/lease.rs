@@ -56,7 +56,7 @@ struct Observation {
 impl Observation {
     fn is_alive(&self, now: Duration, ttl: Duration) -> bool {
         let idle = now.saturating_sub(self.since).saturating_add(self.initial_age);
-        idle < ttl && !self.process.as_ref().is_some_and(ProcessIdentity::is_gone)
+        idle < ttl && !self.process.as_ref().is_some_and(ProcessIdentity::has_ended)
     }
 }
 

@@ -59,7 +59,7 @@ impl SnapshotDescription {
         self.name.is_empty() && self.prefix.is_empty() && self.definition.is_null()
     }
 
-    /// The same description with an update.
+    /// This description with an update.
     #[must_use]
     pub(crate) fn with(&self, news: &DescriptionUpdate) -> Self {
         let mut updated = self.clone();

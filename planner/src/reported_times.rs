@@ -84,7 +84,7 @@ impl ReportedTimes {
         Ok((wanted as u64).max(1))
     }
 
-    /// The same, but at most four times the present workers.
+    /// The workers that readers need, but at most four times the present ones.
     ///
     /// # Errors
     /// As [`ReportedTimes::workers_wanted`].

@@ -113,14 +113,14 @@ pub(crate) async fn fold_usage_records(
     root: &Root,
     of: Fingerprint,
     scan: &Scan,
-    is_gone: impl Fn(&str, &Listed) -> bool,
+    has_ended: impl Fn(&str, &Listed) -> bool,
 ) -> Result<Option<FoldedUsage>> {
-    let count = scan.uses.iter().filter(|o| is_gone(id(o), o)).count();
+    let count = scan.uses.iter().filter(|o| has_ended(id(o), o)).count();
     if count < 2 {
         return Ok(None);
     }
     let mut all = read_all(root, scan).await?;
-    all.retain(|(object, _)| is_gone(id(object), object));
+    all.retain(|(object, _)| has_ended(id(object), object));
     let mut sum = UsageRecord::default();
     all.iter().for_each(|(_, record)| sum.add(record));
     let until = all.iter().map(|(object, _)| object.modified_ms).max().unwrap_or(0);

@@ -70,7 +70,7 @@ impl CachePlan {
         key.folded() % u64::from(Self::ALL) < u64::from(self.permille)
     }
 
-    /// The same plan for rows that are computed from now on and drawn as before. A set that can never be complete is not
+    /// This plan without a set: rows are computed from now on, and drawn as before. A set that can never be complete is not
     /// written any further.
     #[must_use]
     pub fn without_set(mut self) -> Self {

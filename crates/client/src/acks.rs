@@ -280,7 +280,7 @@ impl Acks {
     }
 
     /// Waits until rows should be reported to the dispatcher at once.
-    pub(crate) async fn news(&self) {
+    pub(crate) async fn report_due(&self) {
         self.notify.notified().await;
     }
 
@@ -404,12 +404,12 @@ mod tests {
         let acks = Acks::default();
         assert!(hand(&acks, &[run(0, 4)], false, false));
         assert!(acks.hand_next(1, 1));
-        acks.news().await;
+        acks.report_due().await;
         assert!(acks.hand_next(2, 1));
         acks.taken_handed();
-        assert!(futures::poll!(Box::pin(acks.news())).is_pending());
+        assert!(futures::poll!(Box::pin(acks.report_due())).is_pending());
         acks.user_waits();
-        acks.news().await;
+        acks.report_due().await;
     }
 
     #[test]

@@ -118,13 +118,13 @@ pub(crate) struct EpochFacts {
 struct Facts {
     listed: BTreeMap<u32, Listed>,
     readers: BTreeSet<u64>,
-    /// What was taken before the epoch was opened; until the reader knows it.
+    /// Rows that were taken before the epoch was opened. Dropped once the reader has added them.
     resumed: Option<Arc<TakenRows>>,
-    /// The same, for as long as the reader lives.
+    /// Rows that were taken before the epoch was opened, for as long as the reader lives.
     all_resumed: Option<Arc<TakenRows>>,
     knows_resumed: bool,
     sized: Vec<(u64, u64)>,
-    /// The same, for the session.
+    /// Numbers of rows of splits that the session has not read yet.
     sized_for_session: Vec<(u64, u64)>,
     /// The present readers.
     present: BTreeSet<u64>,

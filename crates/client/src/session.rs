@@ -238,7 +238,7 @@ impl Session {
                     }
                 }
                 // Report at once.
-                () = self.shared.acks.news(), if !is_reading || !self.took => {}
+                () = self.shared.acks.report_due(), if !is_reading || !self.took => {}
                 Ok(()) = local.changed() => {}
                 () = self.shared.settled() => {}
                 answer = self.link.call(self.poll, call) => match answer {

@@ -12,7 +12,7 @@ use crate::acks::Acks;
 use crate::config::{ClientConfig, ReaderEvent};
 use crate::credit::{Credit, Shares};
 use crate::delivered::EpochFacts;
-use crate::delivery::{Delivery, HeldBytes};
+use crate::delivery::{Delivery, QueuedBytes};
 use crate::gate::Gate;
 use crate::receipts::{Fresh, Receipts};
 use crate::rounds::Staging;
@@ -36,7 +36,7 @@ pub(crate) struct Shared {
     pub(crate) receipts: Mutex<Receipts>,
     pub(crate) recorder: Arc<Recorder>,
     /// Where slots take turns: bytes that wait for that.
-    pub(crate) held: Option<Arc<HeldBytes>>,
+    pub(crate) held: Option<Arc<QueuedBytes>>,
     pub(crate) facts: EpochFacts,
     /// Opens when every other reader knows of this one: until then the user gets no row.
     pub(crate) announced: Gate,
@@ -101,7 +101,7 @@ impl Shared {
         }
     }
 
-    /// The same for one of several consumers that get their elements in one order.
+    /// This state for one of several consumers that get their elements in one order.
     pub(crate) fn in_rounds(self) -> Self {
         Self { rounds: Some(Staging::default()), held: Some(Arc::default()), ..self }
     }

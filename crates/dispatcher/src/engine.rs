@@ -33,7 +33,7 @@ impl EngineCatalog {
         Self { registry, ctx, cache_url: String::new() }
     }
 
-    /// The same, with listings of sources recorded below a cache root, for jobs that say `cache_only`.
+    /// This catalog, with listings of sources recorded below a cache root, for jobs that say `cache_only`.
     #[must_use]
     pub fn with_cache(mut self, url: &str) -> Self {
         self.cache_url = url.to_string();
@@ -112,7 +112,7 @@ struct ListingRecorder {
 }
 
 impl ListingRecorder {
-    /// The same splits; each is recorded as it passes.
+    /// Passes the splits on, and records each of them.
     fn record(
         self,
         splits: BoxStream<'static, Result<ListedSplit>>,

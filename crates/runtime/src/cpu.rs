@@ -84,7 +84,7 @@ impl CpuPool {
         Ok(Self { inner: Arc::new(inner), job })
     }
 
-    /// The same threads, with the queue of a job.
+    /// A handle on these threads with the queue of a job.
     #[must_use]
     pub fn of_job(&self, job: &str) -> Self {
         Self { inner: Arc::clone(&self.inner), job: job.into() }

@@ -90,7 +90,7 @@ impl ProcessIdentity {
     }
 
     /// Whether this was a process of this host and has ended. False where that is unknown.
-    pub fn is_gone(&self) -> bool {
+    pub fn has_ended(&self) -> bool {
         if host().as_deref() != Some(self.host.as_str()) {
             return false;
         }
@@ -143,17 +143,17 @@ mod tests {
     #[test]
     fn only_a_process_that_ended_is_gone() {
         let me = ProcessIdentity::current().unwrap();
-        assert!(!me.is_gone());
+        assert!(!me.has_ended());
         let earlier = ProcessIdentity { began: me.began - 1, ..me.clone() };
-        assert!(earlier.is_gone(), "its id was used again");
+        assert!(earlier.has_ended(), "its id was used again");
         let elsewhere = ProcessIdentity { host: "another host".into(), ..earlier };
-        assert!(!elsewhere.is_gone(), "nothing is known of other hosts");
+        assert!(!elsewhere.has_ended(), "nothing is known of other hosts");
         let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
         let pid = child.id();
         let child_is = ProcessIdentity { pid, began: stat(pid).unwrap().1, ..me };
-        assert!(!child_is.is_gone());
+        assert!(!child_is.has_ended());
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(child_is.is_gone());
+        assert!(child_is.has_ended());
     }
 }

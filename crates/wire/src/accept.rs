@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Connected;
 
 use crate::calls::{OpenCalls, Use};
-use crate::io::looks_framed;
+use crate::io::begins_framed_stream;
 use crate::transport::{Listener, SimulatedStream, Stream};
 
 /// The first bytes of an HTTP/2 connection.
@@ -255,7 +255,7 @@ async fn first_simulated_bytes(stream: &mut SimulatedStream) -> Result<Protocol>
 
 /// The protocol of a connection that begins with these bytes; `None` if they are too few.
 fn protocol_of(said: &[u8]) -> Result<Option<Protocol>> {
-    if looks_framed(said) {
+    if begins_framed_stream(said) {
         return Ok(Some(Protocol::Framed));
     }
     if said.starts_with(PREFACE) {

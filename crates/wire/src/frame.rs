@@ -223,7 +223,7 @@ impl EndHeader {
         Self { counted: counts.is_some(), splits, rows, ..Self::default() }
     }
 
-    /// The same with the numbers of rows of splits that no earlier frame had.
+    /// This header with the numbers of rows of splits that no earlier frame had.
     pub fn with_sized(self, sized: &[(u64, u64)]) -> Self {
         let (sized_split, sized_rows) = sized.iter().copied().unzip();
         Self { sized_split, sized_rows, ..self }

@@ -215,7 +215,7 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
 }
 
 /// Whether the bytes may begin a framed connection rather than HTTP/2 (`PRI * HTTP/2.0`).
-pub fn looks_framed(first: &[u8]) -> bool {
+pub fn begins_framed_stream(first: &[u8]) -> bool {
     let n = first.len().min(frame::MAGIC.len());
     n > 0 && first[..n] == frame::MAGIC[..n]
 }

@@ -62,7 +62,7 @@ pub use compression::{Codec, Compression, decompress};
 pub use decode::decode_chunk;
 pub use elements::ElementCursor;
 pub use encode::{OutFrame, encode_chunk, encode_chunk_as};
-pub use io::{FrameReader, FrameWriter, InFrame, looks_framed};
+pub use io::{FrameReader, FrameWriter, InFrame, begins_framed_stream};
 pub use link::{Dispatcher, DispatcherLink, is_transient};
 pub use local::{LocalTask, LocalWorker, LocalWorkers};
 pub use padding::{Padding, pad_batch, pad_to_lengths};

@@ -40,7 +40,7 @@ impl DispatcherLink {
         Self::over(Network::default(), address)
     }
 
-    /// The same over a given network.
+    /// A link over a given network.
     ///
     /// # Errors
     /// As [`DispatcherLink::new`].

@@ -21,7 +21,7 @@ const MIN_WAIT_FRACTION: f64 = 0.1;
 /// How many times shorter the remainder of a job must become for a change to an option that ran before, or to computing,
 /// all of whose stages were measured while they ran.
 const MIN_GAIN_KNOWN: f64 = 1.1;
-/// The same for a change to a snapshot of which only a few rows were probed.
+/// How many times shorter the remainder must become for a change to a snapshot of which only a few rows were probed.
 const MIN_GAIN_PREDICTED: f64 = 1.5;
 /// Milliseconds below which an epoch is not compared with predictions: its start-up takes a large part of it.
 const MIN_EPOCH_MS: u64 = 1000;

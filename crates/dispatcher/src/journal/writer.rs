@@ -48,7 +48,7 @@ struct Shared {
     // Bounded by its callers: each one waits until its group is durable before it can add another.
     queue: Mutex<Queue>,
     wake: Condvar,
-    /// The same in a simulation.
+    /// Wakes the writer in a simulation.
     wake_simulated: Notify,
 }
 
@@ -77,7 +77,7 @@ impl JournalWriter {
         Self::start_with(journal, updates, CompactAfter::default())
     }
 
-    /// The same with other bounds.
+    /// Starts a writer with other bounds than the usual ones.
     ///
     /// # Errors
     /// If the system refuses a thread.

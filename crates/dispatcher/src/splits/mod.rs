@@ -123,7 +123,7 @@ impl SplitProvider {
         notify();
     }
 
-    /// The same with splits that are known in full, group by group.
+    /// Fills the queue with splits that are known in full, group by group, as [`Self::fill`] does from a listing.
     pub(crate) async fn fill_groups(&self, groups: Vec<Vec<SplitRecord>>, issued: Issued, notify: impl Fn()) {
         let mut skip = Skip::new(issued, SkippedSplits::default());
         let mut all = 0;

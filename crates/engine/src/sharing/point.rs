@@ -15,7 +15,7 @@ pub(crate) const END: usize = usize::MAX;
 const FROM_WINDOW: usize = 1 << (usize::BITS - 2);
 
 /// The place at which rows of the window enter for a sharing point.
-pub(crate) fn entry_place(place: usize) -> usize {
+pub(crate) fn entry_index(place: usize) -> usize {
     if place == END { END } else { place + FROM_WINDOW }
 }
 

@@ -24,7 +24,7 @@ struct Buffered {
     _elements: OwnedSemaphorePermit,
 }
 
-/// The same items, computed by a task of their own. Nothing is computed before the first item is asked for.
+/// Computes the items on a task of their own, ahead of their reader. Nothing is computed before the first item is asked for.
 pub(super) fn prefetched(items: Items, elements: usize, stats: usize, ctx: &Arc<TaskContext>) -> Items {
     let ctx = Arc::clone(ctx);
     stream::once(async move { start(items, elements, stats, ctx) }).flatten().boxed()

@@ -18,7 +18,7 @@ use crate::bind::{BoundPipeline, Branch, BranchKind, Step};
 use crate::caching::{Entry, OpenPart, StoredGroup, TaskCache};
 use crate::context::TaskContext;
 use crate::lease::LeasedSplit;
-use crate::sharing::{Begin, END, Flights, MayShare, Next, SharedRows, entry_place};
+use crate::sharing::{Begin, END, Flights, MayShare, Next, SharedRows, entry_index};
 use crate::stats::SplitReads;
 
 /// How splits are read.
@@ -188,7 +188,7 @@ impl Reader {
                         let run = Run { split: lease.index, start: ordinal, len };
                         ordinal += len;
                         let chunk = Chunk::rows_of(batch, vec![run]);
-                        out.send(Item::Entry { hint: entry_place(place), chunk }).await?;
+                        out.send(Item::Entry { hint: entry_index(place), chunk }).await?;
                     }
                 }
                 Next::End { skipped } => {

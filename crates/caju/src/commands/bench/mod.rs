@@ -175,7 +175,7 @@ impl<'a> Bench<'a> {
         let jobs = Box::pin(self.jobs(global, policy, repeat, &cache));
         let trials = tokio::select! {
             trials = jobs => trials,
-            () = trial_process::requester_gone(self.args.trial.is_some()) => Err(trial_process::abandoned()),
+            () = trial_process::requester_ended(self.args.trial.is_some()) => Err(trial_process::abandoned()),
         };
         if let Err(e) = cache.remove().await {
             // The measurement counts although its cache is left over.

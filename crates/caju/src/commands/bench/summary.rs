@@ -12,11 +12,11 @@ pub(crate) struct Line {
     pub(crate) policy: String,
     /// Seconds of all epochs of a cold job, median.
     pub(crate) total_s: f64,
-    /// The same for a warm job.
+    /// Seconds of all epochs of a warm job, median.
     pub(crate) warm_total_s: Option<f64>,
     /// Seconds of the whole horizon of a cold job, median. Epochs that were not measured count like the last ones.
     pub(crate) horizon_s: f64,
-    /// The same for a warm job.
+    /// Seconds of the whole horizon of a warm job, median.
     pub(crate) warm_horizon_s: Option<f64>,
     /// Seconds of each epoch of a cold job, medians.
     pub(crate) epoch_s: Vec<f64>,
@@ -32,7 +32,7 @@ pub(crate) struct Line {
     pub(crate) cpu_s: f64,
     /// The first epoch of a cold job that read all of its splits from the cache.
     pub(crate) cached_from: Option<u64>,
-    /// The same for a warm job.
+    /// The first epoch of a warm job that read all of its splits from the cache.
     pub(crate) warm_cached_from: Option<u64>,
     /// Rounds that ran it.
     pub(crate) rounds: usize,
@@ -40,7 +40,7 @@ pub(crate) struct Line {
     pub(crate) regret: f64,
     /// The confidence interval of that median. Unknown after one round.
     pub(crate) regret_between: Option<(f64, f64)>,
-    /// The same for a warm job, against the best warm one.
+    /// Time lost over the horizon by a warm job against the best measured warm job, median.
     pub(crate) warm_regret: Option<f64>,
     /// Regret over the measured epochs alone.
     pub(crate) measured_regret: f64,

@@ -63,7 +63,7 @@ pub(super) async fn respond(trials: impl Future<Output = Result<Vec<Trial>>>) ->
 }
 
 /// Returns when the process that requested a trial has ended. Never returns if no process `requested` it.
-pub(super) async fn requester_gone(requested: bool) {
+pub(super) async fn requester_ended(requested: bool) {
     if !requested {
         return future::pending().await;
     }

@@ -51,7 +51,7 @@ struct Schedule {
 }
 
 impl Schedule {
-    /// The same, where peer `i` of `n` acts at its own moment of each interval.
+    /// When peer `i` of `n` acts for the first time. The peers spread their actions evenly over an interval.
     fn first(&self, i: usize, n: usize) -> Instant {
         let offset = self.interval.mul_f64(i as f64 / n.max(1) as f64);
         self.measured_from.checked_sub(self.interval * WARM_UP).unwrap_or(self.measured_from) + offset

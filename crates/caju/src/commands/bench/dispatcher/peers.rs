@@ -87,7 +87,7 @@ impl Peers {
         Ok(Arc::new(Self { workers, clients, tasks, unacknowledged }))
     }
 
-    /// The same peers at a dispatcher that was started again at another address.
+    /// These peers, connected to a dispatcher that was started again at another address.
     ///
     /// # Errors
     /// `InvalidArgument` if the address is none.
