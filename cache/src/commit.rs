@@ -32,7 +32,7 @@ pub(crate) enum CommitSlot {
     Free,
     /// The record of a part that can be read.
     Part(Arc<PartMeta>),
-    /// A void, a damaged record, or one whose part is gone: the next generation supersedes it.
+    /// A void, a damaged record, or one whose part is missing: the next generation supersedes it.
     Unusable,
 }
 

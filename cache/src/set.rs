@@ -140,7 +140,7 @@ impl Snapshot {
         Ok(record.is_in(&self.index().await?).then_some(record))
     }
 
-    /// Creates the record. False if another attempt's set counts. A record that is damaged, or whose parts are gone, is
+    /// Creates the record. False if another attempt's set counts. A record that is damaged, or whose parts are missing, is
     /// replaced.
     async fn record(&self, record: &SetRecord) -> Result<bool> {
         let root = self.root();

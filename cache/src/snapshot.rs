@@ -48,7 +48,7 @@ impl Snapshot {
     }
 
     /// The committed parts now. It takes one listing, and one read for each object that is new since the last call (a
-    /// manifest, or a record that no manifest covers yet). A part that is gone, or whose length is not the one in its
+    /// manifest, or a record that no manifest covers yet). A part that is missing, or whose length is not the one in its
     /// record, is left out.
     ///
     /// # Errors

@@ -164,7 +164,7 @@ fn hash(text: &str) -> Fingerprint {
 enum CodeIdentity {
     /// The digest of its code, as its definition gives it.
     Code,
-    /// The packed function, as it is sent.
+    /// The packed function in the form in which it is sent.
     Payload,
 }
 

@@ -71,7 +71,7 @@ impl<T: Send + 'static> Thread<T> {
 }
 
 impl Thread<()> {
-    /// Runs work that nobody waits for. `on_failure` gets the error that the work returns, or `Internal`, with the thread's
+    /// Runs work without waiting for it. `on_failure` gets the error that the work returns, or `Internal`, with the thread's
     /// name, if it panics. [`log_failure`] is the observer for work on which nothing depends.
     ///
     /// # Errors

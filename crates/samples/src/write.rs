@@ -23,7 +23,7 @@ const CONCURRENT_PUTS: usize = 8;
 /// The largest number of rows: the `id` column is int64.
 const MAX_ROWS: u64 = i64::MAX.cast_unsigned();
 
-/// How far [`write()`] is. Shared with whoever displays it.
+/// How far [`write()`] is. Shared with the code that displays it.
 #[derive(Debug, Default)]
 pub struct WriteProgress {
     rows: AtomicU64,

@@ -26,8 +26,8 @@
 //!
 //! A reader may ask for compressed rows ([`Compression`]). Windows and credits count uncompressed bytes.
 //!
-//! A worker sends while fewer than `window` bytes are on their way or unused at the reader, so at least one
-//! chunk always is, however large. `Ack` tells the worker that the reader has everything.
+//! A worker sends while fewer than `window` bytes are on their way or unused at the reader, so at least one chunk
+//! always is, however large. `Ack` reports to the worker that the reader has everything.
 
 mod accept;
 mod calls;

@@ -172,7 +172,7 @@ impl RunningTask {
         };
         let result = match result {
             Ok(()) => {
-                // Before the end is published, because whoever sees the end may ask for this.
+                // Set before the end is published, because code that sees the end may read this.
                 self.emitted.get_or_init(|| emitted_rows.counts());
                 self.queue.close();
                 self.received(linger).await

@@ -21,7 +21,7 @@ use crate::manager::Manager;
 use crate::pipelines::Pipelines;
 use crate::server;
 
-/// How long a worker that drains keeps a task that nobody reads. A reader whose connection broke is back within a second. One
+/// How long a worker that drains keeps a task without readers. A reader whose connection broke is back within a second. One
 /// that comes later finds the rows with another worker.
 const DRAIN_LINGER: Duration = Duration::from_secs(2);
 

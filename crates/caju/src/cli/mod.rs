@@ -205,7 +205,7 @@ pub(crate) struct EpochArgs {
     /// parquet/zstd. The policy chooses by default
     #[arg(long, value_name = "FORMAT/CODEC", value_parser = encoding)]
     pub(crate) encoding: Option<String>,
-    /// Read stored rows only: the source may be gone. From the last autocache(), unless --policy names another
+    /// Read stored rows only: the source may have been deleted. From the last autocache(), unless --policy names another
     #[arg(long)]
     pub(crate) cache_only: bool,
     /// Write a report (caju.run/v1, JSON)

@@ -41,7 +41,7 @@ pub(crate) struct StoreArgs {
     /// Folder or URL below which saves may be written. Repeat for several. The cache needs none
     #[arg(long, value_name = "URL")]
     pub(crate) allow_write: Vec<String>,
-    /// Run Python functions of readers with this interpreter, which has the package caju. Whoever reaches the dispatcher
+    /// Run Python functions of readers with this interpreter, which has the package caju. A program that reaches the dispatcher
     /// may then run code on the workers. Give dispatcher and workers the same
     #[arg(long, value_name = "PYTHON")]
     pub(crate) allow_python: Option<String>,

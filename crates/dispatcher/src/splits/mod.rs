@@ -193,7 +193,7 @@ impl SplitProvider {
             record,
             group_size,
         });
-        // Named before the lock is taken, which whoever leases a split waits for.
+        // The names are computed before the lock is taken, because every lease waits for that lock.
         let ready: Vec<ReadySplit> = ready.collect();
         self.ready.lock().queue.extend(ready);
         notify();

@@ -117,7 +117,7 @@ impl Clock for TestClock {
     async fn sleep(&self, duration: Duration) {
         let until = self.now() + duration;
         let mut now = self.now.subscribe();
-        // The clock outlives whoever sleeps by it.
+        // The clock outlives the tasks that sleep by it.
         let _ = now.wait_for(|now| *now >= until).await;
     }
 }

@@ -137,7 +137,7 @@ fn a_journal_is_compacted_when_it_has_grown() {
     assert_eq!(left(0, 3, bytes), 2, "a snapshot of {snapshot_bytes} bytes is not written for {group_bytes}");
 }
 
-/// A journal whose compaction waits until it may go on.
+/// A journal whose compaction waits until the test lets it continue.
 struct PausedJournal {
     journal: MemoryJournal,
     may_go: Arc<Mutex<std::sync::mpsc::Receiver<()>>>,
