@@ -341,7 +341,7 @@ impl GrpcConnection {
             Stream::Memory(_) => (UNBOUNDED, UNBOUNDED),
         };
         let opened = Instant::now();
-        let timer = Box::pin(tokio::time::sleep_until(opened + first_call));
+        let timer = Box::pin(tokio::time::sleep_until(opened + first_call.min(idle)));
         Self { stream, _permit: permit, calls: OpenCalls::default(), opened, first_call, idle, timer }
     }
 
@@ -371,7 +371,8 @@ impl AsyncRead for GrpcConnection {
             let now = Instant::now();
             match this.closes_at() {
                 Some(at) if at <= now => return Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
-                Some(at) => this.timer.as_mut().reset(at),
+                // A first call may end before its time is over, and the connection is idle from then on.
+                Some(at) => this.timer.as_mut().reset(at.min(now + this.idle)),
                 None => this.timer.as_mut().reset(now + this.idle),
             }
         }

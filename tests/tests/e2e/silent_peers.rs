@@ -333,8 +333,7 @@ fn asking_for_the_status(address: &str) -> TcpStream {
 #[test]
 fn idle_grpc_connections_are_closed() {
     let folder = tempdir().unwrap();
-    // The time without a call is first looked at when the time for the first call is over.
-    let args = ["--listen", "127.0.0.1:0", "--idle-timeout", "500ms", "--handshake-timeout", "2s"];
+    let args = ["--listen", "127.0.0.1:0", "--idle-timeout", "500ms", "--handshake-timeout", "10min"];
     let server = Server::start(folder.path(), "dispatcher", &args);
     let mut stream = asking_for_the_status(&server.address);
     // An empty message, the last of the call.
