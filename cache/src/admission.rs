@@ -45,7 +45,7 @@ impl Admission {
     /// Refuses a split of a snapshot that was refused a moment ago, without listing the store for every split.
     ///
     /// # Errors
-    /// `ResourceExhausted` if it was refused, and what the store says.
+    /// `ResourceExhausted` if it was refused, and the errors of the store.
     pub(crate) async fn check(&self, of: Fingerprint) -> Result<()> {
         let (ctx, budget) = (&self.ctx, &self.ctx.budget);
         let Some(limit) = budget.limit() else { return Ok(()) };

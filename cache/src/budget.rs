@@ -1,7 +1,8 @@
 //! The byte budget of a root, as one process accounts for it.
 //!
-//! Everything below the root counts. So does what is being written, and what manifests will grow by once they cover the
-//! records that are there. A listing of the root gives most of it. Between listings this process counts its own writes.
+//! Everything below the root counts. Bytes that are being written count too, and so do the bytes by which manifests will
+//! grow once they cover all existing records. A listing of the root gives most of it. Between listings this process
+//! counts its own writes.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -44,7 +45,7 @@ struct Listing {
 pub(crate) struct Usage {
     /// Bytes that the last listing showed.
     pub(crate) listed: u64,
-    /// Bytes that the root will hold if everything goes on.
+    /// Bytes that the root will have once all running writes are complete.
     pub(crate) expected: u64,
 }
 
@@ -123,7 +124,8 @@ impl Budget {
         self.refused.lock().clear();
     }
 
-    /// Whether `bytes` more, of records that nobody asked for, fit the budget. If they fit, they count from now on.
+    /// Whether `bytes` more, of records that are written ahead of any request, fit the budget. If they fit, they count
+    /// from now on.
     pub(crate) async fn admits(&self, root: &Root, bytes: u64) -> Result<bool> {
         if let Some(limit) = self.limit
             && self.usage(root, true).await?.expected.saturating_add(bytes) > limit

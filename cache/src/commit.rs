@@ -28,19 +28,19 @@ impl Committed {
 
 /// The name under which the commit record of one generation of a split is created.
 pub(crate) enum CommitSlot {
-    /// No record is there.
+    /// There is no record.
     Free,
     /// The record of a part that can be read.
     Part(Arc<PartMeta>),
-    /// A void, a damaged record, or one whose part is gone: the next generation supersedes it.
+    /// A void, a damaged record, or one whose part is missing: the next generation supersedes it.
     Unusable,
 }
 
 /// A commit record that was looked up.
 #[derive(Debug)]
 pub(crate) enum LoadedCommit {
-    /// Gone since the listing.
-    Gone,
+    /// Deleted since the listing.
+    Missing,
     /// Damaged, or the record of something else.
     Damaged,
     /// A part, or a void.
@@ -55,16 +55,16 @@ impl LoadedCommit {
                 Commit::Part(meta) => Some(meta),
                 Commit::Void { .. } => None,
             },
-            LoadedCommit::Gone | LoadedCommit::Damaged => None,
+            LoadedCommit::Missing | LoadedCommit::Damaged => None,
         }
     }
 
     /// Reads the commit record of a listed object.
     ///
     /// # Errors
-    /// What the store says.
+    /// The errors of the store.
     pub(crate) async fn read(root: &Root, of: Fingerprint, object: &Listed) -> Result<Self> {
-        let Some(bytes) = root.get(&object.path).await? else { return Ok(Self::Gone) };
+        let Some(bytes) = root.get(&object.path).await? else { return Ok(Self::Missing) };
         let name = root.name(&object.path);
         let commit = match unseal::<Commit>(&bytes) {
             Ok(commit) => commit,
@@ -100,7 +100,7 @@ pub(crate) async fn is_present(root: &Root, meta: &PartMeta) -> Result<bool> {
     Ok(found.is_some_and(|o| o.bytes == meta.bytes))
 }
 
-/// Deletes a part. Its record goes first, so that nobody finds a record without a part.
+/// Deletes a part. Its record goes first, so that no reader finds a record without a part.
 pub(crate) async fn remove_part(root: &Root, part: &PartMeta) -> Result<()> {
     let layout = &root.layout;
     let attempt = (!root.conditional()).then_some(part.attempt.as_str());

@@ -56,7 +56,7 @@ pub(crate) enum Object {
         attempt: Option<String>,
     },
     Use(String),
-    /// A sum of what processes read that are gone. Its last use was at this time by the store's clock.
+    /// The sum of the usage records of processes that have ended. The last use was at this time by the store's clock.
     UsesUntil(i64),
     /// The record of a set, or an announcement of one of its parts.
     Set,

@@ -4,7 +4,7 @@
 //! third of the lease's life with a higher count. An observer takes the process for dead in three cases: it has seen the
 //! object unchanged for the whole life, on its own monotonic clock; the object is older than that by the store's clock
 //! (compared with another object written just now); or the process is of the observer's own host, and no process with its
-//! id and start time runs. A process whose object is gone has left.
+//! id and start time runs. A process whose object does not exist has shut down.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -56,7 +56,7 @@ struct Observation {
 impl Observation {
     fn is_alive(&self, now: Duration, ttl: Duration) -> bool {
         let idle = now.saturating_sub(self.since).saturating_add(self.initial_age);
-        idle < ttl && !self.process.as_ref().is_some_and(ProcessIdentity::is_gone)
+        idle < ttl && !self.process.as_ref().is_some_and(ProcessIdentity::has_ended)
     }
 }
 
@@ -85,7 +85,7 @@ pub(crate) struct Leases {
     /// Writes that finish even if their callers are dropped.
     writes: Tasks,
     observed: Mutex<HashMap<String, Observation>>,
-    /// Claims of this process that nobody holds any more and that may still exist, with their attempts.
+    /// Claims of this process whose writers have ended and whose objects may still exist, with their attempts.
     stale_claims: Mutex<Vec<(Path, String)>>,
 }
 
@@ -179,10 +179,10 @@ impl Leases {
         self.uses.lock().get(&of).is_some_and(|u| u.holds > 0)
     }
 
-    /// Whether a process is alive, as far as this process can tell.
+    /// Whether a process is alive, as far as this process knows.
     ///
     /// # Errors
-    /// What the store says.
+    /// The errors of the store.
     pub(crate) async fn is_alive(&self, writer: &str) -> Result<bool> {
         if writer == self.id {
             return Ok(true);

@@ -2,16 +2,16 @@
 //!
 //! A [`Cache`] is one process's handle on a cache root in an object store. A [`Snapshot`] is the stored output of one
 //! prefix. It has at most one part per split. A part counts only when its commit record exists. The record is created
-//! only if absent: before that nobody sees the part, and after that the part never changes. Every block is checked
-//! before it is decoded. So a part is whole or absent (I4), and at most one part per split is ever served (I5),
-//! whatever processes die or pause. The `layout` module has the names of the objects.
+//! only if absent: before that no reader sees the part, and after that the part never changes. Every block is checked
+//! before it is decoded. So a part is whole or absent (I4), and at most one part per split is ever served (I5), whatever
+//! processes die or pause. The `layout` module has the names of the objects.
 //!
 //! Opening a root finds out whether its store honours conditional puts. On a store that ignores them, names are unique
 //! per attempt and the oldest record wins. There, two writers of one split may both see themselves win for a moment;
 //! readers agree as soon as both records are listed.
 //!
 //! An error of a cache never has to fail a job. `DataLoss` and `NotFound` of a part mean "compute this split". Any other
-//! error means "go on without the cache for now".
+//! error means "continue without the cache for now".
 //!
 //! Modules build on one another in this order: `layout`, `record`, `store` (objects), `lease`, `tier`, `budget`
 //! (one process's share), `context` (all of these for one root), `state` (what is known of each snapshot), `evict`,

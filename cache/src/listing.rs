@@ -48,7 +48,7 @@ impl SourceListing {
     /// Writes the listing below a cache root, unless an equal one is stored.
     ///
     /// # Errors
-    /// What the store says.
+    /// The errors of the store.
     pub async fn store(&self, stores: &Stores, root: &str) -> Result<()> {
         if Self::load(stores, root, &self.source).await.is_ok_and(|known| known.as_ref() == Some(self)) {
             return Ok(());
@@ -62,7 +62,7 @@ impl SourceListing {
     /// another version.
     ///
     /// # Errors
-    /// What the store says.
+    /// The errors of the store.
     pub async fn load(stores: &Stores, root: &str, source: &Value) -> Result<Option<Self>> {
         let at = Self::locate(stores, root, source)?;
         let read = async { at.store.get(&at.path).await?.bytes().await };

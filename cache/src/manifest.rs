@@ -1,7 +1,8 @@
 //! Manifests: the description of a snapshot, and its commit records folded into one object.
 //!
 //! A manifest describes the snapshot for people and tools, and saves readers one request per part. The commit records
-//! stay. So a manifest that is half-written, gone, or names a missing part costs requests or recomputation, never rows.
+//! stay. So a manifest that is half-written or missing, or names a missing part, costs requests or recomputation, never
+//! rows.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -59,7 +60,7 @@ impl SnapshotDescription {
         self.name.is_empty() && self.prefix.is_empty() && self.definition.is_null()
     }
 
-    /// The same description with an update.
+    /// This description with an update.
     #[must_use]
     pub(crate) fn with(&self, news: &DescriptionUpdate) -> Self {
         let mut updated = self.clone();
@@ -114,7 +115,7 @@ impl Manifest {
         self.parts.iter().map(|p| ((p.split, p.generation), Arc::clone(p))).collect()
     }
 
-    /// Reads a manifest; none if it is gone, damaged, foreign or of another version.
+    /// Reads a manifest; none if it is missing, damaged, foreign or of another version.
     pub(crate) async fn load(root: &Root, of: Fingerprint, object: &Listed) -> Result<Option<Arc<Manifest>>> {
         let Some(bytes) = root.get(&object.path).await? else { return Ok(None) };
         match unseal::<Manifest>(&bytes) {

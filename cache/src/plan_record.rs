@@ -21,7 +21,7 @@ fn location(stores: &Stores, root: &str, definition: Fingerprint) -> Result<Loca
 /// Writes the plan record of a definition below a cache root, over an earlier one.
 ///
 /// # Errors
-/// What the store says.
+/// The errors of the store.
 pub async fn write_plan_record(
     record: &PlanRecord,
     stores: &Stores,
@@ -36,7 +36,7 @@ pub async fn write_plan_record(
 /// The plan record of a definition below a cache root; none if there is none, or it is damaged or of another version.
 ///
 /// # Errors
-/// What the store says.
+/// The errors of the store.
 pub async fn read_plan_record(
     stores: &Stores,
     root: &str,

@@ -148,7 +148,7 @@ pub(crate) struct Claim {
 /// The most jobs that a usage record names; further ones are not recorded.
 const MAX_JOBS: usize = 1000;
 
-/// The content of an object in `uses/`: what a process, or several that are gone, read from a snapshot.
+/// The content of an object in `uses/`: what one process, or several that have ended, read from a snapshot.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct UsageRecord {
     #[serde(default)]

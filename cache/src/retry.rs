@@ -96,7 +96,7 @@ impl Retry {
 
     fn refund(&self) {
         let give = |left: i64| (left < MAX_BUDGET).then_some(left + 1);
-        // A full budget stays as it is.
+        // A full budget does not grow.
         let _ = self.budget.fetch_update(Ordering::Relaxed, Ordering::Relaxed, give);
     }
 }

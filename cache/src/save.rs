@@ -82,7 +82,7 @@ impl SaveDescription {
     /// Reads the description of the save at a URL. None if there is no save.
     ///
     /// # Errors
-    /// `DataLoss` for a description that is damaged or of another version, and what the store says.
+    /// `DataLoss` for a description that is damaged or of another version, and the errors of the store.
     pub async fn load(stores: &Stores, url: &str) -> Result<Option<Self>> {
         let at = locate(stores, url)?;
         let bytes = match at.store.get(&at.path).await {
@@ -106,7 +106,7 @@ impl SaveDescription {
     /// Writes the description, unless one exists. Gives the existing one then.
     ///
     /// # Errors
-    /// What the store says.
+    /// The errors of the store.
     pub async fn begin(self, stores: &Stores, url: &str) -> Result<Self> {
         let at = locate(stores, url)?;
         if let Some(there) = Self::load(stores, url).await? {
@@ -127,7 +127,7 @@ impl SaveDescription {
     /// Writes the description, and replaces an existing one.
     ///
     /// # Errors
-    /// What the store says.
+    /// The errors of the store.
     pub async fn replace(self, stores: &Stores, url: &str) -> Result<Self> {
         let at = locate(stores, url)?;
         let put = at.store.put_opts(&at.path, self.payload()?, PutOptions::default()).await;

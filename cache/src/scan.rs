@@ -70,7 +70,7 @@ impl Scan {
                 self.claims.entry(split).or_default().push(object);
             }
             Object::Use(_) => self.uses.push(object),
-            // Its name tells the time of the last use that it sums up. The object itself is younger.
+            // Its name has the time of the last use among the records that it sums up. The object itself is younger.
             Object::UsesUntil(modified_ms) => self.uses.push(Listed { modified_ms, ..object }),
             Object::Set => self.sets.push(object),
             Object::Pin => self.pinned = true,

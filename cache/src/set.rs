@@ -78,7 +78,7 @@ impl Snapshot {
     /// The recorded set; none if no set was completed. Its parts may have been evicted since: see [`SetRecord::is_in`].
     ///
     /// # Errors
-    /// What the store says.
+    /// The errors of the store.
     pub async fn set(&self) -> Result<Option<SetRecord>> {
         let root = self.root();
         let path = root.layout.set(self.state.of);
@@ -96,7 +96,7 @@ impl Snapshot {
     /// Adds a committed part to an attempt at a set, and records the set if the part completes it.
     ///
     /// # Errors
-    /// What the store says. The set then does not count, unless another part completes it.
+    /// The errors of the store. The set then does not count, unless another part completes it.
     pub async fn add_to_set(&self, attempt: &str, whole: Whole, member: Member) -> Result<SetOutcome> {
         let (root, of) = (self.root(), self.state.of);
         let path = root.layout.member(of, attempt, member.part);
@@ -124,7 +124,7 @@ impl Snapshot {
     /// Withdraws a set of which a part was found bad. Another attempt may replace it.
     ///
     /// # Errors
-    /// What the store says.
+    /// The errors of the store.
     pub async fn discard_set(&self, why: &str) -> Result<()> {
         tracing::warn!(set = %self.state.of, why, "a set of parts does not count any more");
         self.root().delete(&self.root().layout.set(self.state.of)).await
@@ -140,7 +140,7 @@ impl Snapshot {
         Ok(record.is_in(&self.index().await?).then_some(record))
     }
 
-    /// Creates the record. False if another attempt's set counts. A record that is damaged, or whose parts are gone, is
+    /// Creates the record. False if another attempt's set counts. A record that is damaged, or whose parts are missing, is
     /// replaced.
     async fn record(&self, record: &SetRecord) -> Result<bool> {
         let root = self.root();

@@ -48,11 +48,11 @@ impl Snapshot {
     }
 
     /// The committed parts now. It takes one listing, and one read for each object that is new since the last call (a
-    /// manifest, or a record that no manifest covers yet). A part that is gone, or whose length is not the one in its
+    /// manifest, or a record that no manifest covers yet). A part that is missing, or whose length is not the one in its
     /// record, is left out.
     ///
     /// # Errors
-    /// What the store says.
+    /// The errors of the store.
     pub async fn index(&self) -> Result<PartIndex> {
         self.state.refresh(&self.cache.ctx).await
     }
@@ -69,8 +69,8 @@ impl Snapshot {
     ///
     /// # Errors
     /// `InvalidArgument` if the schema cannot be stored in the encoding, `ResourceExhausted` if rows of the snapshot did
-    /// not fit the budget a moment ago, `PermissionDenied` if the root cannot be written, and what the store says. In all
-    /// these cases go on without the cache.
+    /// not fit the budget a moment ago, `PermissionDenied` if the root cannot be written, and the errors of the store. In all
+    /// these cases the caller continues without the cache.
     pub async fn put(
         &self,
         split: SplitKey,
@@ -132,7 +132,7 @@ impl Snapshot {
     /// collection. Does nothing if another part has replaced it.
     ///
     /// # Errors
-    /// What the store says; the part is then still listed.
+    /// The errors of the store; the part is then still listed.
     pub async fn discard(&self, meta: &PartMeta, why: &str) -> Result<()> {
         if self.cache.is_read_only() {
             tracing::warn!(
@@ -149,7 +149,7 @@ impl Snapshot {
     /// Folds commit records that no manifest covers into a new manifest. Does nothing if there are none.
     ///
     /// # Errors
-    /// What the store says; nothing is lost then.
+    /// The errors of the store; nothing is lost then.
     pub async fn fold(&self) -> Result<()> {
         self.state.refresh(&self.cache.ctx).await?;
         self.state.fold(&self.cache.ctx).await
@@ -159,7 +159,7 @@ impl Snapshot {
     /// it on. False, and nothing is written, if it is known already or the snapshot has no part.
     ///
     /// # Errors
-    /// What the store says; nothing is lost then.
+    /// The errors of the store; nothing is lost then.
     pub async fn update_description(&self, news: &DescriptionUpdate) -> Result<bool> {
         self.state.refresh(&self.cache.ctx).await?;
         self.state.update_description(&self.cache.ctx, news).await

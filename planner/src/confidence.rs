@@ -5,9 +5,9 @@
 //! neighbour, cancels out in the *ratio* of two options within one observation. The interval is that of the mean logarithm of
 //! the ratio, by Student's t.
 //!
-//! A decision is wanted soon, after two or three observations. Their spread alone says little, so that it is combined with the
-//! spread of earlier measurements, a fifth, which counts as three degrees of freedom. A single observation then settles what
-//! is far apart, and two that happen to agree do not settle what is close.
+//! A decision has to be made after two or three observations. The spread of so few values is a poor estimate, so it is combined
+//! with the spread of earlier measurements (a fifth), weighted like three degrees of freedom. A single observation then settles
+//! what is far apart, and two that happen to agree do not settle what is close.
 
 use caju_types::Result;
 
@@ -117,9 +117,9 @@ pub struct Stake {
     pub rival: Choice,
 }
 
-/// What a decision would lose in its horizon by the worst errors of its probes. `error` gives the relative error for a hint
-/// and encoding: the chosen option is taken to cost that much more to encode and decode, every other one that much less. None
-/// if the choice stands even so: then another probe is of no use.
+/// What a decision would lose in its horizon by the worst errors of its probes. `error` gives the relative error for a hint and
+/// encoding: the chosen option is taken to cost that much more to encode and decode, every other one that much less. None if
+/// the choice is the same even then: another probe cannot change it.
 ///
 /// ```
 /// # let text = include_str!("../../tests/golden_plans/design-example.profile.json");

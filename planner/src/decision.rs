@@ -73,7 +73,7 @@ pub struct PlanOption {
     /// Compute, or the snapshot.
     #[serde(flatten)]
     pub choice: Choice,
-    /// Whether a random stage stands above the hint, so that every epoch repeats its draws; absent for
+    /// Whether a random stage is above the hint, so that every epoch repeats its draws; absent for
     /// computing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub freezes_random: Option<bool>,

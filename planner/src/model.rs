@@ -244,7 +244,7 @@ impl<'a> Model<'a> {
         random.iter().map(|&i| self.profile.stages[i].name.as_str())
     }
 
-    /// How many stages stand above a hint.
+    /// The number of stages above a hint.
     pub fn above(&self, hint: usize) -> usize {
         self.above.get(hint).copied().unwrap_or(0)
     }
@@ -320,7 +320,7 @@ impl<'a> Model<'a> {
             let steady = self.pace(above, Some(e), Mix { computed: 0.0, read: 1.0, written: 0.0, near: 0.0 });
             return self.push(option(1.0, existing), steady, steady, whole, Some(obstacle));
         }
-        // A part of a set that must be whole is of no use. What the budget does not hold is evicted.
+        // A set is read completely or not at all, so a fraction of it cannot be used. Parts beyond the budget are evicted.
         let existing = if h.split_local || existing >= 1.0 { existing.min(fits) } else { 0.0 };
         if existing > 0.0 {
             let near = self.near(existing * whole);
@@ -341,7 +341,8 @@ impl<'a> Model<'a> {
     }
 
     /// The fraction of the given stored bytes that workers find in their memory, averaged over the epochs that read them. A
-    /// worker keeps a part of what it has read, and each epoch gives it other splits. In the first epoch nothing was read yet.
+    /// worker caches a part of what it has read, and gets other splits in each epoch. In the first epoch nothing is cached
+    /// yet.
     fn near(&self, stored: f64) -> f64 {
         let kept = self.profile.cache_store.memory_bytes_per_worker.filter(|_| stored > 0.0);
         let Some(kept) = kept else { return 0.0 };

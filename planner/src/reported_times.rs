@@ -10,8 +10,8 @@ use caju_types::{Error, Result};
 
 /// A time further than this many standard deviations from the median is an outlier, as in tf.data service.
 const OUTLIER_SIGMAS: f64 = 1.0;
-/// One piece of advice asks for at most this many times the present workers: where a user hardly takes any time, nobody knows
-/// how many workers would be enough, and more of them show.
+/// One piece of advice asks for at most this many times the present workers. If a user takes almost no time per element, the
+/// number of workers that would be enough cannot be measured yet; it shows once some have been added.
 const MAX_GROWTH: u64 = 4;
 
 /// The reports about one job. Identifiers are the caller's.
@@ -49,7 +49,7 @@ impl ReportedTimes {
         Ok(())
     }
 
-    /// A worker is gone.
+    /// Removes a worker that left.
     ///
     /// # Errors
     /// `NotFound` if it has not reported.
@@ -57,7 +57,7 @@ impl ReportedTimes {
         remove("worker", &mut self.workers, worker)
     }
 
-    /// A reader is gone.
+    /// Removes a reader that left.
     ///
     /// # Errors
     /// `NotFound` if it has not reported.
@@ -73,7 +73,7 @@ impl ReportedTimes {
     pub fn workers_wanted(&self) -> Result<u64> {
         if self.workers.is_empty() || self.consumers.is_empty() {
             return Err(Error::unavailable(
-                "nobody has reported yet what an element costs workers, or how fast readers take them",
+                "workers and readers have not reported yet what an element costs, or how fast elements are taken",
             ));
         }
         let rates =
@@ -84,7 +84,7 @@ impl ReportedTimes {
         Ok((wanted as u64).max(1))
     }
 
-    /// The same, but at most four times the present workers.
+    /// The workers that readers need, but at most four times the present ones.
     ///
     /// # Errors
     /// As [`ReportedTimes::workers_wanted`].
@@ -118,7 +118,7 @@ fn without_outliers(times: &BTreeMap<u64, f64>) -> Vec<f64> {
     let mean = sorted.iter().sum::<f64>() / n;
     let sigma = (sorted.iter().map(|t| (t - mean).powi(2)).sum::<f64>() / n).sqrt();
     let keep = |t: f64| (t - median).abs() <= OUTLIER_SIGMAS * sigma;
-    // Of two times nobody knows which one is the outlier.
+    // With two times the outlier cannot be identified.
     if sorted.len() < 3 {
         return sorted;
     }

@@ -10,7 +10,7 @@ const CONTEXT: &[u8] = b"caju.flight-ticket/v1\n";
 /// The ticket of a Flight endpoint: the command in JSON, behind its signature and a point. The signature is the HMAC-SHA256 of
 /// the command under the worker's secret, truncated to 128 bits, in hexadecimal digits.
 ///
-/// The dispatcher and one incarnation of a worker know the secret, so nobody else makes or changes a ticket.
+/// The dispatcher and one incarnation of a worker know the secret, so no other party can make or change a ticket.
 ///
 /// ```
 /// use caju_proto::{read_flight_ticket, sign_flight_ticket};

@@ -1,4 +1,4 @@
-//! The version of the protocol, which callers and dispatchers tell each other with every call.
+//! The version of the protocol, which callers and dispatchers send each other with every call.
 //!
 //! Within a major version every caller works with every dispatcher: fields are only added, and absent ones mean what they
 //! meant before. Across major versions both sides refuse, and say which versions they speak. A call without a version is

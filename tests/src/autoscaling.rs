@@ -1,7 +1,7 @@
 //! Epochs with a number of workers that sleep for each row, and a reader that takes a time of its own for each batch: what
 //! a number of workers gives, and which number the dispatcher asks for meanwhile.
 //!
-//! Sleeping takes no CPU, so each worker stands for a machine.
+//! Sleeping takes no CPU, so each worker simulates a machine.
 
 use std::time::{Duration, Instant};
 

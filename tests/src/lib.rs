@@ -1,8 +1,8 @@
 //! What the end-to-end tests share: the real binary, its processes, sample data and damaged files.
 //!
-//! Nothing here looks into caju's crates: the tests see what a user sees, that is files, command lines,
-//! exit codes, standard output, the wire, and the client library (`chaos::reader`). Every wait has a deadline and awaits an event; a process that
-//! outlives its test is killed.
+//! Nothing here uses caju's crates: the tests see what a user sees, that is files, command lines, exit codes, standard output,
+//! the wire, and the client library (`chaos::reader`). Every wait has a deadline and awaits an event; a process that outlives
+//! its test is killed.
 
 #![allow(
     clippy::unwrap_used,

@@ -19,7 +19,7 @@ impl Pipeline {
         Self::text(&serde_json::to_string_pretty(definition).unwrap())
     }
 
-    /// Writes the text of a pipeline file as it is.
+    /// Writes the text of a pipeline file unchanged.
     pub fn text(text: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("pipeline.yaml"), text).unwrap();

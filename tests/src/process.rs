@@ -134,13 +134,13 @@ impl Process {
         self.stdout.wait(Instant::now(), |_, ended| ended.then_some(())).is_some()
     }
 
-    /// Waits until a process that was killed is gone: its ports are free then.
+    /// Waits until a killed process has ended: its ports are free then.
     pub fn wait_for_end(&self) {
         let ended = |_: &[String], ended: bool| ended.then_some(());
         assert!(self.stderr.wait(Instant::now() + PATIENCE, ended).is_some(), "`{}` does not end", self.name);
     }
 
-    /// Waits for the end, at most so long; the process itself if it goes on.
+    /// Waits for the end, at most for the given time. Returns the process if it still runs.
     pub fn ended_within(self, limit: Duration) -> Result<Ended, Self> {
         let deadline = Instant::now() + limit;
         match self.stdout.wait(deadline, |_, ended| ended.then_some(())) {

@@ -26,9 +26,9 @@ pub enum CollectReason {
     /// A part, whole or half-written, that no commit record names.
     OrphanedPart,
     /// An old or damaged manifest, the record of a writer that lost on a store without conditional puts, or the usage
-    /// record of a process that is gone. A sum of usage records stays.
+    /// record of a process that has ended. A sum of usage records stays.
     Superseded,
-    /// A claim or lease of a process that is gone.
+    /// A claim or lease of a process that has ended.
     DeadClaim,
     /// The listing of a source of which no snapshot has rows.
     #[serde(rename = "unused-listing")]
@@ -136,7 +136,7 @@ impl Cache {
     /// abort them.
     ///
     /// # Errors
-    /// What the store says. What was deleted before stays deleted.
+    /// The errors of the store. What was deleted before stays deleted.
     pub async fn gc(&self, dry_run: bool) -> Result<Collection> {
         let now = self.ctx.root.now_ms().await?;
         let live = self.ctx.leases.live(now, self.ctx.options.orphan_grace).await?;
@@ -289,7 +289,7 @@ impl Cache {
     }
 
     /// Those of the parts that no commit record names now. A writer releases its claim after it has committed its part. So
-    /// if its claim was gone when claims were read, its record exists by now, even if the listing is older.
+    /// if its claim did not exist any more when claims were read, its record exists by now, even if the listing is older.
     async fn unnamed_now<'a>(
         &self,
         of: Fingerprint,
@@ -313,7 +313,7 @@ impl Cache {
         Ok(unnamed.into_iter().filter(|(key, _)| !named.contains(*key)).map(|(_, object)| object).collect())
     }
 
-    /// Folds the usage records of processes that are gone into one object.
+    /// Folds the usage records of processes that have ended into one object.
     async fn plan_usage_fold(
         &self,
         of: Fingerprint,

@@ -27,7 +27,7 @@ impl Cache {
     /// Whether there is a cache at a URL: any object below its `v1`. Nothing is written, and no folder is created.
     ///
     /// # Errors
-    /// `InvalidArgument` for a bad URL, and what the store says: `NotFound` where there is no such bucket.
+    /// `InvalidArgument` for a bad URL, and the errors of the store: `NotFound` where there is no such bucket.
     pub async fn exists(stores: &Stores, url: &str) -> Result<bool> {
         let at = stores.resolve(url).map_err(|e| e.context("cache root"))?;
         if let Some(folder) = &at.local {
@@ -43,7 +43,7 @@ impl Cache {
     /// All snapshots of the root by fingerprint, as `cache ls` shows them.
     ///
     /// # Errors
-    /// What the store says.
+    /// The errors of the store.
     pub async fn list(self: &Arc<Self>) -> Result<Vec<SnapshotInfo>> {
         let scans = self.ctx.scan_all().await?;
         let mut out = Vec::with_capacity(scans.len());
@@ -84,7 +84,7 @@ impl Cache {
     /// Everything about one snapshot.
     ///
     /// # Errors
-    /// `NotFound` if the root has nothing of that fingerprint, and what the store says.
+    /// `NotFound` if the root has nothing of that fingerprint, and the errors of the store.
     pub async fn inspect(self: &Arc<Self>, of: &Fingerprint) -> Result<Inspection> {
         let scan = self.existing(*of).await?;
         let snapshot = self.snapshot(of);
@@ -99,7 +99,7 @@ impl Cache {
     /// The size of the root, and its budget.
     ///
     /// # Errors
-    /// What the store says.
+    /// The errors of the store.
     pub async fn usage(&self) -> Result<Usage> {
         let objects = self.ctx.root.list(&self.ctx.root.layout.base()).await?;
         let bytes = objects.iter().map(|o| o.bytes).sum();
@@ -134,7 +134,7 @@ impl Cache {
     /// Keeps a snapshot from being evicted, expired or removed, until [`Cache::unpin`].
     ///
     /// # Errors
-    /// `NotFound` if there is none, and what the store says.
+    /// `NotFound` if there is none, and the errors of the store.
     pub async fn pin(&self, of: &Fingerprint) -> Result<()> {
         self.existing(*of).await?;
         self.ctx.root.put(&self.ctx.root.layout.pin(*of), Bytes::from_static(b"{}")).await
@@ -143,7 +143,7 @@ impl Cache {
     /// Ends a pin.
     ///
     /// # Errors
-    /// `NotFound` if there is no such snapshot, and what the store says.
+    /// `NotFound` if there is no such snapshot, and the errors of the store.
     pub async fn unpin(&self, of: &Fingerprint) -> Result<()> {
         self.existing(*of).await?;
         self.ctx.root.delete(&self.ctx.root.layout.pin(*of)).await

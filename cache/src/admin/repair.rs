@@ -19,7 +19,7 @@ impl Cache {
     /// manifests. The report says what was found and what was deleted.
     ///
     /// # Errors
-    /// What the store says. What was deleted before stays deleted. `Unavailable` if every round finds new damage.
+    /// The errors of the store. What was deleted before stays deleted. `Unavailable` if every round finds new damage.
     pub async fn repair(self: &Arc<Self>, only: Option<&Fingerprint>) -> Result<VerifyReport> {
         let mut report = self.verify(only).await?;
         let mut found = report.damaged.clone();

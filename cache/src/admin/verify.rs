@@ -19,7 +19,7 @@ impl Cache {
     /// what it says about itself, and that it decodes to its rows. Changes nothing.
     ///
     /// # Errors
-    /// What the store says. Damage is no error: the report names it.
+    /// The errors of the store. Damage is no error: the report names it.
     pub async fn verify(self: &Arc<Self>, only: Option<&Fingerprint>) -> Result<VerifyReport> {
         let mut report = VerifyReport::default();
         let folder = only.map_or_else(|| self.ctx.root.layout.base(), |of| self.ctx.root.layout.folder(*of));
@@ -31,7 +31,7 @@ impl Cache {
                 let record = LoadedCommit::read(&self.ctx.root, of, object).await?;
                 let name = self.ctx.root.layout.relative(&object.path).unwrap_or_default().to_string();
                 match record {
-                    LoadedCommit::Gone => {}
+                    LoadedCommit::Missing => {}
                     LoadedCommit::Damaged => report.damaged.push(Damage {
                         fingerprint: of,
                         split: Some(key.0),
@@ -81,7 +81,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Checks the bytes as they are in the store now, not in the tiers, and then the rows.
+    /// Checks the bytes in the store, not those in the tiers, and then the rows.
     async fn check_part(self: &Arc<Self>, meta: &PartMeta) -> Result<()> {
         let damaged = |why: String| caju_types::Error::data_loss(why);
         let path = self.ctx.root.layout.absolute(&meta.path);

@@ -26,7 +26,7 @@ impl Cache {
     /// probe's objects that a crash leaves are removed by [`Cache::remove_stale_probes`] and by [`Cache::gc`].
     ///
     /// # Errors
-    /// `InvalidArgument` if the rows cannot be stored in the encoding, and what the store says.
+    /// `InvalidArgument` if the rows cannot be stored in the encoding, and the errors of the store.
     pub async fn probe(
         self: &Arc<Self>,
         schema: &SchemaRef,
@@ -74,7 +74,7 @@ impl Cache {
     /// Removes stale objects of probes: those older than any probe takes, whose processes have ended.
     ///
     /// # Errors
-    /// What the store says.
+    /// The errors of the store.
     pub async fn remove_stale_probes(&self) -> Result<usize> {
         let probes = self.ctx.root.layout.probes();
         let now = i64::try_from(self.ctx.root.clock.unix_time().as_millis()).unwrap_or(i64::MAX);

@@ -61,7 +61,7 @@ impl Footer {
 struct Decoder {
     meta: Arc<PartMeta>,
     decoder: FileDecoder,
-    /// The same decoder without validation.
+    /// A decoder of the same part without validation.
     trusting: FileDecoder,
     /// Whether validation takes next to no time.
     validates_cheaply: bool,

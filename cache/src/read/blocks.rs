@@ -41,7 +41,7 @@ struct Mapped {
 }
 
 impl Blocks {
-    /// Finds the file of a part. The length of a mapped file is checked here. In other stores the first answer tells the
+    /// Finds the file of a part. The length of a mapped file is checked here. In other stores the first response has the
     /// length.
     pub(crate) async fn open(ctx: &Arc<Context>, meta: &Arc<PartMeta>) -> Result<Self> {
         if !is_consistent(meta) {
@@ -129,8 +129,8 @@ impl Blocks {
         out
     }
 
-    /// Like `get`, on a task of its own: a store's answer arrives also while nobody waits for it. The request starts when
-    /// it has its permit.
+    /// Like `get`, on a task of its own: the response is received even while no reader polls for it. The request starts
+    /// when it has its permit.
     pub(crate) fn prefetch(
         self: &Arc<Self>,
         blocks: Range<usize>,

@@ -38,7 +38,7 @@ pub(super) fn guarded<T, E: std::fmt::Display>(
     }
 }
 
-/// A missing object as an error that names the part; any other error as it is.
+/// A missing object as an error that names the part; any other error unchanged.
 pub(super) fn gone(meta: &PartMeta, error: Error) -> Error {
     if error.kind() == ErrorKind::NotFound {
         return Error::not_found(format!("part {} is gone: it was evicted or removed", meta.path));

@@ -19,13 +19,14 @@ use crate::lease::{Hold, Leases};
 use crate::record::{Claim, PartMeta, seal, unseal};
 use crate::store::Created;
 
-/// Claims of dead processes on one split that are skipped. More show that nobody collects them: claiming fails then.
+/// The most claims of dead processes on one split that are skipped. If there are more, `gc` does not run, and claiming
+/// fails.
 const MAX_DEAD_CLAIMS: Generation = 1000;
 
 /// The outcome of asking for the right to write a split.
 pub(crate) enum ClaimOutcome {
     /// It is ours, and the part's commit record goes to this generation.
-    Ours(HeldClaim, Generation),
+    Ours(OwnClaim, Generation),
     /// The split has a part.
     Exists(Arc<PartMeta>),
     /// This live process writes the split.
@@ -34,7 +35,7 @@ pub(crate) enum ClaimOutcome {
 
 /// A claim of this process.
 #[derive(Debug, Clone)]
-pub(crate) struct HeldClaim {
+pub(crate) struct OwnClaim {
     state: Arc<SnapshotState>,
     split: SplitKey,
     attempt: String,
@@ -44,7 +45,7 @@ pub(crate) struct HeldClaim {
     _hold: Arc<Hold>,
 }
 
-impl HeldClaim {
+impl OwnClaim {
     pub(crate) fn split(&self) -> SplitKey {
         self.split
     }
@@ -82,7 +83,7 @@ impl SnapshotState {
         if !self.active.lock().insert(split) {
             return Ok(ClaimOutcome::Busy(ctx.leases.id().to_string()));
         }
-        let mut held = HeldClaim {
+        let mut held = OwnClaim {
             state: Arc::clone(self),
             split,
             attempt: ctx.root.unique("attempt"),
@@ -108,7 +109,7 @@ impl SnapshotState {
     }
 
     /// Creates the first free claim behind dead ones. Gives the live writer, if there is one.
-    async fn claim_conditionally(&self, ctx: &Context, held: &mut HeldClaim) -> Result<Option<String>> {
+    async fn claim_conditionally(&self, ctx: &Context, held: &mut OwnClaim) -> Result<Option<String>> {
         let body = seal(&Claim { writer: ctx.leases.id().into(), attempt: held.attempt.clone() })?;
         for number in 1..=MAX_DEAD_CLAIMS {
             let path = ctx.root.layout.claim(self.of, held.split, number, None);
@@ -135,7 +136,7 @@ impl SnapshotState {
     }
 
     /// Claims without conditional puts: every claim has a unique name, and the oldest live one wins.
-    async fn claim_by_name(&self, ctx: &Context, held: &mut HeldClaim) -> Result<Option<String>> {
+    async fn claim_by_name(&self, ctx: &Context, held: &mut OwnClaim) -> Result<Option<String>> {
         let root = &ctx.root;
         let path = root.layout.claim(self.of, held.split, 1, Some(&held.attempt));
         let body = seal(&Claim { writer: ctx.leases.id().into(), attempt: held.attempt.clone() })?;
@@ -168,7 +169,7 @@ impl SnapshotState {
     }
 
     /// Checks, with the claim held, that the split was not committed in the meantime.
-    async fn confirm(self: &Arc<Self>, ctx: &Context, held: HeldClaim) -> Result<ClaimOutcome> {
+    async fn confirm(self: &Arc<Self>, ctx: &Context, held: OwnClaim) -> Result<ClaimOutcome> {
         let found = if ctx.root.conditional() {
             self.find_free_slot(ctx, held.split).await
         } else {
@@ -211,7 +212,7 @@ impl SnapshotState {
 }
 
 /// Takes a split out of `active` if claiming it fails or is cancelled, and has a claim that may exist deleted later.
-struct ClaimGuard(Option<(HeldClaim, Arc<Leases>)>);
+struct ClaimGuard(Option<(OwnClaim, Arc<Leases>)>);
 
 impl ClaimGuard {
     fn disarm(mut self) {

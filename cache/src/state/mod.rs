@@ -11,7 +11,7 @@ mod registry;
 mod snapshot_state;
 mod usage;
 
-pub(crate) use claim::{ClaimOutcome, HeldClaim};
+pub(crate) use claim::{ClaimOutcome, OwnClaim};
 pub use index::PartIndex;
 pub(crate) use registry::Snapshots;
 pub(crate) use snapshot_state::SnapshotState;

@@ -160,7 +160,7 @@ impl SnapshotState {
         object: Listed,
     ) -> Result<Option<(CommitKey, Record)>> {
         let commit = match LoadedCommit::read(root, self.of, &object).await? {
-            LoadedCommit::Gone => return Ok(None),
+            LoadedCommit::Missing => return Ok(None),
             LoadedCommit::Damaged => None,
             LoadedCommit::Valid(commit) => Some(*commit),
         };

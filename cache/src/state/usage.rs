@@ -1,7 +1,7 @@
 //! Usage records: what each process read from a snapshot.
 //!
-//! Every process writes one object. The objects of processes that are gone are folded into a sum: otherwise one object per
-//! process would stay for as long as the snapshot does.
+//! Every process writes one object. The objects of processes that have ended are folded into a sum: otherwise one object
+//! per process would stay for as long as the snapshot does.
 
 use std::collections::HashSet;
 
@@ -15,7 +15,8 @@ use crate::record::{UsageRecord, seal, unseal};
 use crate::scan::Scan;
 use crate::store::{Listed, Root};
 
-/// Usage records of one snapshot from which on whoever closes a cache folds those of processes that are gone.
+/// The number of usage records of one snapshot from which on a process that closes its cache folds those of ended
+/// processes.
 const FOLD_AFTER: usize = 16;
 
 impl SnapshotState {
@@ -68,7 +69,7 @@ impl UsageRecord {
     /// What all processes read from a snapshot so far.
     ///
     /// # Errors
-    /// What the store says.
+    /// The errors of the store.
     pub(crate) async fn total(root: &Root, scan: &Scan) -> Result<Self> {
         let mut sum = Self::default();
         read_all(root, scan).await?.iter().for_each(|(_, record)| sum.add(record));
@@ -104,22 +105,22 @@ async fn read_all(root: &Root, scan: &Scan) -> Result<Vec<(Listed, UsageRecord)>
     Ok(all)
 }
 
-/// Sums up the usage records of processes that are gone, if that makes fewer objects.
+/// Sums up the usage records of processes that have ended, if that reduces the number of objects.
 ///
 /// # Errors
-/// What the store says.
+/// The errors of the store.
 pub(crate) async fn fold_usage_records(
     root: &Root,
     of: Fingerprint,
     scan: &Scan,
-    is_gone: impl Fn(&str, &Listed) -> bool,
+    has_ended: impl Fn(&str, &Listed) -> bool,
 ) -> Result<Option<FoldedUsage>> {
-    let count = scan.uses.iter().filter(|o| is_gone(id(o), o)).count();
+    let count = scan.uses.iter().filter(|o| has_ended(id(o), o)).count();
     if count < 2 {
         return Ok(None);
     }
     let mut all = read_all(root, scan).await?;
-    all.retain(|(object, _)| is_gone(id(object), object));
+    all.retain(|(object, _)| has_ended(id(object), object));
     let mut sum = UsageRecord::default();
     all.iter().for_each(|(_, record)| sum.add(record));
     let until = all.iter().map(|(object, _)| object.modified_ms).max().unwrap_or(0);

@@ -19,7 +19,7 @@ use crate::layout::Generation;
 use crate::manifest::SnapshotDescription;
 use crate::record::{PartFacts, PartMeta, microseconds, milliseconds, seal};
 use crate::schema::schema_hash;
-use crate::state::{HeldClaim, SnapshotState};
+use crate::state::{OwnClaim, SnapshotState};
 use crate::tags;
 use caju_autocache::{Compression, Encoding, Format};
 use encode::Encoder;
@@ -61,7 +61,7 @@ pub struct PartWriter {
 
 /// The right to write a part.
 pub(crate) struct Writing {
-    pub(crate) claim: HeldClaim,
+    pub(crate) claim: OwnClaim,
     pub(crate) generation: Generation,
     /// The snapshot's description, where no manifest has it yet.
     pub(crate) describe: Option<Arc<SnapshotDescription>>,
@@ -71,7 +71,7 @@ pub(crate) struct Writing {
 struct Open {
     cache: Arc<Cache>,
     state: Arc<SnapshotState>,
-    claim: HeldClaim,
+    claim: OwnClaim,
     generation: Generation,
     describe: Option<Arc<SnapshotDescription>>,
     /// Bytes that were reserved for the part, its record, and its entries in manifests.
@@ -151,7 +151,7 @@ impl PartWriter {
     ///
     /// # Errors
     /// `InvalidArgument` for rows of another schema, `ResourceExhausted` over the budget or on a full disk,
-    /// and what the store says. After an error only [`PartWriter::abort`] may be called.
+    /// and the errors of the store. After an error only [`PartWriter::abort`] may be called.
     pub async fn write(&mut self, batch: &RecordBatch) -> Result<()> {
         if batch.schema_ref().fields() != self.schema.fields() {
             return Err(Error::invalid(format!(
@@ -313,7 +313,7 @@ impl PartWriter {
         Ok(committed)
     }
 
-    /// Abandons the part: nothing of it stays.
+    /// Abandons the part, and deletes what was written of it.
     pub async fn abort(mut self) {
         if let Some(open) = self.open.take() {
             // Finished even if the caller is dropped in the meantime, as a stopped task is.

@@ -61,7 +61,7 @@ pub struct StoredParts {
     pub fraction: f64,
 }
 
-/// A set of which all parts are there.
+/// A set all of whose parts exist.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoredSet {
     /// The hint's name.
@@ -71,7 +71,7 @@ pub struct StoredSet {
 }
 
 /// Snapshots that an option can be made of. Limits the encodings of each hint to the one that its parts have: parts are
-/// read as they are. `only` is the encoding that the job names.
+/// read in the encoding that they were written in. `only` is the encoding that the job names.
 pub(crate) fn usable(mut found: Vec<Existing>, hints: &mut [Hint], only: Option<&str>) -> Vec<Existing> {
     let name = |x: &Existing| format!("{}/{}", x.format, x.compression);
     found.retain(|x| x.fraction >= if only.is_none_or(|o| o == name(x)) { MIN_COVERAGE } else { NEARLY_ALL });

@@ -17,7 +17,7 @@ use crate::report::TaskReport;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Event {
-    /// The job is there: new, or known from the journal.
+    /// A job was opened, or was restored from the journal.
     JobOpened {
         /// The job.
         job: Box<JobSpec>,
@@ -44,7 +44,7 @@ pub enum Event {
         /// The record.
         record: Box<PlanRecord>,
     },
-    /// The check of the storage goes on.
+    /// The check of the storage made progress.
     StorageCheckProgressed {
         /// The iteration.
         iteration: IterationId,
@@ -128,7 +128,7 @@ pub enum Action {
 pub enum NoteLevel {
     /// Something does not work as it should.
     Warning,
-    /// For whoever looks for the reason of a decision.
+    /// Details that explain a decision, for debugging.
     Debug,
 }
 

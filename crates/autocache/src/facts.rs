@@ -8,8 +8,9 @@ use crate::document::Document;
 use crate::plan::{CachePlan, SplitModes};
 use crate::report::StageReport;
 
-/// A client that waits for a larger fraction of its time does not show how fast it could be. Where it shares its cores with
-/// workers, what it does between two waits takes longer than it would alone, so that little can be inferred from little.
+/// The demand of a client that waits for a larger fraction of its time cannot be inferred. Where such a client shares cores
+/// with workers, its own work between two waits takes longer than it would alone, so a short working time says little about
+/// its speed.
 const MAX_WAIT_FOR_DEMAND: f64 = 0.25;
 
 /// What a job is to the decision.

@@ -23,7 +23,7 @@ pub(crate) fn expected_jobs(record: &PlanRecord) -> u64 {
     record.jobs.clamp(1, MAX_EXPECTED_JOBS)
 }
 
-/// Whether nobody is expected to read again what is read in an epoch.
+/// Whether no later epoch is expected to read the rows of this one again.
 pub fn is_last_reading(announced: Option<u64>, epoch: u64, record: Option<&PlanRecord>) -> bool {
     let last = epochs_left(announced, epoch, None).is_some_and(|n| n <= 1);
     last && record.is_none_or(|r| expected_jobs(r) <= 1)

@@ -34,8 +34,8 @@ struct Waiting {
 
 /// The autocache decision of one job: events in, actions out.
 ///
-/// It keeps no time and draws nothing at random, so that the same events give the same actions. Whoever holds it feeds the
-/// events of the job in the order in which they happen and carries out the actions.
+/// It keeps no time and draws nothing at random, so that the same events give the same actions. Its owner feeds the events
+/// of the job in the order in which they happen, and carries out the actions.
 ///
 /// ```
 /// use caju_autocache::{Autocache, Event, JobSpec, ReplanState};
@@ -277,8 +277,8 @@ impl Autocache {
         actions.push(self.decide(Decided::new(plan, decision, profile), reason));
     }
 
-    /// Takes the decision of a running job with the same pipeline. A job that has measured for itself adopts only what
-    /// somebody stores: that a pipeline is fast enough for another reader is not its own finding.
+    /// Takes the decision of a running job with the same pipeline. A job that has measured for itself adopts only a
+    /// decision to store: a decision to compute may depend on the speed of the other job's reader.
     fn adopts(
         &mut self,
         job: &JobSpec,
@@ -382,7 +382,7 @@ impl Case {
         let measured = Measurements {
             workers: workers.len() as u64,
             splits_total: facts.splits_listed.max(counted),
-            // A reader that only counts rows shows nothing of what a training job would take.
+            // A reader that only counts rows says nothing about the demand of a training job.
             demand: if job.profile_only { None } else { demand(&facts.clients) },
             epochs: epochs_left(job.epochs, facts.epoch, record),
             jobs: record.map(expected_jobs),
@@ -426,8 +426,8 @@ impl Case {
         }
     }
 
-    /// Whether a decision stands: observations of several sample windows agree that nothing else comes near, or the time
-    /// for deciding is over, and another probe is not worth it.
+    /// Whether a decision is conclusive: observations of several sample windows agree that no other option comes near, or
+    /// the time for deciding is over, and another probe is not worth its cost.
     fn is_conclusive(
         &mut self,
         autocache: &mut Autocache,

@@ -70,7 +70,7 @@ impl CachePlan {
         key.folded() % u64::from(Self::ALL) < u64::from(self.permille)
     }
 
-    /// The same plan for rows that are computed from now on and drawn as before. A set that can never be complete is not
+    /// This plan without a set: rows are computed from now on, and drawn as before. A set that can never be complete is not
     /// written any further.
     #[must_use]
     pub fn without_set(mut self) -> Self {
@@ -93,8 +93,8 @@ impl CachePlan {
     }
 }
 
-/// How a save stores rows. A split that cannot be stored now is left alone: the driver of the save comes back to it in
-/// another epoch.
+/// How a save stores rows. A split that cannot be stored now is skipped: the driver of the save tries it again in another
+/// epoch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavePlan {
     /// The size of chunks in bytes; absent: a part is one chunk.
@@ -124,7 +124,7 @@ pub struct SetTarget {
     pub id: Fingerprint,
     /// The attempt, so that parts of two attempts do not mix.
     pub attempt: String,
-    /// What it has to cover.
+    /// The splits that it has to cover.
     pub whole: Whole,
 }
 
@@ -177,12 +177,12 @@ pub struct SplitModes {
     pub put: u64,
     /// Read from a snapshot.
     pub get: u64,
-    /// Of those that were computed: begun to be stored, and given up.
+    /// Of the computed splits: those whose storing was begun and abandoned.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub fell_back: u64,
-    /// Of those that were stored: begun before the decision, and stored from buffered rows.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub kept: u64,
+    /// Of the stored splits: those that began before the decision and were stored from the backfill buffer.
+    #[serde(default, rename = "kept", skip_serializing_if = "is_zero")]
+    pub backfilled: u64,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
@@ -203,7 +203,7 @@ impl std::ops::AddAssign for SplitModes {
         self.put += other.put;
         self.get += other.get;
         self.fell_back += other.fell_back;
-        self.kept += other.kept;
+        self.backfilled += other.backfilled;
     }
 }
 

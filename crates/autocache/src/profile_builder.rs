@@ -43,7 +43,7 @@ pub(crate) struct Measurements {
     pub(crate) sharing: Option<SharingFacts>,
     /// Bytes that the cache may hold.
     pub(crate) budget: Option<u64>,
-    /// Rows of an epoch, where these figures are of a sample window and cannot tell.
+    /// Rows of an epoch. Present where the figures are of a sample window, from which the number cannot be computed.
     pub(crate) epoch_rows: Option<u64>,
     /// Tasks that have ended: no split of theirs is half read.
     pub(crate) ended: Vec<TaskId>,
@@ -64,7 +64,7 @@ impl Measurements {
         self.tasks.iter().filter_map(|t| t.stages.first()).map(|s| s.rows_out).sum()
     }
 
-    /// The fraction of the epoch's splits that were begun; none while the listing goes on.
+    /// The fraction of the epoch's splits that were begun; none while the listing continues.
     pub(crate) fn fraction_begun(&self) -> Option<f64> {
         let begun: u64 = self.tasks.iter().map(|t| t.splits_computed + t.splits_read).sum();
         (self.splits_total > 0).then(|| begun as f64 / self.splits_total as f64)
@@ -219,7 +219,7 @@ impl Measurements {
     }
 
     fn hints(&self, sums: &[StageReport], stages: &[Stage], defs: &[HintDef]) -> Vec<Hint> {
-        // Hints stand among the stages' figures in their order. The stage in front of one is what it would store.
+        // The reports of stages contain the hints, in pipeline order. A hint would store the output of the stage before it.
         let mut after = Vec::new();
         let mut last = None;
         for sum in sums {
@@ -244,7 +244,7 @@ impl Measurements {
         storable.map(hint).collect()
     }
 
-    /// Snapshots that are there, in encodings that were tried.
+    /// Existing snapshots whose encodings were probed.
     fn existing(&self, hints: &[Hint]) -> Vec<Existing> {
         let coverage = self.coverage.so_far();
         let parts = coverage.parts.iter().map(|p| (&p.hint, &p.encoding, p.fraction));

@@ -12,8 +12,8 @@ use crate::{Action, Autocache, Event, NoteLevel};
 pub struct Recorded {
     /// Milliseconds since the Unix epoch.
     pub at_ms: u64,
-    /// It is the first event of a decision that knows nothing of the events before it: that of another job of the same name, or
-    /// of the same job in a dispatcher that was started again.
+    /// It is the first event of a decision without earlier events: that of another job of the same name, or of the same job in
+    /// a dispatcher that was started again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub begins: bool,
     /// The event.

@@ -26,7 +26,7 @@ const CLEAR_LEAD: f64 = 1.3;
 const PROBE_ERROR: f64 = 0.35;
 /// Probability that a probe's error flips the choice.
 const PROBE_ERROR_PROBABILITY: f64 = 0.25;
-/// Probes of one encoding after which another tells nothing new.
+/// The number of probes of one encoding after which further ones give no new information.
 const MAX_PROBES: usize = 3;
 /// Observations that are kept; the newest count.
 const MAX_OBSERVATIONS: usize = 12;
@@ -145,7 +145,7 @@ mod tests {
         assert!(is_time_over(&after(20.0, 1, false)));
     }
 
-    /// `lz4` reads by a tenth faster than `zstd`, as far as one probe of a few rows can tell.
+    /// `lz4` reads by a tenth faster than `zstd`, by a single probe of a few rows.
     #[test]
     fn what_one_probe_cannot_tell_apart_is_probed_again_where_that_pays() {
         let encoding = |compression: &str, decode: f64| {

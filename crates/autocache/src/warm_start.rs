@@ -46,7 +46,7 @@ pub(crate) fn decide_by_record(
         profile.source.rows = u64::try_from(rows).unwrap_or(u64::MAX);
     }
     profile.measured.clear();
-    // Which jobs share rows with this one is known once it reads.
+    // The jobs that share rows with this one are known only once it reads.
     profile.sharing = None;
     profile.budget.snapshot_bytes = job.snapshot_budget_bytes.map(|b| b as f64);
     profile.horizon = Horizon {
@@ -62,7 +62,7 @@ pub(crate) fn decide_by_record(
 }
 
 /// Whether every storable hint was weighed with all its encodings. Where something was stored only its encoding was
-/// probed: that tells little once the parts are gone. A job that names its encoding measures for itself.
+/// probed, which says little about a cache without these parts. A job that names its encoding measures for itself.
 fn hints_are_weighed(
     profile: &Profile,
     hints: &[HintDef],
@@ -97,8 +97,8 @@ fn is_option(profile: &Profile, choice: &Choice) -> bool {
     { encodings }.any(|e| (&e.format, &e.compression) == (format, compression))
 }
 
-/// Whether another job's decision suits this one with the given number of epochs left. All jobs read a snapshot that
-/// somebody stores as a whole. Any other decision holds only for a job that would decide the same, and only if every
+/// Whether another job's decision suits this one with the given number of epochs left. All jobs can read a snapshot that
+/// a job stores completely. Any other decision holds only for a job that would decide the same, and only if every
 /// storable hint was weighed.
 ///
 /// # Errors

@@ -52,7 +52,7 @@ fn logs_that_are_written_again_give_the_same_actions() {
     }
 }
 
-/// A dispatcher that was restarted goes on from what is journaled: the decision and the replan state.
+/// A restarted dispatcher continues from the journal: the decision and the replan state.
 #[test]
 fn a_decision_survives_that_its_job_is_opened_again() {
     let log = read_log(&read("replanning", "jsonl")).unwrap();

@@ -82,7 +82,7 @@ fn with_variables(command: Command) -> Command {
 
 /// The file that `--config` or the variable names, and what is in it.
 fn load(args: &[OsString], variable: Option<OsString>) -> Result<Option<(PathBuf, Table)>> {
-    // Only a file that was asked for: one in the working folder may be somebody else's.
+    // Only a file that was named: one in the working folder may belong to another user.
     let Some(path) = named_file(args).or(variable).map(PathBuf::from) else { return Ok(None) };
     let text = std::fs::read_to_string(&path).map_err(|e| {
         let message = format!("settings file {}: {e}", path.display());
@@ -162,7 +162,7 @@ fn is_named(arg: &Arg, name: &str) -> bool {
     arg.get_long() == Some(name) || arg.get_all_aliases().is_some_and(|old| old.contains(&name))
 }
 
-/// The text that would stand on the command line.
+/// The text of the value, as on the command line.
 fn texts(value: &Value) -> Option<Vec<String>> {
     Some(match value {
         Value::String(s) => vec![s.clone()],

@@ -1,4 +1,5 @@
-//! The rank of this process among those that a launcher has started: SLURM, MPI and torchrun tell it in the environment.
+//! The rank of this process among those that a launcher has started: SLURM, MPI and torchrun put it into the
+//! environment.
 
 use caju_types::{Error, Result};
 use clap::ValueEnum;
@@ -76,7 +77,7 @@ fn rank(launcher: Launcher, variable: impl Fn(&str) -> Option<String>) -> Result
     })
 }
 
-/// What one launcher says; none if it says nothing.
+/// The rank by one launcher's variables; none if they are not set.
 fn rank_of(known: &Known, variable: impl Fn(&str) -> Option<String>) -> Result<Option<Rank>> {
     let (index, count) = match (variable(known.rank), variable(known.size)) {
         (None, None) => return Ok(None),

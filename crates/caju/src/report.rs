@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::Path;
 
 use caju_client::Incomplete;
+use caju_planner::Decision;
 use caju_proto::v1::SharedUse;
 use caju_types::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -15,7 +16,7 @@ pub(crate) struct RunReport {
     pub(crate) fingerprint: String,
     pub(crate) epochs: Vec<EpochReport>,
     /// The planner's decision. None where nothing was decided.
-    pub(crate) decision: Option<serde_json::Value>,
+    pub(crate) decision: Option<Decision>,
     /// Why no row was stored although the policy asks for it.
     pub(crate) not_stored: Option<String>,
     pub(crate) peak_rss_bytes: u64,
@@ -59,7 +60,7 @@ pub(crate) struct EpochReport {
     /// Rounds that this consumer took part in. None without `--balance`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) rounds: Option<u64>,
-    /// Of `wait_s`: an element was there, and other consumers did not have theirs of the same round. None without
+    /// Of `wait_s`: the element had arrived, and other consumers did not have theirs of the same round. None without
     /// `--balance`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) consumer_wait_s: Option<f64>,
@@ -135,7 +136,7 @@ pub(crate) struct SplitsReport {
     pub(crate) compute: u64,
     pub(crate) put: u64,
     pub(crate) get: u64,
-    /// Of those computed: storing was started and given up.
+    /// Of the computed splits: those whose storing was started and abandoned.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) fell_back: u64,
     /// Of those put: begun before the decision, and stored from the backfill buffer.

@@ -1,8 +1,8 @@
 //! The rows that the user has taken: those that it got before it asked for more. They are reported to the dispatcher as
 //! acknowledged; all other rows of this reader go to other readers if it vanishes (I3).
 //!
-//! A reader that ends before its epoch does gives back what its user was not handed: [`Acks::close`] draws the line. What
-//! the user has in hand by then counts as taken, and it is handed nothing more.
+//! A reader that ends before its epoch does gives back what its user was not handed: [`Acks::close`] fixes the boundary: the
+//! element that the user has in hand then counts as taken, and no further one is handed out.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -242,7 +242,8 @@ impl Acks {
         true
     }
 
-    /// Hands nothing out any more. What the user has in hand is taken: it will ask for more only to get the end.
+    /// Stops handing out elements. The element that the user has in hand counts as taken: the user asks for another one only
+    /// to get the end.
     pub(crate) fn close(&self) {
         let mut inner = self.inner.lock();
         let progress = Progress::of_word(self.of_handed.fetch_or(Progress::CLOSED, Ordering::AcqRel));
@@ -252,7 +253,8 @@ impl Acks {
         }
     }
 
-    /// Hands nothing out any more, to a user whose code panicked: what it has in hand is not taken, and goes to others.
+    /// Stops handing out elements after the user's code panicked. The element that the user has in hand does not count as
+    /// taken, and goes to other readers.
     pub(crate) fn close_after_panic(&self) {
         let mut inner = self.inner.lock();
         let progress = Progress::of_word(self.of_handed.fetch_or(Progress::CLOSED, Ordering::AcqRel));
@@ -278,7 +280,7 @@ impl Acks {
     }
 
     /// Waits until rows should be reported to the dispatcher at once.
-    pub(crate) async fn news(&self) {
+    pub(crate) async fn report_due(&self) {
         self.notify.notified().await;
     }
 
@@ -402,12 +404,12 @@ mod tests {
         let acks = Acks::default();
         assert!(hand(&acks, &[run(0, 4)], false, false));
         assert!(acks.hand_next(1, 1));
-        acks.news().await;
+        acks.report_due().await;
         assert!(acks.hand_next(2, 1));
         acks.taken_handed();
-        assert!(futures::poll!(Box::pin(acks.news())).is_pending());
+        assert!(futures::poll!(Box::pin(acks.report_due())).is_pending());
         acks.user_waits();
-        acks.news().await;
+        acks.report_due().await;
     }
 
     #[test]

@@ -135,7 +135,7 @@ impl Assembly {
         Ok(())
     }
 
-    /// No more rows are expected: remainders leave as they are, or are dropped where the pipeline says so.
+    /// No more rows are expected: remainders are delivered as short batches, or dropped where the pipeline says so.
     fn flush(&mut self, acks: &Acks, delivered: &mut Delivered) -> Result<()> {
         if let Some(merger) = &mut self.merger {
             if merger.drops() && acks.dropped(merger.held().flat_map(|c| &c.runs)) {

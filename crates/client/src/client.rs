@@ -62,10 +62,10 @@ impl Client {
         }
     }
 
-    /// Registers a definition under a name; an empty name stands for its fingerprint.
+    /// Registers a definition under a name; an empty name means its fingerprint.
     ///
     /// # Errors
-    /// What is wrong with the definition or its source; `AlreadyExists` if the name stands for another one.
+    /// What is wrong with the definition or its source; `AlreadyExists` if another definition has the name.
     pub async fn register(
         &self,
         def: &caju_pipeline::DatasetDef,
@@ -115,7 +115,7 @@ impl Client {
     /// Starts or resumes saving a definition's rows under a URL; the dispatcher drives the save.
     ///
     /// # Errors
-    /// What is wrong with the definition or its source; `AlreadyExists` if another save is there.
+    /// What is wrong with the definition or its source; `AlreadyExists` if the URL has another save.
     pub async fn start_save(
         &self,
         def: &caju_pipeline::DatasetDef,

@@ -98,7 +98,7 @@ pub enum ReaderEvent {
         /// The reason.
         reason: String,
     },
-    /// The dispatcher does not answer; reading goes on meanwhile.
+    /// The dispatcher does not answer; reading continues meanwhile.
     DispatcherAway {
         /// Since when.
         waited: Duration,
@@ -127,8 +127,8 @@ pub struct ReadRequest {
     pub seed: Option<u64>,
     /// How splits are handed out; unspecified: `dynamic`, or as the job does it already.
     pub mode: ProcessingMode,
-    /// Who decides what is stored: `compute`, `source`, `full`, `hint:NAME`, `cachew` or `auto`; empty: the job
-    /// as it is, else `auto` where there is a cache.
+    /// Who decides what is stored: `compute`, `source`, `full`, `hint:NAME`, `cachew` or `auto`; empty: the policy of the
+    /// existing job; for a new job `auto` if there is a cache.
     pub policy: String,
     /// How new parts are written, as `arrow/none`; empty: the policy chooses.
     pub encoding: String,
@@ -148,7 +148,7 @@ pub struct ReadRequest {
     pub target: TargetWorkers,
     /// How rows travel from the workers to this reader.
     pub transfer: Transfer,
-    /// Read what is left of the epoch behind these states of its readers.
+    /// Reads the rows of the epoch that these states of its readers do not contain.
     ///
     /// The epoch begins when the states of all readers that had taken rows by then were given, by one reader or by several
     /// under the same job name. Give to each reader its own, or the states of all of them to each.
@@ -175,8 +175,8 @@ pub struct ReadRequest {
 pub struct Attempt {
     /// The launch: all of its processes give the same, and a later launch gives another one.
     pub id: String,
-    /// Which of its processes this one is. A rank that comes again when it is gone goes back to the states, and begins the epoch
-    /// again. None: whoever names the attempt belongs to it.
+    /// Identifies this process among those of the attempt. If a rank comes again after its process ended, the epoch is begun
+    /// again from the states. None: every process that names the attempt belongs to it.
     pub rank: Option<u32>,
 }
 
@@ -271,7 +271,7 @@ pub struct Consumer {
 }
 
 impl Consumer {
-    /// One of `count` consumers, which share nothing but the number of their elements; what is left at the end is dropped.
+    /// One of `count` consumers, which share nothing but the number of their elements; surplus elements at the end are dropped.
     pub fn new(index: u32, count: u32) -> Self {
         Self { index, count, uneven: Uneven::Drop, balance: Balance::None }
     }

@@ -25,7 +25,7 @@ impl Idle {
         Self { since: Some(Instant::now()), has_read: false, warned: Duration::ZERO }
     }
 
-    /// Nobody waits for tasks yet.
+    /// No reader waits for tasks yet.
     pub(crate) fn restart(&mut self) {
         self.since = self.since.map(|_| Instant::now());
     }
@@ -105,7 +105,7 @@ impl Absence {
         self.since.is_some()
     }
 
-    /// The dispatcher did not answer a call: tasks go on without it, for a while.
+    /// The dispatcher did not answer a call: tasks continue without it, for a limited time.
     ///
     /// # Errors
     /// The error, if it will not pass or the dispatcher has been away for longer than the settings allow.

@@ -1,5 +1,5 @@
-//! The rows that the user of a reader got, in the form of its states: counted as they are handed out, so that a state is
-//! encoded without looking at every split.
+//! The rows that the user of a reader got, in the form of its states: counted as they are handed out, so that encoding a
+//! state does not visit every split.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -33,7 +33,7 @@ struct Open {
 }
 
 impl Delivered {
-    /// The reader goes on behind these rows.
+    /// The reader continues behind these rows.
     pub(crate) fn begin_behind(&mut self, before: Arc<TakenRows>) {
         for (split, open) in &mut self.open {
             open.had = before.rows_of(*split).map_or(0, caju_types::RowRanges::len);
@@ -118,15 +118,15 @@ pub(crate) struct EpochFacts {
 struct Facts {
     listed: BTreeMap<u32, Listed>,
     readers: BTreeSet<u64>,
-    /// What was taken before the epoch was opened; until the reader knows it.
+    /// Rows that were taken before the epoch was opened. Dropped once the reader has added them.
     resumed: Option<Arc<TakenRows>>,
-    /// The same, for as long as the reader lives.
+    /// Rows that were taken before the epoch was opened, for as long as the reader lives.
     all_resumed: Option<Arc<TakenRows>>,
     knows_resumed: bool,
     sized: Vec<(u64, u64)>,
-    /// The same, for the session.
+    /// Numbers of rows of splits that the session has not read yet.
     sized_for_session: Vec<(u64, u64)>,
-    /// The readers that are there.
+    /// The present readers.
     present: BTreeSet<u64>,
     /// Those of them whose users get elements.
     taking: BTreeSet<u64>,
@@ -189,7 +189,7 @@ impl EpochFacts {
         std::mem::take(&mut self.inner.lock().sized_for_session)
     }
 
-    /// The readers that are there now, and the elements that the user of a consumer got before the epoch was opened.
+    /// The present readers, and the elements that the user of a consumer got before the epoch was opened.
     pub(crate) fn set_present(&self, present: &[u64], taking: &[u64], steps: u64) {
         let mut facts = self.inner.lock();
         facts.present = present.iter().copied().collect();
@@ -197,8 +197,8 @@ impl EpochFacts {
         facts.steps = steps;
     }
 
-    /// The user is about to get its first element. Whether other readers are there that have to be notified before. A reader
-    /// that this one does not know of yet is notified too: by this one's next report.
+    /// The user is about to get its first element. Whether other readers exist that have to be notified first. A reader that
+    /// this one does not know of yet is notified too: by this one's next report.
     pub(crate) fn begin_taking(&self) -> bool {
         let mut facts = self.inner.lock();
         facts.takes = true;
@@ -215,7 +215,7 @@ impl EpochFacts {
         self.inner.lock().steps
     }
 
-    /// The readers whose rows nobody else knows: those that had taken rows, and those that are there.
+    /// The readers whose taken rows only they know: those that had taken rows, and the present ones.
     pub(crate) fn holders(&self) -> BTreeSet<u64> {
         let facts = self.inner.lock();
         facts.readers.union(&facts.present).copied().collect()
@@ -253,7 +253,7 @@ impl EpochFacts {
         self.inner.lock().readers.len() as u64
     }
 
-    /// What was listed, and which readers had taken rows, or have some in hand.
+    /// Adds the listed splits, and the readers that had taken rows or have some in hand.
     pub(crate) fn listed_and_readers(&self) -> (BTreeMap<u32, Listed>, BTreeSet<u64>) {
         let facts = self.inner.lock();
         (facts.listed.clone(), facts.readers.union(&facts.taking).copied().collect())

@@ -17,17 +17,17 @@ pub(crate) struct Delivery {
     pub(crate) slot: u32,
     bytes: u64,
     credit: Option<Arc<Credit>>,
-    held: Option<Arc<HeldBytes>>,
+    held: Option<Arc<QueuedBytes>>,
 }
 
 /// Bytes that wait for their turn, of the tasks of workers in this process: these have no credit.
 #[derive(Debug, Default)]
-pub(crate) struct HeldBytes {
+pub(crate) struct QueuedBytes {
     by_slot: Mutex<BTreeMap<u32, u64>>,
     freed: Condition,
 }
 
-impl HeldBytes {
+impl QueuedBytes {
     fn add(&self, slot: u32, bytes: u64) {
         *self.by_slot.lock().entry(slot).or_default() += bytes;
     }
@@ -58,7 +58,7 @@ impl Delivery {
         chunk: Chunk,
         bytes: u64,
         credit: Option<&Arc<Credit>>,
-        held: Option<&Arc<HeldBytes>>,
+        held: Option<&Arc<QueuedBytes>>,
     ) -> Self {
         if let Some(held) = held {
             held.add(slot, bytes);
@@ -71,7 +71,7 @@ impl Delivery {
         self.bytes
     }
 
-    /// Returns the bytes as credit while the chunk is kept.
+    /// Returns the bytes as credit, although the chunk stays in memory.
     pub(crate) fn without_credit(self) -> Self {
         let slot = self.slot;
         Self { chunk: self.take(), slot, bytes: 0, credit: None, held: None }

@@ -7,7 +7,7 @@ use caju_proto::{Bytes, v1};
 use caju_types::{ClientId, Error, IterationId, TaskId};
 use caju_wire::{Dispatcher, DispatcherLink};
 
-use crate::rounds::{Asked, Placed};
+use crate::rounds::{Asked, OrderedElement};
 use crate::shared::Shared;
 
 /// The shortest interval between two reports of what has arrived: elements that come faster are reported together.
@@ -85,7 +85,7 @@ pub(crate) async fn follow(
 
 impl Shared {
     /// Elements that have their place go to the user.
-    fn pass_on(&self, placed: Vec<Placed>) {
+    fn pass_on(&self, placed: Vec<OrderedElement>) {
         if let Some((_, _, arrived)) = placed.first() {
             self.recorder.waited_for_others(*arrived);
         }

@@ -27,8 +27,8 @@ struct Lane {
 }
 
 impl Lanes {
-    /// The slots of an epoch, all of which are waited for. The first element is of the slot `turn`, or of the next one
-    /// that there is: a reader that goes on from a state begins where the state ends.
+    /// The slots of an epoch, all of which are waited for. The first element is of the slot `turn`, or of the next
+    /// existing one: a reader that continues from a state begins where the state ends.
     pub(crate) fn new(slots: &[u32], turn: u32) -> Self {
         Self { lanes: slots.iter().map(|slot| (*slot, Lane::default())).collect(), turn }
     }
@@ -56,7 +56,7 @@ impl Lanes {
         let turn = self.lanes.range(self.turn..).map(|(slot, _)| *slot).next();
         let slot = turn.or_else(|| self.lanes.keys().next().copied())?;
         let lane = self.lanes.get_mut(&slot)?;
-        // The last slot gives all that it has. Before that nobody knows whether another one has ended.
+        // The last slot delivers all its elements. Before that it is not known whether another slot has ended.
         let chunk = lane.next(if is_last { usize::MAX } else { 1 })?;
         self.turn = slot.saturating_add(1);
         Some((chunk, self.turn))

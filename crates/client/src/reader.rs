@@ -115,7 +115,7 @@ impl Reader {
         let run = session.run(opened, stop.clone());
         let failing = Arc::clone(&shared);
         let session = Some(stop.spawn_graceful("the reader's session", async move {
-            // Whoever waits for rows must not wait for ever.
+            // A user that waits for rows must not wait for ever.
             if let Err(e) = Box::pin(caught("the reader's session", run)).await {
                 failing.fail(e);
             }
@@ -322,7 +322,7 @@ impl Reader {
     /// The position of this reader: which rows of the epoch its user got, the last element included. It does not wait, and
     /// takes time in proportion to the splits that are partly taken, not to all splits.
     ///
-    /// [`crate::ReadRequest::states`] reads what is left, on any dispatcher, with any number of workers and readers. In a
+    /// [`crate::ReadRequest::states`] reads the remaining rows, on any dispatcher, with any number of workers and readers. In a
     /// job of several readers the states of all of them are needed.
     ///
     /// # Errors
@@ -363,7 +363,7 @@ impl Reader {
         loop {
             match tokio::time::timeout(bound, self.shared.queue.pop()).await {
                 Ok(popped) => return popped,
-                // The dispatcher waits for a consumer that is gone, and says when that is over.
+                // The dispatcher waits for a lost consumer, and reports when the wait ends.
                 Err(_) if self.shared.facts.states_missing() > 0 => {}
                 Err(_) => {
                     return Err(Error::deadline(format!(
@@ -393,9 +393,9 @@ impl Reader {
         Monitor { shared: Arc::clone(&self.shared) }
     }
 
-    /// Leaves the iteration. Rows that the user did not take go to other readers of the job, if there are any. The dispatcher is
-    /// waited for up to 5 s; after that the reader goes on trying without its user. Dropping a reader does the same without
-    /// waiting.
+    /// Leaves the iteration. Rows that the user did not take go to other readers of the job, if there are any. This waits for
+    /// the dispatcher for up to 5 s; after that the reader keeps trying in the background. Dropping a reader does the same
+    /// without waiting.
     pub async fn close(mut self) {
         self.stop.stop();
         if let Some(session) = self.session.take() {
@@ -407,7 +407,7 @@ impl Reader {
 impl Drop for Reader {
     fn drop(&mut self) {
         if self.session.is_some() {
-            // Nobody knows whether the user's code had done its work on the rows in hand, so they go to others.
+            // It is not known whether the user's code had processed the rows in hand, so they go to other readers.
             if std::thread::panicking() {
                 self.shared.acks.close_after_panic();
             }

@@ -1,8 +1,8 @@
 //! Opening an epoch again at a dispatcher that lost its state (I6).
 //!
-//! The reader hands nothing more to its user, says what the user has, and reads what is left: a new iteration goes on behind
-//! the states of all readers of the lost one, as it does behind states that a user gives. What had arrived and was not handed
-//! to the user is dropped, and comes again.
+//! The reader stops handing out elements, reports which rows its user has, and reads the remaining ones: a new iteration
+//! continues behind the states of all readers of the lost one, as it does behind states that a user gives. Rows that had
+//! arrived and were not handed to the user are dropped, and are sent again.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -15,7 +15,7 @@ pub(crate) enum Fresh {
     Parts(Vec<(u64, u64)>),
 }
 
-/// What a reader that ends before its epoch keeps and what it gives back.
+/// The rows that a reader which ends before its epoch keeps, and those that it gives back.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Parted {
     /// Rows that the user took, by task, of tasks that may still be lost.
@@ -94,7 +94,7 @@ impl Receipts {
         out
     }
 
-    /// Parts what was received into what the user took, by the reader's acknowledgements, and the rest.
+    /// Divides the received rows into those that the user took, by the reader's acknowledgements, and the others.
     pub(crate) fn part(&self, acknowledged: &HashMap<u64, RowSet>) -> Parted {
         let mut parted = Parted::default();
         let mut received: BTreeMap<TaskId, Vec<v1::SplitRows>> = BTreeMap::new();

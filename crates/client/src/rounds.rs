@@ -81,8 +81,8 @@ pub(crate) struct Asked {
     pub(crate) position: u64,
 }
 
-/// An element that has its place, and when it arrived.
-pub(crate) type Placed = (TaskId, Delivery, Instant);
+/// An element whose position in the order is known, with its task and the time of its arrival.
+pub(crate) type OrderedElement = (TaskId, Delivery, Instant);
 
 impl Staging {
     /// A chunk has arrived.
@@ -175,7 +175,11 @@ impl Staging {
     ///
     /// # Errors
     /// `Internal` if the dispatcher names elements that have not arrived.
-    pub(crate) fn accept(&self, asked: Asked, answer: &v1::NextRoundsResponse) -> Result<Vec<Placed>> {
+    pub(crate) fn accept(
+        &self,
+        asked: Asked,
+        answer: &v1::NextRoundsResponse,
+    ) -> Result<Vec<OrderedElement>> {
         let mut inner = self.inner.lock();
         let mut placed = Vec::new();
         let mut at = asked.position;
@@ -223,9 +227,9 @@ impl Staging {
 
 impl Inner {
     /// The parts of the last rounds, in their order; rows that fill batches come behind whole elements.
-    fn take_tail(&mut self, through: u64, placed: &mut Vec<Placed>) {
+    fn take_tail(&mut self, through: u64, placed: &mut Vec<OrderedElement>) {
         let now = Instant::now();
-        let mut parts: Vec<Placed> = Vec::new();
+        let mut parts: Vec<OrderedElement> = Vec::new();
         for (task, staged) in self.tasks.iter_mut().filter(|(_, s)| s.lost != Lost::Settled) {
             let all = std::mem::take(&mut staged.tail);
             let (now_due, later): (Vec<_>, Vec<_>) =
@@ -251,7 +255,7 @@ impl Inner {
 
 impl Staged {
     /// Takes the next elements.
-    fn take(&mut self, task: TaskId, mut elements: u64, placed: &mut Vec<Placed>) -> Result<()> {
+    fn take(&mut self, task: TaskId, mut elements: u64, placed: &mut Vec<OrderedElement>) -> Result<()> {
         if self.elements < elements {
             return Err(Error::internal(format!(
                 "the dispatcher says that {elements} further elements of {task} have arrived, and {} have",

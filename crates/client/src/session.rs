@@ -54,7 +54,7 @@ pub(crate) struct Session {
 /// Why a session stopped before the end of its epoch.
 enum Stopped {
     Failed(Error),
-    /// The dispatcher lost its state, or lost a consumer of the job: the epoch goes on when it is opened again.
+    /// The dispatcher lost its state, or lost a consumer of the job: the epoch continues when it is opened again.
     Reopen(Error),
 }
 
@@ -125,7 +125,7 @@ impl Session {
             let unsettled = self.tasks.unsettled();
             self.leave(unsettled, Vec::new(), &cut, "it has read the epoch to its end").await;
             self.shared.queue.close(Ok(()));
-            // What is left for the user may be padding, which nobody accounts for.
+            // The remaining elements may be padding, which is not accounted for.
             self.shared.open_gates();
             return;
         }
@@ -140,7 +140,8 @@ impl Session {
         };
         let reason = error.message().to_string();
         let mut leave = std::pin::pin!(self.leave(received, returned, &cut, &reason));
-        // The dispatcher comes first: a process may exit as soon as its user sees the error. It may also be gone.
+        // The dispatcher comes first: a process may exit as soon as its user sees the error. The dispatcher may also have
+        // ended.
         let head_start = if self.absence.is_ongoing() { Duration::ZERO } else { LEAVE_TIMEOUT };
         let has_left = tokio::time::timeout(head_start, &mut leave).await.is_ok();
         self.shared.fail(error);
@@ -149,7 +150,7 @@ impl Session {
         }
     }
 
-    /// Opens the epoch again behind what the user has taken, and goes on in a session of its own. The user gets nothing until
+    /// Opens the epoch again behind what the user has taken, and continues in a new session. The user gets no element until
     /// then.
     async fn open_again(&mut self, why: Error) -> Result<(Self, v1::OpenIterationResponse)> {
         if !self.reopening.is_possible() || !self.shared.config.tracks_rows {
@@ -200,7 +201,7 @@ impl Session {
         let mut local = self.shared.config.local.watch();
         loop {
             if self.finished && self.tasks.is_reported() {
-                // Padding waits to be merged too, and nobody accounts for it.
+                // Padding waits to be merged too, and is not accounted for.
                 if !std::mem::replace(&mut self.flushed, true) {
                     drop(self.shared.queue.push_now(Item::Flush, 0));
                 }
@@ -237,7 +238,7 @@ impl Session {
                     }
                 }
                 // Report at once.
-                () = self.shared.acks.news(), if !is_reading || !self.took => {}
+                () = self.shared.acks.report_due(), if !is_reading || !self.took => {}
                 Ok(()) = local.changed() => {}
                 () = self.shared.settled() => {}
                 answer = self.link.call(self.poll, call) => match answer {
@@ -332,7 +333,7 @@ impl Session {
         self.version = answer.version;
         self.finished = answer.finished;
         if answer.others_take {
-            // What they have not taken comes here if they die.
+            // Rows that they have not taken come to this reader if they die.
             self.tasks.idle.restart();
         }
         self.accounted = answer.accounted;
@@ -421,7 +422,8 @@ mod tests {
     async fn a_task_that_ended_before_it_was_known_is_taken_when_earlier_rows_are() {
         let shared = Arc::new(Shared::new(ClientConfig::default(), crate::Transfer::default(), false));
         let mut session = session(&shared);
-        // Six rows of a task that is lost; another reader had the rest of its successor before this one knew of it.
+        // Six rows of a task that is lost; another reader had received the remaining rows of its successor before this one
+        // knew of the successor.
         shared.receive(TaskId(1), 0, rows(0, 0, 6), 8, None);
         session.tasks.lose(TaskId(1)).await.unwrap();
         session

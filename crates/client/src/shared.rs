@@ -12,7 +12,7 @@ use crate::acks::Acks;
 use crate::config::{ClientConfig, ReaderEvent};
 use crate::credit::{Credit, Shares};
 use crate::delivered::EpochFacts;
-use crate::delivery::{Delivery, HeldBytes};
+use crate::delivery::{Delivery, QueuedBytes};
 use crate::gate::Gate;
 use crate::receipts::{Fresh, Receipts};
 use crate::rounds::Staging;
@@ -36,7 +36,7 @@ pub(crate) struct Shared {
     pub(crate) receipts: Mutex<Receipts>,
     pub(crate) recorder: Arc<Recorder>,
     /// Where slots take turns: bytes that wait for that.
-    pub(crate) held: Option<Arc<HeldBytes>>,
+    pub(crate) held: Option<Arc<QueuedBytes>>,
     pub(crate) facts: EpochFacts,
     /// Opens when every other reader knows of this one: until then the user gets no row.
     pub(crate) announced: Gate,
@@ -55,14 +55,14 @@ pub(crate) enum Item {
     Rows(Delivery),
     /// A slot has no further rows.
     SlotEnd(u32),
-    /// No more rows are expected: short batches that wait to be filled are delivered as they are.
+    /// No more rows are expected: short batches that wait to be filled are delivered short.
     Flush,
     /// The epoch was opened again behind what the user had taken. Rows that came before this and were not handed to the user
     /// come again.
     OpenedAgain(Box<OpenedAgain>),
 }
 
-/// How a reader goes on in the epoch that was opened again.
+/// How a reader continues in the epoch that was opened again.
 #[derive(Debug)]
 pub(crate) struct OpenedAgain {
     pub(crate) shared: Arc<Shared>,
@@ -101,7 +101,7 @@ impl Shared {
         }
     }
 
-    /// The same for one of several consumers that get their elements in one order.
+    /// This state for one of several consumers that get their elements in one order.
     pub(crate) fn in_rounds(self) -> Self {
         Self { rounds: Some(Staging::default()), held: Some(Arc::default()), ..self }
     }
@@ -119,8 +119,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Waits until every other reader knows that this one is there, and that its user gets elements: the states that they take
-    /// from then on name it.
+    /// Waits until every other reader knows of this one, and that its user gets elements: the states that they take from then
+    /// on name it.
     pub(crate) async fn be_announced(&self) {
         if self.announced.is_open() && self.taking.is_open() {
             return;
@@ -138,7 +138,7 @@ impl Shared {
         drop(waiting);
     }
 
-    /// The session is over: nobody waits for others any more.
+    /// The session is over: no waiter waits for other readers any more.
     pub(crate) fn open_gates(&self) {
         self.announced.open();
         self.taking.open();
@@ -201,7 +201,7 @@ impl Shared {
         }
         // Padding belongs to another consumer, which acknowledges it.
         self.acks.arrived(delivery.chunk.runs.iter().map(|r| r.len).sum());
-        // The queue is closed with the reader, which needs no more rows.
+        // The queue is closed with the reader, which needs no further rows.
         let bytes = usize::try_from(delivery.bytes()).unwrap_or(usize::MAX);
         drop(self.queue.push_now(Item::Rows(delivery), bytes));
     }

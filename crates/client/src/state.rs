@@ -1,4 +1,4 @@
-//! States of readers: which rows of an epoch were taken, so that others can read what is left.
+//! States of readers: which rows of an epoch were taken, so that others can read the remaining ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,8 +17,8 @@ const MAX_JSON_BYTES: usize = 32 << 20;
 
 /// The position of a reader within an epoch, or of several readers of one epoch at the same step.
 ///
-/// It says which rows the user got, as sets of rows per split, so it does not depend on workers, ranks, batches or the
-/// cache. [`crate::ReadRequest::states`] reads what is left.
+/// It says which rows the user got, as sets of rows per split, so it does not depend on workers, ranks, batches or the cache.
+/// [`crate::ReadRequest::states`] reads the remaining rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReaderState {
     /// The dataset's fingerprint.
@@ -35,7 +35,7 @@ pub struct ReaderState {
     pub behind: BTreeSet<u64>,
     /// The readers whose rows are in `taken`, by their numbers.
     pub readers: BTreeSet<u64>,
-    /// The readers of the epoch that had taken rows: the states of all of them are needed to go on exactly.
+    /// The readers of the epoch that had taken rows: the states of all of them are needed to continue exactly.
     pub all_readers: BTreeSet<u64>,
     /// Elements that the user got.
     pub elements: u64,
@@ -246,7 +246,7 @@ impl ReaderState {
         hash128(&bytes).to_le_bytes()
     }
 
-    /// The iterations that a reader which goes on from this state goes on from.
+    /// The iterations from which a reader continues that restores this state.
     pub(crate) fn behind_this(&self) -> BTreeSet<u64> {
         let mut behind = self.behind.clone();
         behind.insert(self.iteration);

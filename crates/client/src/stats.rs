@@ -39,7 +39,7 @@ pub struct ReaderStats {
 pub struct Progress {
     /// What was delivered.
     pub stats: ReaderStats,
-    /// Splits in all; 0 while the listing goes on.
+    /// Splits in all; 0 while the listing continues.
     pub splits_total: u64,
     /// Splits that were handed out.
     pub splits_leased: u64,
@@ -74,13 +74,13 @@ impl Incomplete {
     /// The error of a reader whose epoch is not whole.
     pub(crate) fn error(&self) -> Error {
         let accept = match self.rows_unknown {
-            true => "or go on with the next epoch",
+            true => "or continue with the next epoch",
             false => {
-                "go on with the next epoch, or accept it with --lost-readers allow (Python: lost_readers=\"allow\")"
+                "continue with the next epoch, or accept it with --lost-readers allow (Python: lost_readers=\"allow\")"
             }
         };
         let rows = match self.rows_unknown {
-            true => "rows of this epoch are missing or came twice, nobody knows how many".to_string(),
+            true => "an unknown number of rows of this epoch are missing or came twice".to_string(),
             false => format!("{} rows of this epoch are missing", format_count(self.rows_missing)),
         };
         Error::failed_precondition(format!(
@@ -303,7 +303,8 @@ impl Recorder {
 /// A reader that waits for less than this fraction of the time is the bottleneck itself.
 const STARVED: f64 = 0.1;
 
-/// The bottleneck between two reports: the reader if it hardly waited, otherwise the stage with the most busy time.
+/// The bottleneck between two reports: the reader if it waited less than a tenth of the time, otherwise the stage with the
+/// most busy time.
 fn bottleneck(before: &[StageStats], now: &[StageStats], starved: f64) -> Option<String> {
     if starved < STARVED {
         return Some("consumer".to_string());

@@ -214,7 +214,7 @@ impl TaskSet {
             if let (Outcome::Ended(_), Some(rounds)) = (&outcome, &shared.rounds) {
                 rounds.end(task).await;
             }
-            // The receiver is gone once the reader is closed.
+            // The receiver is dropped when the reader is closed.
             drop(outcomes.send((task, outcome)).await);
         });
         self.open.insert(task, Open { address, slot, group, handle });

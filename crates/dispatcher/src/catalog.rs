@@ -6,10 +6,12 @@ use std::sync::Arc;
 use arrow_schema::SchemaRef;
 use async_trait::async_trait;
 use caju_autocache::HintDef;
-use caju_engine::{ListingDigest, SetBase, Shard};
+use caju_engine::{ListingDigest, SetBase, Shard, cover_of};
 use caju_runtime::Stores;
-use caju_types::{Fingerprint, Result};
+use caju_sources::Split;
+use caju_types::{Error, Fingerprint, Result, SplitKey};
 use futures::stream::BoxStream;
+use serde::Deserialize;
 use serde_json::Value;
 
 /// Makes sense of definitions. The engine's is behind it in a running dispatcher; tests have one without files.
@@ -32,13 +34,74 @@ pub trait Catalog: Send + Sync + 'static {
     }
 }
 
-/// Makes a stream of splits, each as JSON, in canonical order; found lazily while it is polled.
-pub type ListSplits = Arc<dyn Fn() -> BoxStream<'static, Result<String>> + Send + Sync>;
+/// A split as it is listed: its JSON, which is journaled and sent to workers unchanged, and what the dispatcher itself uses of
+/// it, so that nothing parses the JSON again.
+#[derive(Debug, Clone)]
+pub struct ListedSplit {
+    json: Arc<str>,
+    facts: Option<SplitFacts>,
+}
+
+/// What the dispatcher uses of a split.
+#[derive(Debug, Clone, Copy, Deserialize)]
+struct SplitFacts {
+    key: Option<SplitKey>,
+    #[serde(default)]
+    repetition: u32,
+    #[serde(default)]
+    trim: Option<(u64, u64)>,
+}
+
+impl ListedSplit {
+    /// A split of an open source.
+    ///
+    /// # Errors
+    /// `Internal` if it cannot be written as JSON.
+    pub fn new(split: &Split) -> Result<Self> {
+        let json =
+            serde_json::to_string(split).map_err(|e| Error::internal(format!("a split as JSON: {e}")))?;
+        let facts = SplitFacts { key: Some(split.key), repetition: split.repetition, trim: split.trim };
+        Ok(Self { json: json.into(), facts: Some(facts) })
+    }
+
+    /// A split that was recorded as JSON. Text that is no split has no [`key`](Self::key).
+    pub fn from_json(json: impl Into<Arc<str>>) -> Self {
+        let json = json.into();
+        Self { facts: serde_json::from_str(&json).ok(), json }
+    }
+
+    /// The split as JSON.
+    pub fn json(&self) -> &Arc<str> {
+        &self.json
+    }
+
+    /// The name of its part; none if that is not known.
+    pub fn key(&self) -> Option<SplitKey> {
+        self.facts.and_then(|f| f.key)
+    }
+
+    /// How many times the epoch has had all splits before.
+    pub fn repetition(&self) -> u32 {
+        self.facts.map_or(0, |f| f.repetition)
+    }
+
+    /// Its name in a set of parts.
+    ///
+    /// # Errors
+    /// `Internal` if its key is not known.
+    pub fn cover(&self) -> Result<u128> {
+        let named = self.facts.and_then(|f| Some(cover_of(f.key?, f.repetition, f.trim)));
+        named.ok_or_else(|| Error::internal("a split that was just listed cannot be read"))
+    }
+}
+
+/// Makes a stream of splits in canonical order; found lazily while it is polled.
+pub type ListSplits = Arc<dyn Fn() -> BoxStream<'static, Result<ListedSplit>> + Send + Sync>;
 
 /// The splits of one shard, as [`ListSplits`] gives them.
 pub struct ShardListing {
-    /// Each split as JSON.
-    pub splits: BoxStream<'static, Result<String>>,
+    /// The splits, in canonical order.
+    pub splits: BoxStream<'static, Result<ListedSplit>>,
     /// Whether a `shuffle` has them in another order each epoch.
     pub permutes: bool,
     /// Names the listing of the whole source.
@@ -99,5 +162,37 @@ pub struct SplitShuffle {
 impl fmt::Debug for Bound {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Bound").field("fingerprint", &self.fingerprint).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use caju_engine::cover;
+    use caju_sources::SplitRange;
+
+    use super::*;
+
+    #[test]
+    fn a_listed_split_has_the_facts_that_its_json_has() {
+        let split = Split {
+            child: Vec::new(),
+            repetition: 3,
+            key: SplitKey(7),
+            file: None,
+            range: SplitRange::Rows { start: 0, end: 9 },
+            rows: Some(9),
+            trim: Some((2, 5)),
+            stride: None,
+        };
+        let listed = ListedSplit::new(&split).unwrap();
+        let again = ListedSplit::from_json(Arc::clone(listed.json()));
+        for split_of in [&listed, &again] {
+            assert_eq!((split_of.key(), split_of.repetition()), (Some(SplitKey(7)), 3));
+            assert_eq!(split_of.cover().unwrap(), cover(&split));
+        }
+        assert_eq!(serde_json::from_str::<Split>(listed.json()).unwrap(), split);
+        let other = ListedSplit::from_json("split 1");
+        assert_eq!((other.key(), other.repetition()), (None, 0));
+        assert!(other.cover().is_err());
     }
 }

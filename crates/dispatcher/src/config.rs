@@ -19,19 +19,19 @@ pub struct DispatcherConfig {
     pub network: Network,
     /// What peers may use of connections, calls and messages.
     pub connections: ConnectionLimits,
-    /// Where the journal is kept; none: in memory, lost with the process.
+    /// The folder of the journal; none: it is in memory, and lost with the process.
     pub state_dir: Option<PathBuf>,
     /// The database that holds the journal there. A journal in another one is carried over.
     pub journal: JournalKind,
     /// Where the operator's secret is, or is written: what calls of operators carry. None: in the state folder.
     pub operator_secret_file: Option<PathBuf>,
-    /// Where snapshots are kept, for `caju status`.
+    /// The URL of the snapshots, for `caju status`.
     pub cache_url: String,
     /// The most bytes that the cache may hold; unlimited if absent.
     pub cache_budget: Option<u64>,
     /// The timers.
     pub timers: Timers,
-    /// How many datasets and jobs are kept.
+    /// Bounds on datasets and jobs.
     pub memory: MemoryLimits,
     /// The workers that may register, in order: their positions are the shards of the static processing modes. Empty: any
     /// worker may register, and there are no shards.
@@ -44,8 +44,8 @@ pub struct DispatcherConfig {
     pub http_listen: Option<String>,
 }
 
-/// How much a dispatcher keeps. Beyond these bounds it forgets what nobody uses, the least recently used first, and refuses more
-/// if everything is in use. An epoch that is over and has no readers is not in use.
+/// Bounds on what a dispatcher keeps in memory. Beyond them it forgets datasets and jobs that are not in use, the least
+/// recently used first, and refuses new ones if all are in use. An epoch that is over and has no readers is not in use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryLimits {
     /// Bytes of one name, identifier, address or URL of a save. Each is kept, compared and shown.
@@ -62,7 +62,7 @@ pub struct MemoryLimits {
     pub readers: usize,
     /// Registered workers, with those that were lost.
     pub workers: usize,
-    /// Jobs that nobody reads, and datasets without a name of their own that no job reads, are forgotten after this time.
+    /// Jobs without readers, and datasets without a given name that no job reads, are forgotten after this time.
     pub forget_after: Duration,
 }
 

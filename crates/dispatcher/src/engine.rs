@@ -13,11 +13,11 @@ use caju_pipeline::{DatasetDef, OnError, StageOp, canonical_text, identity, pref
 use caju_runtime::{Stores, SystemClock};
 use caju_sources::{ListingCache, SourceContext, Split};
 use caju_types::{Error, Fingerprint, Result};
+use futures::StreamExt;
 use futures::stream::{self, BoxStream};
-use futures::{StreamExt, TryStreamExt};
 use serde_json::Value;
 
-use crate::catalog::{Bound, Catalog, ListShards, ListSplits, ShardListing, SplitShuffle};
+use crate::catalog::{Bound, Catalog, ListShards, ListSplits, ListedSplit, ShardListing, SplitShuffle};
 
 /// Binds definitions with the engine: what a running dispatcher is started with.
 pub struct EngineCatalog {
@@ -28,12 +28,12 @@ pub struct EngineCatalog {
 }
 
 impl EngineCatalog {
-    /// A catalog that looks at sources through `ctx`.
+    /// A catalog that opens sources through `ctx`.
     pub fn new(registry: Registry, ctx: SourceContext) -> Self {
         Self { registry, ctx, cache_url: String::new() }
     }
 
-    /// The same, with listings of sources recorded below a cache root, for jobs that say `cache_only`.
+    /// This catalog, with listings of sources recorded below a cache root, for jobs that say `cache_only`.
     #[must_use]
     pub fn with_cache(mut self, url: &str) -> Self {
         self.cache_url = url.to_string();
@@ -61,8 +61,8 @@ impl EngineCatalog {
         })
     }
 
-    /// The recorded listing of a source whose rows may be stored, as far as it is still true: how its unchanged files were
-    /// cut, and its columns if it begins as it did. The source is not asked for these again.
+    /// The recorded listing of a source whose rows may be stored, as far as it is still valid: the splits of its unchanged
+    /// files, and its columns if its first file is unchanged. These are not read from the source again.
     async fn known_source(&self, def: &DatasetDef) -> (SourceContext, Option<SchemaRef>) {
         let ctx = self.ctx.clone();
         if self.cache_url.is_empty() || def.hints().is_empty() {
@@ -75,7 +75,7 @@ impl EngineCatalog {
         let splits = listing.splits.iter().map(|s| serde_json::from_str::<Split>(s));
         let Ok(splits) = splits.collect::<Result<Vec<_>, _>>() else { return (ctx, None) };
         let ctx = ctx.with_listing(ListingCache::from_listing(splits));
-        // An error shows again, and in its place, when the source is opened.
+        // An error occurs again, with its place, when the source is opened.
         let same = ctx.first_file_is_unchanged(&def.source).await.unwrap_or(false);
         let columns = same.then(|| Arc::new(listing.columns)).filter(|c| !c.fields().is_empty());
         (ctx, columns)
@@ -112,16 +112,19 @@ struct ListingRecorder {
 }
 
 impl ListingRecorder {
-    /// The same splits, recorded in passing.
-    fn record(self, splits: BoxStream<'static, Result<String>>) -> BoxStream<'static, Result<String>> {
+    /// Passes the splits on, and records each of them.
+    fn record(
+        self,
+        splits: BoxStream<'static, Result<ListedSplit>>,
+    ) -> BoxStream<'static, Result<ListedSplit>> {
         let start = Some((splits, Vec::new(), 0));
         stream::unfold((start, self), |(state, me)| async move {
             let (mut splits, mut seen, bytes) = state?;
             match splits.next().await {
                 Some(Ok(split)) => {
-                    let bytes = bytes + split.len();
+                    let bytes = bytes + split.json().len();
                     if bytes <= MAX_RECORDED_BYTES {
-                        seen.push(split.clone());
+                        seen.push(split.json().to_string());
                     }
                     Some((Ok(split), (Some((splits, seen, bytes)), me)))
                 }
@@ -226,7 +229,10 @@ impl Catalog for EngineCatalog {
             set_bases,
             shards: list_shards(&bound),
             splits: match recorded {
-                Some(listing) => Arc::new(move || stream::iter(listing.splits.clone()).map(Ok).boxed()),
+                Some(listing) => Arc::new(move || {
+                    let splits = stream::iter(listing.splits.clone());
+                    splits.map(|json| Ok(ListedSplit::from_json(json))).boxed()
+                }),
                 None => list(Arc::clone(&bound), self.recorder(&def, &bound)),
             },
         })
@@ -260,19 +266,17 @@ fn list_shards(bound: &Arc<BoundPipeline>) -> ListShards {
     let bound = Arc::clone(bound);
     Arc::new(move |shard| {
         let ShardSplits { splits, permutes, listed } = bound.shard_splits(shard);
-        ShardListing { splits: splits.and_then(text).boxed(), permutes, listed }
+        ShardListing { splits: splits_of(splits), permutes, listed }
     })
 }
 
-/// A split as JSON.
-fn text(split: Split) -> futures::future::Ready<Result<String>> {
-    let json = serde_json::to_string(&split);
-    futures::future::ready(json.map_err(|e| Error::internal(format!("a split as JSON: {e}"))))
+fn splits_of(splits: BoxStream<'static, Result<Split>>) -> BoxStream<'static, Result<ListedSplit>> {
+    splits.map(|split| ListedSplit::new(&split?)).boxed()
 }
 
 fn list(bound: Arc<BoundPipeline>, recorder: Option<ListingRecorder>) -> ListSplits {
     Arc::new(move || {
-        let splits = bound.splits().and_then(text).boxed();
+        let splits = splits_of(bound.splits());
         match recorder.clone() {
             Some(recorder) => recorder.record(splits),
             None => splits,

@@ -41,7 +41,7 @@ pub mod state;
 mod tests;
 mod workers;
 
-pub use catalog::{Bound, Catalog, ListShards, ListSplits, ShardListing, SplitShuffle};
+pub use catalog::{Bound, Catalog, ListShards, ListSplits, ListedSplit, ShardListing, SplitShuffle};
 pub use config::{DispatcherConfig, MemoryLimits, Timers};
 pub use control::Saves;
 pub use engine::EngineCatalog;

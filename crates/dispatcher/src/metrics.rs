@@ -1,7 +1,7 @@
 //! The metrics of `GET /metrics`: what `caju status` shows, in the OpenMetrics text format that Prometheus reads.
 //!
-//! Everything is measured elsewhere. A request gets a registry of its own, so that the metrics of a job that is forgotten, and of
-//! a worker that is gone, disappear.
+//! The values are measured elsewhere. Each request gets a registry of its own, so that the metrics of forgotten jobs and of
+//! workers that have left disappear.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;

@@ -32,7 +32,7 @@ use crate::state::Update;
 /// The largest answer, in bytes: a definition may hold rows, a status many jobs.
 const ANSWER_BYTES: usize = 256 << 20;
 /// How long closing the cache may take once all calls are answered, and then how long peers have to close their
-/// connections. A peer that lives needs milliseconds; one that stands still would hold up the end of the dispatcher.
+/// connections. A live peer needs milliseconds; one that does not respond would delay the end of the dispatcher.
 const CLOSING: Duration = Duration::from_secs(2);
 /// What is left for answering calls after a drain that took all of its time.
 const LEAST_TO_ANSWER: Duration = Duration::from_secs(1);
@@ -182,7 +182,7 @@ impl DispatcherHandle {
         self.http_address.as_deref()
     }
 
-    /// The saves that were asked for: somebody in this process has to drive them, with a client.
+    /// The requested saves: a driver in this process has to carry them out, with a client.
     pub fn saves(&self) -> crate::control::Saves {
         crate::control::Saves::of(&self.core)
     }
@@ -197,7 +197,7 @@ impl DispatcherHandle {
         self.core.cluster_counts().1
     }
 
-    /// Opens no epoch any more, as [`DispatcherHandle::drain`] does first: present readers go on.
+    /// Opens no epoch any more, as [`DispatcherHandle::drain`] does first: present readers continue.
     pub fn open_no_more(&self) {
         self.core.open_no_more();
     }
@@ -213,8 +213,8 @@ impl DispatcherHandle {
         self.stop(left.max(LEAST_TO_ANSWER)).await && drained
     }
 
-    /// Waits until the dispatcher cannot go on, if that ever happens: its journal could not be written. The process should
-    /// end then, so that it is started again.
+    /// Waits until the dispatcher cannot continue, if that ever happens: its journal could not be written. The process
+    /// should end then, so that it is started again.
     pub async fn failed(&self) -> Error {
         self.watch_failure().await
     }

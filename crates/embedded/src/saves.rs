@@ -151,7 +151,7 @@ impl Driver {
     async fn drive(&self, save: &Save) -> Result<SaveTotals> {
         let (stores, clock) = (self.saves.stores()?, self.saves.clock());
         let id = format!("save-{}-{:x}", std::process::id(), clock.unix_time().as_nanos());
-        // Nobody writes to a finished save, so objects without a record need no grace period.
+        // No process writes to a finished save, so objects without a record need no grace period.
         let options = CacheOptions { orphan_grace: Duration::ZERO, ..CacheOptions::default() };
         let cache = Cache::open(&stores, &save.target.url, options, Arc::clone(&clock), id.clone()).await?;
         let result = self.epochs(save, &cache, clock.as_ref(), &id).await;

@@ -54,7 +54,7 @@ async fn a_full_disk_ends_a_save_at_once() {
     let (state, kind, message) = saved(&faults, "", &stores, &url).await;
     assert_eq!((state.as_str(), kind.as_str()), ("failed", "resource exhausted"), "{message}");
     assert!(message.contains("no space left") && message.contains("memory://full/here"), "{message}");
-    // With room again, the same save goes on.
+    // With free space again, the same save continues.
     assert_eq!(saved(&faults, "", &stores, &url).await.0, "finished");
 }
 

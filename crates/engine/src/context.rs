@@ -166,7 +166,7 @@ impl TaskContext {
     /// Registers a split of a nested dataset, which belongs to a lease.
     pub(crate) fn register_nested(&self, index: u64, split: &Split, home: u64) {
         let frozen = self.splits.read().get(&home).and_then(|i| i.frozen);
-        // All stages of a nested dataset stand above every hint.
+        // All stages of a nested dataset are above every hint.
         let frozen = frozen.map(|f| Frozen { below: u32::MAX, ..f });
         self.insert(index, home, split, RowRanges::default(), frozen);
     }

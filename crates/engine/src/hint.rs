@@ -10,9 +10,9 @@ pub(crate) struct BoundHint {
     pub(crate) schema: SchemaRef,
     /// Its index among the stages of the definition.
     pub(crate) stage: usize,
-    /// The definition of the stages above it, for people who look into the snapshot.
+    /// The definition of the stages above it, which the snapshot's manifest shows to people.
     pub(crate) definition: serde_json::Value,
-    /// The same in one line.
+    /// The stages above it in one line.
     pub(crate) prefix: String,
     /// The canonical form that the fingerprint is a hash of.
     pub(crate) canonical: serde_json::Value,

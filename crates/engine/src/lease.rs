@@ -48,6 +48,6 @@ pub trait SplitFeed: Send {
     /// The next leases, at most `want`; waits for at least one. `None`: no split is left for this task.
     ///
     /// # Errors
-    /// Whatever ends the task: the dispatcher is gone for too long, the iteration failed.
+    /// Any error that ends the task: the dispatcher was unreachable for too long, or the iteration failed.
     async fn next(&mut self, want: usize) -> Result<Option<Vec<LeasedSplit>>>;
 }

@@ -20,7 +20,9 @@ mod task;
 mod typename;
 
 pub use bind::{BoundPipeline, Hints, SetBase, bind, bind_with};
-pub use cache_plan::{CachePlan, GroupLease, SavePlan, SetPlan, SetTarget, SplitModes, cover, set_id};
+pub use cache_plan::{
+    CachePlan, GroupLease, SavePlan, SetPlan, SetTarget, SplitModes, cover, cover_of, set_id,
+};
 pub use lease::{LeasedSplit, SplitFeed};
 pub use probing::{Findings, HintParts, HintProbe};
 pub use row_checks::{RowChecks, RowChecksum};

@@ -180,7 +180,7 @@ impl Prober {
         let failing = Arc::clone(&me);
         let on_failure = move |e: Error| {
             log_failure(e);
-            // Waiting for further results is of no use.
+            // No further result will come.
             failing.findings.lock().complete = true;
             failing.finished.send_replace(true);
         };
@@ -353,7 +353,7 @@ impl Prober {
     }
 
     /// The probes of a later round: without encodings that another encoding of their hint dominates. A hint's encodings are
-    /// probed one after the other, so that a short disturbance of the machine hits all of them.
+    /// probed one after another, so that a short disturbance of the machine affects all of them.
     fn contenders(&self) -> Vec<(Encoding, usize)> {
         let findings = self.findings.lock().clone();
         let of = |encoding, hint: usize| Costs::of(&findings.probes, &self.hints[hint].name, encoding);

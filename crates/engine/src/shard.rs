@@ -39,7 +39,7 @@ impl ListingDigest {
         self.0.load(Ordering::Acquire)
     }
 
-    /// The same splits, hashed in passing.
+    /// Passes the splits on, and adds each of them to the hash.
     pub(crate) fn of(&self, splits: BoxStream<'static, Result<Split>>) -> BoxStream<'static, Result<Split>> {
         let digest = Arc::clone(&self.0);
         splits

@@ -50,7 +50,7 @@ async fn rows_do_not_depend_on_workers_threads_or_batches() {
     }
 }
 
-/// `prefetch` computes as many elements ahead as it says while nobody asks for them, within its bytes.
+/// `prefetch` computes up to its number of elements before the reader asks for them, within its bytes.
 #[tokio::test]
 async fn prefetch_computes_elements_ahead_of_the_consumer() {
     let yaml = "

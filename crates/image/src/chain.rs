@@ -134,8 +134,8 @@ impl ImageChain {
 
     /// Allows a JPEG to be decoded at 1/2, 1/4 or 1/8 if the next resize shrinks its window at least that
     /// much in both directions. Faster and slightly different, so the result is no longer that of the
-    /// operations one by one: set it only where decoding and resizing stand in one expression, and make
-    /// it part of the expression's fingerprint.
+    /// operations one by one: set it only where decoding and resizing are in one expression, and make it
+    /// part of the expression's fingerprint.
     #[must_use]
     pub fn allow_scaled(mut self, yes: bool) -> Self {
         self.scaled = yes;

@@ -47,7 +47,7 @@ impl Png<'_> {
     }
 }
 
-/// Reads what stands before the pixels of a PNG of this size.
+/// Reads the part before the pixels of a PNG of this size.
 pub(super) fn open_png(bytes: &[u8], size: Size) -> Result<(Samples, Png<'_>)> {
     // Every chunk lies in memory already, and those that inflate are ignored.
     let mut decoder = png::Decoder::new_with_limits(Cursor::new(bytes), png::Limits { bytes: usize::MAX });
@@ -93,7 +93,7 @@ pub(super) fn webp_size(bytes: &[u8]) -> Result<(Size, Orientation)> {
     Ok((Size { h: h as usize, w: w as usize }, Orientation::from_exif(tag)))
 }
 
-/// Reads what stands before the pixels of a WebP of this size.
+/// Reads the part before the pixels of a WebP of this size.
 pub(super) fn open_webp(bytes: &[u8], size: Size) -> Result<(Samples, WebP<'_>)> {
     let webp = WebP::open(bytes)?;
     check_size("WebP", size, webp.decoder.dimensions())?;

@@ -26,7 +26,7 @@ impl Pointwise {
     pub(super) fn row(&self, src: &[u8], reverse: bool, out: &mut [f32]) {
         #[cfg(target_arch = "x86_64")]
         if crate::cpu::avx2() {
-            /// The same operations in wider registers.
+            /// The portable operations, compiled for AVX2 registers.
             #[target_feature(enable = "avx2")]
             fn with_avx2(p: &Pointwise, src: &[u8], reverse: bool, out: &mut [f32]) {
                 p.row_here(src, reverse, out);

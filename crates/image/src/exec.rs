@@ -1,11 +1,11 @@
 //! One row's way through a chain.
 //!
-//! A [`Run`] is a view of pixels that nobody has touched yet: where they come from, which window of them is
-//! wanted, to what size it is resampled, whether it is mirrored, and which pointwise steps come last.
-//! Geometry only changes these numbers. Pixels move when an operation has to see them (colours, blur, a
-//! second resize) and at the end, straight into the output.
+//! A [`Run`] is a view of pixels that were not computed yet: where they come from, which window of them is wanted,
+//! to what size it is resampled, whether it is mirrored, and which pointwise steps come last. Geometry only changes
+//! these numbers. Pixels move when an operation has to see them (colours, blur, a second resize) and at the end,
+//! straight into the output.
 
-use caju_types::budget::{self, Held};
+use caju_types::budget::{self, Reservation};
 use caju_types::{Error, Result};
 
 use super::color::{self, Jitter, Pointwise};
@@ -52,11 +52,11 @@ pub(super) struct Run<'a> {
     flip: bool,
     pointwise: Vec<Pointwise>,
     /// What the images between steps take of the chunk's budget, until the row is done.
-    held: Vec<Held>,
+    held: Vec<Reservation>,
 }
 
 /// Charges an image of `pixels` with samples of `bytes` bytes to the chunk's budget.
-fn hold(size: Size, bytes: usize) -> Result<Held> {
+fn hold(size: Size, bytes: usize) -> Result<Reservation> {
     let all = budget::product(&[size.h, size.w, 3, bytes]);
     budget::hold(all as u64, format_args!("an image of {} x {} between two steps", size.h, size.w))
 }
@@ -203,7 +203,7 @@ impl<'a> Run<'a> {
         if self.now() == to {
             return Ok(());
         }
-        // A resize works on pixels as they are: what was asked for before it has to be done first.
+        // A resize works on computed pixels: operations that were collected before it are applied first.
         if self.resize.is_some() || self.flip || !self.pointwise.is_empty() {
             if self.is_float() {
                 self.materialise_f32(s)?;
@@ -215,7 +215,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Carries out what was asked for so far; the pixels are in `Scratch::current` afterwards.
+    /// Applies the operations that were collected so far; the pixels are in `Scratch::current` afterwards.
     fn materialise<'s>(&mut self, s: &'s mut Scratch) -> Result<&'s mut [u8]> {
         let now = self.now();
         self.held.push(hold(now, 1)?);
@@ -367,7 +367,7 @@ impl<'a> Run<'a> {
 
     /// Prepares the resampler and resamples the rows that its second step needs. What they take is charged until the
     /// answer is dropped.
-    fn resample(&self, r: Resize, s: &mut Scratch) -> Result<Held> {
+    fn resample(&self, r: Resize, s: &mut Scratch) -> Result<Reservation> {
         let (mut rows, mut cols) = self.axes(r, self.crop.size(), self.crop);
         let e = match self.source {
             Source::Encoded(e) => e,

@@ -174,7 +174,7 @@ pub enum ImageOp {
         /// Standard deviations per channel.
         std: [f32; 3],
     },
-    /// To float32 in `[0, 1]`: `x / 255`; float images stay as they are.
+    /// To float32 in `[0, 1]`: `x / 255`; float images are not changed.
     ToFloat,
 }
 

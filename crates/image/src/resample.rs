@@ -44,7 +44,7 @@ pub(super) struct Taps {
     pub(super) len: Vec<u32>,
     /// `stride` weights per output pixel, the unused ones 0.
     pub(super) weights: Vec<i16>,
-    /// The same as real numbers, for float images.
+    /// The weights as real numbers, for float images.
     pub(super) real: Vec<f32>,
     /// Weights per output pixel: the longest one's, rounded up to a multiple of four.
     pub(super) stride: usize,
@@ -175,7 +175,7 @@ impl Resampler {
         );
     }
 
-    /// The same two steps for float images.
+    /// Resamples a float image: rows first, then columns.
     pub(super) fn float(&mut self, src: &[f32], stride: usize, out: &mut [f32]) {
         let (height, _) = self.needed();
         let n = self.cols.start.len() * 3;

@@ -57,7 +57,7 @@ pub(super) fn horizontal(
             }
             let mut four = vec![0; 4 * out_stride];
             assert!(3 * room + (furthest + taps.stride) * 3 + 4 <= copy.len(), "room for the weights");
-            // SAFETY: AVX2 is present, and both copies have room for four rows, as asserted.
+            // SAFETY: AVX2 is present, and both buffers are large enough for four rows, as asserted.
             unsafe { x86::horizontal4(copy.as_ptr(), room, taps, four.as_mut_ptr(), out_stride) };
             out[done * out_stride..][..n * out_stride].copy_from_slice(&four[..n * out_stride]);
             done += n;

@@ -1,6 +1,6 @@
 //! Encoded images: what format, how large, and the pixels of a window.
 
-use caju_types::budget::{self, Held};
+use caju_types::budget::{self, Reservation};
 use caju_types::{Error, Result};
 
 use super::codecs::{self, Samples};
@@ -152,7 +152,7 @@ impl<'a> Encoded<'a> {
     }
 
     /// Charges a buffer that decoding needs to the chunk's budget.
-    fn hold(&self, bytes: usize) -> Result<Held> {
+    fn hold(&self, bytes: usize) -> Result<Reservation> {
         let (h, w) = (self.raw.h, self.raw.w);
         budget::hold(bytes as u64, format_args!("decoding an image of {h} x {w} (height x width)"))
     }

@@ -42,8 +42,8 @@ impl Functions for Registry {
     fn engines_used(&self, sql: &str) -> Result<Vec<String>> {
         let (tree, found) = self.inspect(sql)?;
         let mut used: Vec<&str> = found.engines;
-        let mut walk = OwnFunctionsOnly { depth: 0 };
-        if tree.visit(&mut walk).is_break() {
+        let mut visitor = OwnFunctionsOnly { depth: 0 };
+        if tree.visit(&mut visitor).is_break() {
             used.extend(["arrow", "datafusion"]);
         }
         used.sort_unstable();

@@ -102,7 +102,7 @@ pub(crate) trait Kernel: Debug + Send + Sync {
         false
     }
 
-    /// The same function with nulls of its first input replaced by a value; none if the kernel cannot do that without a copy
+    /// This function with nulls of its first input replaced by a value; none if the kernel cannot do that without a copy
     /// of the column.
     fn with_null_as(&self, _value: &ScalarValue) -> Option<Box<dyn Kernel>> {
         None
@@ -148,7 +148,7 @@ impl KernelUdf {
         Self { name, identity, place, usage, random, kernel, signature }
     }
 
-    /// The same function with nulls of its first input replaced; none if the kernel cannot do that.
+    /// This function with nulls of its first input replaced; none if the kernel cannot do that.
     pub(crate) fn with_null_as(&self, value: &ScalarValue) -> Option<Self> {
         let kernel = self.kernel.with_null_as(value)?;
         Some(Self::new(self.name, self.place.clone(), self.usage.clone(), self.random, kernel))

@@ -125,7 +125,7 @@ impl Registry {
         self.python.as_ref()
     }
 
-    /// The same functions, with Python processes of their own for one definition. Functions of other definitions never run
+    /// This registry, with Python processes of its own for one definition. Functions of other definitions never run
     /// in them.
     #[must_use]
     pub fn for_definition(&self, def: &DatasetDef) -> Self {

@@ -50,7 +50,7 @@ pub(crate) const KEY: Arg = opt(
     "key",
     Kind::Text,
     "null",
-    "calls with the same key draw the same numbers for a row, whatever expression they stand in",
+    "calls with the same key draw the same numbers for a row, in whatever expression they are",
 );
 
 /// The facts of a function from which calls are checked, and errors and documents are written.

@@ -156,11 +156,11 @@ enum Samples {
 /// The images of a column, row by row.
 pub(crate) struct ImageRows {
     samples: Samples,
-    place: Place,
+    layout: Layout,
 }
 
 /// The position of each image in the samples.
-enum Place {
+enum Layout {
     Fixed { height: u32, width: u32 },
     Variable { offsets: ScalarBuffer<i32>, shapes: ScalarBuffer<i32> },
 }
@@ -172,7 +172,7 @@ impl ImageRows {
                 array.as_fixed_size_list_opt().ok_or_else(|| internal("an image column of another type"))?;
             return Ok(Self {
                 samples: samples(list.values(), kind.dtype)?,
-                place: Place::Fixed { height, width },
+                layout: Layout::Fixed { height, width },
             });
         }
         let wrong = || internal("an image column of another type");
@@ -180,15 +180,15 @@ impl ImageRows {
         let data = fields.column(0).as_list_opt::<i32>().ok_or_else(wrong)?;
         let shapes = fields.column(1).as_fixed_size_list_opt().ok_or_else(wrong)?;
         let shapes = shapes.values().as_primitive_opt::<Int32Type>().ok_or_else(wrong)?.values().clone();
-        let place = Place::Variable { offsets: data.offsets().inner().clone(), shapes };
-        Ok(Self { samples: samples(data.values(), kind.dtype)?, place })
+        let layout = Layout::Variable { offsets: data.offsets().inner().clone(), shapes };
+        Ok(Self { samples: samples(data.values(), kind.dtype)?, layout })
     }
 
     /// Height and width of image `i`.
     pub(crate) fn size(&self, i: usize) -> Result<(u32, u32), Error> {
-        let (offsets, shapes) = match &self.place {
-            Place::Fixed { height, width } => return Ok((*height, *width)),
-            Place::Variable { offsets, shapes } => (offsets, shapes),
+        let (offsets, shapes) = match &self.layout {
+            Layout::Fixed { height, width } => return Ok((*height, *width)),
+            Layout::Variable { offsets, shapes } => (offsets, shapes),
         };
         let shape = &shapes[3 * i..3 * i + 3];
         let len = i64::from(offsets[i + 1]) - i64::from(offsets[i]);
@@ -205,9 +205,9 @@ impl ImageRows {
     pub(crate) fn get(&self, i: usize) -> Result<RowInput<'_>, Error> {
         let (height, width) = self.size(i)?;
         let len = height as usize * width as usize * CHANNELS;
-        let start = match &self.place {
-            Place::Fixed { .. } => i * len,
-            Place::Variable { offsets, .. } => usize::try_from(offsets[i]).unwrap_or(0),
+        let start = match &self.layout {
+            Layout::Fixed { .. } => i * len,
+            Layout::Variable { offsets, .. } => usize::try_from(offsets[i]).unwrap_or(0),
         };
         Ok(match &self.samples {
             Samples::U8(s) => RowInput::Pixels { data: &s[start..start + len], height, width },

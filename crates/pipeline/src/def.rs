@@ -70,7 +70,7 @@ pub enum SourceDef {
         ipc: bytes::Bytes,
     },
     /// Rows in the memory of the process that computes them, named by their content.
-    Held {
+    InlineTable {
         /// The SHA-256 of the Arrow IPC stream in hexadecimal digits, see [`crate::content_name`].
         sha256: String,
     },

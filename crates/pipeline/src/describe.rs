@@ -74,7 +74,9 @@ fn source(source: &SourceDef) -> String {
         SourceDef::Memory { ipc } => {
             format!("{} in the definition", caju_types::format_bytes(ipc.len() as u64))
         }
-        SourceDef::Held { sha256 } => format!("rows in memory, content {}", &sha256[..sha256.len().min(12)]),
+        SourceDef::InlineTable { sha256 } => {
+            format!("rows in memory, content {}", &sha256[..sha256.len().min(12)])
+        }
         SourceDef::Concatenate(list) => format!("{} datasets one after another", list.len()),
         SourceDef::Zip(list) => format!("{} datasets side by side", list.len()),
         SourceDef::Sample { weights, seed, .. } => {

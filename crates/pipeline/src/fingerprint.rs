@@ -164,7 +164,7 @@ fn hash(text: &str) -> Fingerprint {
 enum CodeIdentity {
     /// The digest of its code, as its definition gives it.
     Code,
-    /// The packed function, as it is sent.
+    /// The packed function in the form in which it is sent.
     Payload,
 }
 
@@ -181,7 +181,7 @@ fn canonical(
     functions: &dyn Functions,
     named: CodeIdentity,
 ) -> Result<Canonical> {
-    let mut walk = Walk {
+    let mut canonicalizer = Canonicalizer {
         functions,
         named,
         used: BTreeMap::new(),
@@ -189,20 +189,20 @@ fn canonical(
         random: false,
         seeded: false,
     };
-    let mut out = walk.dataset(def, stages, "")?;
+    let mut out = canonicalizer.dataset(def, stages, "")?;
     let versions = functions.engine_versions();
-    let engines: Map<String, Value> = walk
+    let engines: Map<String, Value> = canonicalizer
         .engines
         .iter()
         .filter_map(|name| versions.get(name).map(|v| (name.clone(), v.as_str().into())))
         .collect();
     out.insert("schema".into(), SCHEMA.into());
-    out.insert("functions".into(), json!(walk.used));
+    out.insert("functions".into(), json!(canonicalizer.used));
     out.insert("engines".into(), engines.into());
     if matches!(def.options.on_error, OnError::Skip { .. }) {
         out.insert("on_error".into(), "skip".into());
     }
-    if walk.seeded {
+    if canonicalizer.seeded {
         out.insert("seed".into(), def.options.seed.unwrap_or(0).into());
     }
     // Rows of one split are in the order of the file. Only rows that are stored below a cross-split stage depend on it.
@@ -211,11 +211,11 @@ fn canonical(
     }
     let mut text = String::new();
     write_canonical(&Value::Object(out), &mut text);
-    Ok(Canonical { text, random: walk.random })
+    Ok(Canonical { text, random: canonicalizer.random })
 }
 
 /// Visits a definition, and gathers what its parts use.
-struct Walk<'f> {
+struct Canonicalizer<'f> {
     functions: &'f dyn Functions,
     named: CodeIdentity,
     used: BTreeMap<String, u32>,
@@ -226,7 +226,7 @@ struct Walk<'f> {
     seeded: bool,
 }
 
-impl Walk<'_> {
+impl Canonicalizer<'_> {
     fn dataset(&mut self, def: &DatasetDef, stages: usize, path: &str) -> Result<Map<String, Value>> {
         let mut out = Map::new();
         out.insert("source".into(), self.source(&def.source, &join(path, "source"))?);
@@ -251,7 +251,7 @@ impl Walk<'_> {
                 self.engine("arrow");
                 json!({ "sha256": content_name(ipc) })
             }
-            SourceDef::Held { sha256 } => {
+            SourceDef::InlineTable { sha256 } => {
                 self.engine("arrow");
                 json!({ "sha256": sha256 })
             }

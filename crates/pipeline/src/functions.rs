@@ -6,7 +6,7 @@ use caju_types::Result;
 
 /// The registry of functions, as definitions use it. `caju-kernels` implements it.
 ///
-/// A definition has its expressions as text. An implementation parses them, and tells what a fingerprint needs: the called
+/// A definition has its expressions as text. An implementation parses them, and returns what a fingerprint needs: the called
 /// functions and their versions, whether an expression draws random numbers, and its canonical spelling.
 ///
 /// # Errors

@@ -21,7 +21,7 @@ const SECRET_PARAMETERS: [&str; 10] = [
     "access_token",
 ];
 
-/// The absolute form of a path or pattern. URLs stay as they are, and a relative path is resolved against `base`. Errors are
+/// The absolute form of a path or pattern. URLs are not changed, and a relative path is resolved against `base`. Errors are
 /// texts without a place, which the caller adds.
 pub(crate) fn resolve(text: &str, base: Option<&Path>) -> Result<String, String> {
     plain(text)?;

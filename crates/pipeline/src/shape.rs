@@ -136,7 +136,7 @@ impl SourceDef {
             SourceDef::Files(_)
             | SourceDef::Range { .. }
             | SourceDef::Memory { .. }
-            | SourceDef::Held { .. }
+            | SourceDef::InlineTable { .. }
             | SourceDef::Load { .. } => &[],
         }
     }
@@ -148,7 +148,7 @@ impl SourceDef {
             SourceDef::Files(_)
             | SourceDef::Range { .. }
             | SourceDef::Memory { .. }
-            | SourceDef::Held { .. }
+            | SourceDef::InlineTable { .. }
             | SourceDef::Load { .. } => &mut [],
         }
     }

@@ -106,7 +106,7 @@ impl SourceDef {
         match self {
             SourceDef::Files(f) => f.format.name(),
             SourceDef::Range { .. } => "range",
-            SourceDef::Memory { .. } | SourceDef::Held { .. } => "memory",
+            SourceDef::Memory { .. } | SourceDef::InlineTable { .. } => "memory",
             SourceDef::Concatenate(_) => "concatenate",
             SourceDef::Sample { .. } => "sample",
             SourceDef::Zip(_) => "zip",

@@ -101,7 +101,7 @@ fn source(source: &SourceDef) -> Value {
         SourceDef::Files(files) => file_source(files),
         SourceDef::Range { start, end, step } => json!({ "start": start, "end": end, "step": step }),
         SourceDef::Memory { ipc } => json!({ "ipc": binary::encode(ipc) }),
-        SourceDef::Held { sha256 } => json!({ "sha256": sha256 }),
+        SourceDef::InlineTable { sha256 } => json!({ "sha256": sha256 }),
         SourceDef::Concatenate(list) | SourceDef::Zip(list) => children(list),
         SourceDef::Sample { datasets, weights, seed } => {
             let weights: Vec<Value> = weights.iter().map(|w| number(*w)).collect();

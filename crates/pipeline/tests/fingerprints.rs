@@ -312,7 +312,7 @@ fn another_seed_is_what_the_definition_with_it_says() {
 fn rows_that_a_process_holds_are_named_as_those_in_the_definition() {
     let f = FakeFunctions::default();
     let inline = DatasetDef { source: SourceDef::Memory { ipc: "some rows".into() }, ..read(&imagenet()) };
-    let held = |sha256: String| DatasetDef { source: SourceDef::Held { sha256 }, ..inline.clone() };
+    let held = |sha256: String| DatasetDef { source: SourceDef::InlineTable { sha256 }, ..inline.clone() };
     let same = held(content_name(b"some rows"));
     assert_eq!(fingerprint(&same, &f).unwrap(), fingerprint(&inline, &f).unwrap());
     let other = held(content_name(b"other rows"));

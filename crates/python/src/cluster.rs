@@ -102,7 +102,7 @@ impl Cluster {
         let config = ClusterConfig::new(Arc::new(stores().into_py(py)?), pool);
         let config = ClusterConfig {
             workers,
-            // Whoever defines a function here runs code in this process anyway.
+            // A program that defines a function here runs code in this process anyway.
             registry: registry_with_python(py, limits, threads, FunctionOrigin::ThisProcess)?,
             cache_url,
             listen,

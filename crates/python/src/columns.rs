@@ -40,8 +40,8 @@ pub(crate) struct Columns<'py> {
     pub(crate) numpy: &'static NumPy,
     /// Lists of equal length throughout a batch become one array, as after padding.
     pub(crate) dense: bool,
-    /// Nulls can always be told from values: floats with nulls are masked arrays over NaN, structs with nulls have a
-    /// mask of their own. A function that returns the values it got then returns the nulls too.
+    /// Nulls can always be distinguished from values: floats with nulls are masked arrays over NaN, structs with nulls have
+    /// a mask of their own. A function that returns the values it got then returns the nulls too.
     pub(crate) nulls_apart: bool,
 }
 

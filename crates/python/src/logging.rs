@@ -21,7 +21,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 use crate::fork::check_fork;
 
 /// Log records that wait for delivery. Further ones are dropped and counted: at about 200 bytes each, this bounds the queue
-/// to a fraction of a MB where nobody delivers.
+/// to a fraction of a MB while no thread delivers them.
 const MAX_PENDING: usize = 1000;
 // Python's numbers for levels.
 const DEBUG: u8 = 10;

@@ -27,7 +27,7 @@ use crate::logging;
 use crate::runtime::{RuntimeHandle, check_signals, detached};
 use crate::saves;
 
-/// How long dropping a reader may block. The dispatcher notices by itself that a reader is gone, only later.
+/// How long dropping a reader may block. The dispatcher notices by itself, only later, that a reader has left.
 const DROP_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long the workers of a finished epoch may take to report. They report within a heartbeat, of at most a second.

@@ -20,7 +20,7 @@ use crate::logging;
 
 /// How often a wait checks for signals. Short enough that Ctrl-C seems immediate.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
-/// How long the runtime's threads may take to end after its last user has gone.
+/// How long the runtime's threads may take to end after its last user has ended.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
 static SHARED: Mutex<Weak<OwnedRuntime>> = Mutex::new(Weak::new());
@@ -53,8 +53,8 @@ fn is_python_thread() -> bool {
 
 /// Runs a closure without the interpreter, whether this thread is attached to it or not.
 pub(crate) fn detached(f: impl FnOnce() + Send) {
-    // A thread that Python does not know is not attached. It must not wait for the interpreter either: whoever has that may
-    // be waiting for this thread.
+    // A thread that Python does not know is not attached. It must not wait for the interpreter either: the thread that
+    // holds it may be waiting for this one.
     if !is_python_thread() {
         return f();
     }

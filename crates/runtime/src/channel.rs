@@ -89,7 +89,7 @@ impl<T> Sender<T> {
 
     /// Ends the stream with an error, after what was sent before.
     pub async fn fail(mut self, error: Error) {
-        // Without a receiver the error is of no use.
+        // Without a receiver the error can be dropped.
         self.items.send(Err(error)).await.ok();
         self.finished = true;
     }
@@ -108,7 +108,7 @@ impl<T> Sender<T> {
     }
 
     fn no_receiver(&self) -> Error {
-        Error::cancelled(format!("{}: nobody takes its items any more", self.name))
+        Error::cancelled(format!("{}: its receiver was dropped", self.name))
     }
 }
 

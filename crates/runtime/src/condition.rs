@@ -2,7 +2,7 @@
 
 use tokio::sync::Notify;
 
-/// A condition variable for tasks: whoever changes what others wait for notifies them, and they look again.
+/// A condition variable for tasks: a task that changes the awaited state notifies the waiters, and they check it again.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -21,7 +21,7 @@ use tokio::sync::Notify;
 pub struct Condition(Notify);
 
 impl Condition {
-    /// Wakes everybody who waits.
+    /// Wakes all waiters.
     pub fn notify_all(&self) {
         self.0.notify_waiters();
     }

@@ -84,7 +84,7 @@ impl CpuPool {
         Ok(Self { inner: Arc::new(inner), job })
     }
 
-    /// The same threads, with the queue of a job.
+    /// A handle on these threads with the queue of a job.
     #[must_use]
     pub fn of_job(&self, job: &str) -> Self {
         Self { inner: Arc::clone(&self.inner), job: job.into() }
@@ -106,7 +106,7 @@ impl CpuPool {
         let job: Work = Box::new(move || {
             let result = catch_unwind(AssertUnwindSafe(work));
             LAST_END.set(thread_cpu_time());
-            // The receiver is gone if its task was cancelled.
+            // The receiver was dropped if its task was cancelled.
             drop(tx.send(result));
         });
         let accepted = match &self.inner.shared {

@@ -1,4 +1,4 @@
-//! Ending work on CPU threads that nobody waits for any more.
+//! Ends work on CPU threads once no caller waits for it.
 //!
 //! A closure on a thread of the CPU pool cannot be cancelled from outside. [`Interrupt::scope`] marks the work of one owner on the
 //! current thread, and long work calls [`check`] between its rows: an error after [`Interrupt::stop`].
@@ -52,7 +52,7 @@ impl Interrupt {
     }
 }
 
-/// Whether to go on. Outside of a scope work always goes on.
+/// Whether to continue. Outside of a scope work always continues.
 ///
 /// # Errors
 /// `Cancelled` if the owner of the current scope has ended.

@@ -76,7 +76,7 @@ impl IsolatedThreads {
             ISOLATED.set(true);
             let result = catch_unwind(AssertUnwindSafe(work));
             drop(permit);
-            // The receiver is gone if the caller's future was dropped.
+            // The receiver was dropped if the caller's future was.
             drop(tx.send(result));
         };
         if is_simulated() {

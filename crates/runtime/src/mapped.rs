@@ -33,8 +33,8 @@ impl MappedFile {
     /// The most bytes of a file that is mapped: a copy of all mapped bytes has to fit into memory.
     pub const MAX_BYTES: u64 = system::MAX_BYTES;
 
-    /// Maps an open file as it is now. None for an empty file, and where mapping is unsafe or impossible (see the module's
-    /// text). Blocking.
+    /// Maps the present content of an open file. None for an empty file, and where mapping is unsafe or impossible (see the
+    /// module's text). Blocking.
     ///
     /// # Errors
     /// What the file system reports about the file's length.
@@ -255,7 +255,7 @@ mod linux {
             let (from, to) = (copy.as_ptr().cast_mut().cast(), self.pages.as_ptr().cast_mut());
             let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
             // SAFETY: moves the pages of `copy` over those of this map, as a whole and atomically for other threads. Both
-            // hold the same bytes: nobody can have written to the file while its lease is held.
+            // hold the same bytes: no process can have written to the file while its lease is held.
             let moved = unsafe { libc::mremap(from, length, length, flags, to.cast::<libc::c_void>()) };
             if moved == libc::MAP_FAILED {
                 return Err(io::Error::last_os_error());

@@ -105,7 +105,7 @@ fn enter(rank: LockRank) {
     HELD.with_borrow_mut(|held| {
         let above = held.iter().find(|h| h.rank >= rank.rank).copied();
         if let Some(above) = above {
-            // Before the lock is waited for: else two threads could stand here for ever.
+            // Before the lock is waited for: else two threads could wait for each other for ever.
             panic!("the lock of `{}` is taken while that of `{}` is held", rank.name, above.name);
         }
         held.push(rank);

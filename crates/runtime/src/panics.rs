@@ -21,7 +21,7 @@ pub fn panic_text(panic: &(dyn Any + Send)) -> &str {
         .unwrap_or("(no message)")
 }
 
-/// The error that stands for a panic of the named work.
+/// The error that reports a panic of the named work.
 pub(crate) fn panicked(name: &str, panic: &(dyn Any + Send)) -> Error {
     Error::internal(format!("{name} panicked: {}", panic_text(panic)))
 }

@@ -25,15 +25,15 @@ pub struct PrivateFolder {
 }
 
 impl PrivateFolder {
-    /// Creates a folder in `at` whose name begins with `prefix`. Folders with this prefix whose owners are gone are removed
-    /// first, as far as possible.
+    /// Creates a folder in `at` whose name begins with `prefix`. Folders with this prefix whose owners have ended are
+    /// removed first, as far as possible.
     ///
     /// # Errors
     /// What the file system reports.
     pub fn new(at: &Path, prefix: &str) -> io::Result<Self> {
         let own = std::fs::Permissions::from_mode(0o700);
         let folder = tempfile::Builder::new().prefix(prefix).permissions(own).tempdir_in(at)?;
-        // The user id of a new folder tells which folders are ours.
+        // Folders with the user id of a new folder are ours.
         sweep(at, prefix, folder.path().metadata()?.uid());
         // The lock file gets its name only once it is locked: a concurrent sweep must not find it unlocked.
         let (unowned, owned) = (folder.path().join(UNOWNED), folder.path().join(OWNER));

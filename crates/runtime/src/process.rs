@@ -26,8 +26,8 @@ fn clock(id: libc::clockid_t) -> Duration {
     Duration::new(u64::try_from(ts.tv_sec).unwrap_or(0), u32::try_from(ts.tv_nsec).unwrap_or(0))
 }
 
-/// Blocks that the calling thread had to read from devices so far; 0 where the system does not tell. A read that leaves the
-/// number unchanged was served from memory.
+/// Blocks that the calling thread had to read from devices so far; 0 where the system does not report it. A read that
+/// leaves the number unchanged was served from memory.
 pub fn thread_blocks_read() -> u64 {
     #[cfg(target_os = "linux")]
     {
@@ -49,12 +49,12 @@ fn thread_usage() -> Option<libc::rusage> {
     (rc == 0).then(|| unsafe { usage.assume_init() })
 }
 
-/// The peak resident memory of this process, in bytes; 0 where the system does not tell.
+/// The peak resident memory of this process, in bytes; 0 where the system does not report it.
 pub fn peak_rss_bytes() -> u64 {
     status_kib("VmHWM:") * 1024
 }
 
-/// The resident memory of this process, in bytes; 0 where the system does not tell.
+/// The resident memory of this process, in bytes; 0 where the system does not report it.
 pub fn rss_bytes() -> u64 {
     status_kib("VmRSS:") * 1024
 }
@@ -83,14 +83,14 @@ pub struct ProcessIdentity {
 }
 
 impl ProcessIdentity {
-    /// This process; none where the system does not tell.
+    /// This process; none where the system does not report it.
     pub fn current() -> Option<Self> {
         let pid = std::process::id();
         Some(Self { host: host()?, pid, began: stat(pid)?.1 })
     }
 
     /// Whether this was a process of this host and has ended. False where that is unknown.
-    pub fn is_gone(&self) -> bool {
+    pub fn has_ended(&self) -> bool {
         if host().as_deref() != Some(self.host.as_str()) {
             return false;
         }
@@ -143,17 +143,17 @@ mod tests {
     #[test]
     fn only_a_process_that_ended_is_gone() {
         let me = ProcessIdentity::current().unwrap();
-        assert!(!me.is_gone());
+        assert!(!me.has_ended());
         let earlier = ProcessIdentity { began: me.began - 1, ..me.clone() };
-        assert!(earlier.is_gone(), "its id was used again");
+        assert!(earlier.has_ended(), "its id was used again");
         let elsewhere = ProcessIdentity { host: "another host".into(), ..earlier };
-        assert!(!elsewhere.is_gone(), "nothing is known of other hosts");
+        assert!(!elsewhere.has_ended(), "nothing is known of other hosts");
         let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
         let pid = child.id();
         let child_is = ProcessIdentity { pid, began: stat(pid).unwrap().1, ..me };
-        assert!(!child_is.is_gone());
+        assert!(!child_is.has_ended());
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(child_is.is_gone());
+        assert!(child_is.has_ended());
     }
 }

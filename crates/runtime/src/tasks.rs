@@ -87,8 +87,8 @@ impl Tasks {
         self.start(name, async move { caught(&of, future).await }, false)
     }
 
-    /// Runs a future that nobody awaits. `on_failure` gets the error that the future returns, `Internal` if the future
-    /// panics or the task is aborted, and `Cancelled` if the task is stopped with its group.
+    /// Runs a future without awaiting its result. `on_failure` gets the error that the future returns, `Internal` if the
+    /// future panics or the task is aborted, and `Cancelled` if the task is stopped with its group.
     ///
     /// [`log_failure`] is the observer for work on which nothing depends.
     pub fn background<F, O>(&self, name: impl Into<TaskName>, on_failure: O, future: F)

@@ -30,15 +30,15 @@ async fn awaiting_a_task_gives_its_result_or_says_what_became_of_it() {
 
 #[tokio::test]
 async fn dropping_a_handle_aborts_its_task() {
-    struct Gone(Option<oneshot::Sender<()>>);
-    impl Drop for Gone {
+    struct OnDrop(Option<oneshot::Sender<()>>);
+    impl Drop for OnDrop {
         fn drop(&mut self) {
             self.0.take().map(|tx| tx.send(()));
         }
     }
     let tasks = Tasks::new();
     let (tx, rx) = oneshot::channel();
-    let gone = Gone(Some(tx));
+    let gone = OnDrop(Some(tx));
     let task = tasks.spawn("waiting", async move {
         let _gone = gone;
         std::future::pending::<()>().await;

@@ -1,7 +1,7 @@
 //! Supervised threads: every failure of a thread is reported.
 //!
 //! What [`Tasks`](crate::Tasks) is for futures this is for work that blocks for as long as it lives, such as the writer of a
-//! journal. `std::thread::spawn` lets a panic pass unheard when its handle is dropped: `scripts/check-house` bans it, and
+//! journal. `std::thread::spawn` loses a panic when its handle is dropped: `scripts/check-house` bans it, and
 //! `std::thread::Builder`, outside this crate. `std::thread::scope` waits for its threads and passes their panics on, and so
 //! is not banned.
 
@@ -71,7 +71,7 @@ impl<T: Send + 'static> Thread<T> {
 }
 
 impl Thread<()> {
-    /// Runs work that nobody waits for. `on_failure` gets the error that the work returns, or `Internal`, with the thread's
+    /// Runs work without waiting for it. `on_failure` gets the error that the work returns, or `Internal`, with the thread's
     /// name, if it panics. [`log_failure`] is the observer for work on which nothing depends.
     ///
     /// # Errors
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn a_panic_of_a_thread_whose_handle_was_dropped_is_logged() {
-        // Before the panic: the thread finds that nobody asks, and logs it.
+        // Before the panic: the thread finds that its handle was dropped, and logs the panic.
         let log = Log::default();
         let (theirs, (go, gone)) = (log.clone(), sync_channel::<()>(0));
         let work = move || -> () {
@@ -214,7 +214,7 @@ mod tests {
         running.join().unwrap();
         assert!(log.text().contains("early panicked: boom"), "{}", log.text());
 
-        // After the panic: whoever drops the handle logs it.
+        // After the panic: dropping the handle logs it.
         let log = Log::default();
         let _listening = log.listen();
         let mut thread = Thread::spawn("late", || -> () { panic!("boom") }).unwrap();

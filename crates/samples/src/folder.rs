@@ -33,7 +33,7 @@ pub(crate) async fn read_marker(at: &Location) -> Result<Option<Marker>> {
 /// Whether the folder does not exist yet. Always false for an object store, which has no folders.
 ///
 /// # Errors
-/// `InvalidArgument` where a file stands in the place of the folder or of one above it.
+/// `InvalidArgument` if the path of the folder, or of one above it, is a file.
 pub(crate) fn is_absent(at: &Location) -> Result<bool> {
     let Some(local) = &at.local else { return Ok(false) };
     for folder in local.ancestors() {
@@ -191,7 +191,7 @@ async fn remove_except(layout: &Layout, foreign: &BTreeSet<String>, at: &Locatio
             drop(std::fs::remove_dir(local.join(folder)));
         }
     }
-    // The marker goes last: while it is there, what is left can be recognised as ours.
+    // The marker goes last: while it exists, the remaining files can be recognised as ours.
     delete(at, &at.path.clone().join(MARKER)).await
 }
 

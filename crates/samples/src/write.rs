@@ -23,7 +23,7 @@ const CONCURRENT_PUTS: usize = 8;
 /// The largest number of rows: the `id` column is int64.
 const MAX_ROWS: u64 = i64::MAX.cast_unsigned();
 
-/// How far [`write()`] is. Shared with whoever displays it.
+/// How far [`write()`] is. Shared with the code that displays it.
 #[derive(Debug, Default)]
 pub struct WriteProgress {
     rows: AtomicU64,
@@ -62,7 +62,7 @@ impl StopFlag {
 /// Whether the folder of the set contains exactly these rows, completely.
 ///
 /// # Errors
-/// `InvalidArgument` where a file stands in the place of the folder, and the errors of the store except `NotFound`.
+/// `InvalidArgument` if the path of the folder is a file, and the errors of the store except `NotFound`.
 pub async fn is_complete(set: &SampleSet, stores: &Stores) -> Result<bool> {
     let at = stores.resolve(&set.out)?;
     folder::is_absent(&at)?;

@@ -5,7 +5,7 @@
 //! caller to them. Until [`start`] they pass the call on. From then on
 //!
 //! - the time is a number that only `epoll_wait` moves: where a thread would sleep until a timer is due, the clock is set
-//!   to that moment and nobody waits;
+//!   to that moment and no thread waits;
 //! - random numbers come from the seed, so that the order of hash maps and the choices of `select!` repeat.
 //!
 //! Everything else is what runs in production. The test kit `mad-turmoil` replaces the same symbols for `turmoil`.

@@ -42,7 +42,7 @@ impl Disk {
         Box::new(SimJournal { disk: self.clone(), writer: inner.writer })
     }
 
-    /// Nothing that a dispatcher writes from now on is kept: it is dead.
+    /// Drops everything that a dispatcher writes from now on: its process is dead.
     pub(crate) fn detach(&self) {
         self.inner.lock().writer += 1;
     }

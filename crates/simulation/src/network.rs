@@ -194,7 +194,7 @@ enum Met {
 }
 
 impl OfHost {
-    /// Whether the process still runs: one that was killed reaches nobody.
+    /// Whether the process still runs: one that was killed reaches no peer.
     fn is_alive(&self, state: &State) -> bool {
         state.hosts.get(&self.name).is_some_and(|h| h.is_up && h.incarnation == self.incarnation)
     }

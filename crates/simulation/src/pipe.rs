@@ -185,7 +185,7 @@ impl Pipe {
             return Poll::Pending;
         }
         state.bytes += n;
-        // Nobody acknowledges what never arrives, so the window fills.
+        // Frames that never arrive are not acknowledged, so the window fills.
         if !state.is_silent {
             let due = state.due();
             state.segments.push_back((due, Bytes::copy_from_slice(&bytes[..n])));

@@ -57,17 +57,17 @@ pub enum Scenario {
 /// A fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// A worker dies, silently if its machine loses power, and comes back after a time.
+    /// A worker dies, silently if its machine loses power, and is started again after a time.
     KillWorker { worker: usize, is_silent: bool, back: Duration },
-    /// The dispatcher dies and comes back.
+    /// The dispatcher dies and is started again.
     KillDispatcher { back: Duration },
-    /// The disk fails at the write after this number of writes; the dispatcher ends and comes back.
+    /// The disk fails at the write after this number of writes; the dispatcher ends and is started again.
     FailDisk { writes: u64 },
     /// Nothing passes between two hosts for a time, or nothing in one direction.
     Partition { between: (Host, Host), one_way: bool, lasts: Duration },
     /// Every connection of a host breaks.
     Cut { host: Host },
-    /// A worker's machine is cut off from everybody for a time: it stands still, as others see it.
+    /// A worker's machine is cut off from all peers for a time: they see a worker that makes no progress.
     Isolate { worker: usize, lasts: Duration },
     /// One more worker comes.
     AddWorker,
@@ -75,8 +75,8 @@ pub(crate) enum Fault {
     DrainWorker { worker: usize },
     /// A reader dies.
     KillReader { reader: usize },
-    /// The dispatcher dies when it has opened an epoch for the reader after this number of readers, before it answers, and comes
-    /// back.
+    /// The dispatcher dies when it has opened an epoch for the reader after this number of readers, before it answers, and is
+    /// started again.
     LoseOpen { after: u64, back: Duration },
 }
 

@@ -55,10 +55,10 @@ async fn read_part(
     // The state of a reader that reads on names those before it until it has rows.
     let me = open.client_number();
     world.log().event(format_args!("reader-{reader} opens epoch {number} as client {me}"));
-    with_seat(world, reader, |parts| parts.push(Epoch { number, client: me, ..Epoch::default() }));
+    with_epochs(world, reader, |parts| parts.push(Epoch { number, client: me, ..Epoch::default() }));
     let read = take_rows(world, reader, &mut open, most_rows).await;
     let missing = open.incomplete().map(|i| (i.rows_missing, i.rows_unknown));
-    with_seat(world, reader, |parts| {
+    with_epochs(world, reader, |parts| {
         if let Some(last) = parts.last_mut() {
             (last.is_over, last.missing) = (matches!(read, Ok(true)), missing);
             last.left = ambient::elapsed();
@@ -75,7 +75,7 @@ async fn read_part(
     read.map(|_| state)
 }
 
-fn with_seat(world: &World, reader: usize, change: impl FnOnce(&mut Vec<Epoch>)) {
+fn with_epochs(world: &World, reader: usize, change: impl FnOnce(&mut Vec<Epoch>)) {
     if let Some(record) = world.record(reader) {
         change(&mut record.lock().epochs);
     }
@@ -98,7 +98,7 @@ async fn take_rows(world: &World, reader: usize, open: &mut Reader, most_rows: u
         }
         // A reader that opened its epoch again has another number since.
         world.observed().handed(open.client_number(), ids.len() as u64);
-        with_seat(world, reader, |parts| {
+        with_epochs(world, reader, |parts| {
             if let Some(last) = parts.last_mut() {
                 last.elements += 1;
                 if !element.is_padding {

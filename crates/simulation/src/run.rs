@@ -1,4 +1,4 @@
-//! One run: the plan is carried out, and what came of it is compared with the model.
+//! One run: the plan is carried out, and the result is compared with the model.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -253,8 +253,8 @@ fn check_epoch(world: &World, epoch: u64, readers: &[Outcome]) {
     }
 }
 
-/// Whether every reader that lives left an epoch before a killed one could be missed: nobody was left to take the rows
-/// that were with that one.
+/// Whether every reader that lives left an epoch before a killed one could be missed: no reader was left to take the rows of
+/// the killed one.
 fn left_before_it_was_missed(readers: &[Outcome], epoch: u64) -> bool {
     let Some(killed) = readers.iter().filter_map(|r| r.killed).min() else { return false };
     let alive = readers.iter().filter(|r| r.killed.is_none());

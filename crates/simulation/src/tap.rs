@@ -1,8 +1,8 @@
 //! What a dispatcher is asked and answers: every call passes through here, is compared with the model, and can be spoilt.
 //!
-//! A tap runs on the dispatcher's host. It takes the calls in its place and passes them on, unchanged as long as no
-//! [`Spoil`] is asked for. With one it does to a message what broken code would have done, so that a test can show that the
-//! checks notice.
+//! A tap runs on the dispatcher's host. It receives the calls instead of the dispatcher and passes them on. Unless a
+//! [`Spoil`] is requested, they are unchanged. A [`Spoil`] alters a message as broken code would have done, so that a test
+//! can show that the checks notice it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -128,7 +128,7 @@ impl Inner {
         self.acknowledged.get(&client).into_iter().flatten().map(|(_, rows)| rows.len()).sum()
     }
 
-    /// Records acknowledgements; those of rows that nobody was handed are a violation.
+    /// Records acknowledgements; those of rows that no user was handed are a violation.
     fn on_acknowledgements(&mut self, request: &mut v1::ClientHeartbeatRequest) {
         let client = request.client_id;
         let splits = self.acknowledged.entry(client).or_default();
@@ -308,13 +308,13 @@ impl tokio::io::AsyncWrite for Accepted {
 
 type Answer<T> = Result<Response<T>, Status>;
 
-/// A request as it goes on: what the connection said about itself stays here.
+/// A request that is passed on, without what the connection said about itself.
 fn without_extensions<T>(request: Request<T>) -> Request<T> {
     let (metadata, _, message) = request.into_parts();
     Request::from_parts(metadata, Extensions::default(), message)
 }
 
-/// The service of the dispatcher: calls that are passed on as they are, and then the others.
+/// The service of the dispatcher: calls that are passed on unchanged, and then the others.
 macro_rules! dispatcher {
     ({$($method:ident: $request:ty => $response:ty;)*} $($others:tt)*) => {
         #[tonic::async_trait]

@@ -55,7 +55,7 @@ fn simulated_clusters_of_the_last_seeds_keep_every_promise() {
 const SEEDS_OF_SHARING: u64 = 25;
 
 /// Several jobs that share rows. Each gets each row of its epochs once, with the draws of its seed, whenever it joins, at any
-/// speed and with any window, while workers, readers and the dispatcher are lost or stand still.
+/// speed and with any window, while workers, readers and the dispatcher are lost or paused.
 fn share(part: u64) {
     let first = (part * SEEDS_OF_SHARING).to_string();
     let seeds = ["--first", &first, "--seeds", &SEEDS_OF_SHARING.to_string(), "--jobs", "1"];
@@ -113,8 +113,8 @@ fn jobs_that_share_get_their_epochs_of_seeds_175_and_on() {
 /// - 1310: the model counted what a reader was handed after it had opened its epoch again for its earlier number, and asked for
 ///   equally many elements in an epoch that was reported as incomplete.
 /// - 1838: the model did not know the error of consumers for which nothing is left that could be repeated.
-/// - 2215: a reader stopped while no dispatcher was there, so what it had taken was not reported; the model did not permit that
-///   these rows come again.
+/// - 2215: a reader stopped while the dispatcher was down, so the rows that it had taken were not reported; the model did not
+///   permit that these rows come again.
 /// - 3725 and 5481: a worker that drained left before all readers had reported the ends of its tasks, which were taken for lost.
 const REGRESSIONS: &[u64] = &[233, 278, 565, 669, 1177, 1310, 1838, 2215, 3725, 5481];
 

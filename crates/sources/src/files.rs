@@ -80,7 +80,7 @@ pub(crate) fn list_files(ctx: &SourceContext, def: &FileSource) -> BoxStream<'st
     let (stores, io, extensions) = (Arc::clone(&ctx.stores), Arc::clone(&ctx.io), extensions(&def.format));
     let mut seen = (def.paths.len() > 1).then(HashMap::new);
     let hashed = def.version == VersionRule::Content;
-    // Images are listed with their paths, so nothing of these is lost.
+    // Images are listed with their paths, so no path is lost.
     let partitioned = !matches!(def.format, FileFormat::Images);
     let context = ctx.clone();
     let listed = stream::iter(def.paths.clone().into_iter().map(Arc::<str>::from)).flat_map(move |path| {

@@ -21,7 +21,7 @@ enum Step {
     Fail,
 }
 
-/// A source that does what it is told.
+/// A source whose behaviour the test determines.
 struct Told(Vec<Step>);
 
 fn schema() -> SchemaRef {

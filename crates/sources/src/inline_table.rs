@@ -1,7 +1,7 @@
 //! Tables in the memory of this process, which definitions name by a hash of their content instead of carrying the rows.
 //!
-//! Only workers and dispatchers of the same process find them. A table stays registered while somebody holds its
-//! [`InlineTable`]: the caller that registered it, or a task that reads it.
+//! Only workers and dispatchers of the same process find them. A table stays registered as long as a handle of it exists, its
+//! [`InlineTable`]: that of the caller that registered it, or of a task that reads it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Weak};

@@ -90,7 +90,7 @@ struct Footer {
     start: u64,
 }
 
-/// The length of the schema stands within these first bytes.
+/// The length of the schema is within these first bytes.
 const HEAD_BYTES: u64 = 96;
 
 /// The most bytes between two messages of a file: padding, or the mark of the end.

@@ -1,14 +1,14 @@
 //! Checks the sizes that an Arrow IPC message claims, before it is decoded.
 //!
 //! The decoder of the `arrow` crate allocates what a compressed buffer's length prefix says, and what a message says
-//! about its body: one changed byte would end the process. So every claim is compared with the bytes that are there and
+//! about its body: one changed byte would end the process. So every claim is compared with the bytes that exist and
 //! with a bound.
 
 use arrow::ipc::{CompressionType, Message, MessageHeader, RecordBatch, root_as_message};
 use caju_runtime::budget;
 use caju_types::{Error, Result, format_bytes};
 
-/// The length of a compressed buffer stands in front of it; -1 says that it is not compressed after all.
+/// The length of a compressed buffer precedes it; -1 says that it is not compressed after all.
 const PREFIX: usize = 8;
 /// A block of zstd makes 128 KiB of four bytes at most.
 const ZSTD_RATIO: u64 = 128 << 10 >> 2;
@@ -53,7 +53,7 @@ pub(crate) fn check_stream(stream: &[u8], most: u64) -> Result<()> {
     Ok(())
 }
 
-/// The length of the metadata that a stream goes on with, and what stands behind it; none at the end.
+/// The length of the next metadata of a stream, and the bytes behind the length; none at the end.
 fn message_length(stream: &[u8]) -> Option<(usize, &[u8])> {
     let (first, rest) = stream.split_first_chunk::<4>()?;
     let (length, rest) = if *first == [0xff; 4] { rest.split_first_chunk::<4>()? } else { (first, rest) };
@@ -120,7 +120,7 @@ fn unpacked_bytes(buffer: &[u8], codec: CompressionType) -> Result<u64> {
         return Ok(0);
     }
     let claimed = u64::try_from(claimed).map_err(|_| impossible(claimed, packed.len()))?;
-    // An unknown codec is refused by the decoder, before it looks at the length.
+    // An unknown codec is refused by the decoder, before it reads the length.
     let possible = match codec {
         CompressionType::LZ4_FRAME => lz4_bytes(packed),
         _ => (packed.len() as u64).saturating_mul(ZSTD_RATIO),
@@ -148,7 +148,7 @@ fn lz4_bytes(mut frames: &[u8]) -> u64 {
     bytes
 }
 
-/// The most that the frame behind its magic holds, and what stands behind the frame.
+/// The most bytes that the frame behind its magic decompresses to, and the bytes behind the frame.
 fn lz4_frame(frame: &[u8]) -> Option<(u64, &[u8])> {
     let [flags, descriptor, ..] = *frame else { return None };
     let block_max = match descriptor >> 4 & 7 {

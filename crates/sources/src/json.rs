@@ -15,7 +15,7 @@ use crate::text::{INFER_ROWS, Text, shown, type_name};
 #[derive(Debug, Clone)]
 pub(crate) struct Json {
     /// Whether a definition gives the columns. An integer in a column of floats is an error where they were found in the rows,
-    /// and is rounded where somebody asked for floats.
+    /// and is rounded where the definition asks for floats.
     pub(crate) is_given: bool,
 }
 

@@ -28,7 +28,7 @@ struct Open<'a> {
     of: Option<&'a DataType>,
 }
 
-/// Keys as they are written: an escape makes a key owned.
+/// Keys, borrowed from the text: only a key with an escape is owned.
 #[derive(Default)]
 struct Keys<'a> {
     few: Vec<Key<'a>>,
@@ -38,7 +38,7 @@ struct Keys<'a> {
 type Key<'a> = std::borrow::Cow<'a, str>;
 
 impl<'a> Keys<'a> {
-    /// Adds a key; false if it is there.
+    /// Adds a key; false if the set has it already.
     fn insert(&mut self, key: Key<'a>) -> bool {
         if self.many.is_empty() && self.few.len() < FEW_KEYS {
             let new = !self.few.contains(&key);
@@ -50,8 +50,8 @@ impl<'a> Keys<'a> {
     }
 }
 
-/// Looks through whole lines. `root` is the type of a line's object, for the integers that would be rounded; none: they are not
-/// looked at.
+/// Scans whole lines. `root` is the type of a line's object, by which integers that would be rounded are found; none: they are
+/// not checked.
 ///
 /// # Errors
 /// What is wrong. Text that is no JSON is left to the decoder.

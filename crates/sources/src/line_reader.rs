@@ -40,7 +40,7 @@ pub(crate) struct LineReader<T> {
     cut: bool,
     started: bool,
     ended: bool,
-    /// Lines in front of `at`, once somebody had to count them.
+    /// The number of lines before `at`, once it was counted.
     line: Option<u64>,
     projection: Vec<usize>,
     options: ReadOptions,

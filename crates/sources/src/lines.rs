@@ -106,7 +106,7 @@ impl<T: Text> Lines<T> {
 
 /// The first line of which no schema helps to read it, as an error that names it.
 fn damage(text: &impl Text, url: &str, head: &[u8]) -> Option<Error> {
-    // Within quotes a line end is no line end, and these lines cannot be told apart here.
+    // Within quotes a line end is no line end, and such lines cannot be distinguished here.
     if text.quote().is_some_and(|quote| head.contains(&quote)) {
         return None;
     }

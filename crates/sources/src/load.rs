@@ -24,40 +24,40 @@ use crate::trim::{sliced, trimmed};
 
 /// The rows of a save.
 pub(crate) struct LoadSource {
-    place: Place,
+    location: SaveLocation,
     wait: bool,
     schema: SchemaRef,
 }
 
 /// Where a save is, and what is needed to read it.
 #[derive(Clone)]
-struct Place {
+struct SaveLocation {
     url: String,
     ctx: SourceContext,
 }
 
 impl LoadSource {
-    /// Opens a save. `schema`: as somebody else found it.
+    /// Opens a save. `schema`: the schema that the dispatcher found.
     pub(crate) async fn open(
         path: &str,
         wait: bool,
         ctx: &SourceContext,
         schema: Option<SchemaRef>,
     ) -> Result<Self> {
-        let place = Place { url: path.to_owned(), ctx: ctx.clone() };
+        let location = SaveLocation { url: path.to_owned(), ctx: ctx.clone() };
         let schema = match schema {
             Some(schema) => schema,
             None => {
-                let saved = place.saved(wait).await?;
+                let saved = location.saved(wait).await?;
                 let read = serde_json::from_value::<Schema>(saved.arrow_schema);
                 Arc::new(read.map_err(|e| Error::data_loss(format!("{path}: the save's schema: {e}")))?)
             }
         };
-        Ok(Self { place, wait, schema })
+        Ok(Self { location, wait, schema })
     }
 }
 
-impl Place {
+impl SaveLocation {
     /// The description, of a save that may be read.
     async fn saved(&self, wait: bool) -> Result<SaveDescription> {
         let url = &self.url;
@@ -72,7 +72,7 @@ impl Place {
                  to read it meanwhile"
             ))),
             SaveState::Failed => Err(Error::failed_precondition(format!(
-                "source load: the save at {url} failed: {}; save again, which goes on where it stopped",
+                "source load: the save at {url} failed: {}; save again, which continues where it stopped",
                 saved.error.as_deref().unwrap_or("no reason is known")
             ))),
         }
@@ -94,7 +94,7 @@ impl Place {
         Ok(self.cache().await?.snapshot(&of))
     }
 
-    /// The part of a split, looked for again if this process does not know it.
+    /// The part of a split. If this process does not know it, the save is listed again.
     async fn part(&self, file: &FileRef) -> Result<(Snapshot, Arc<PartMeta>)> {
         let (of, key) = names_in(&file.url)
             .ok_or_else(|| Error::internal(format!("{}: this is not the name of a part", file.url)))?;
@@ -214,9 +214,9 @@ fn splits_of(url: &str, meta: &PartMeta, copy: u64) -> Vec<Split> {
     meta.chunks.iter().enumerate().map(chunk).collect()
 }
 
-/// The listing of a save: what is there first, and what comes until it is finished.
+/// The listing of a save: first the existing parts, then those that are added until it is finished.
 struct Listing {
-    place: Place,
+    location: SaveLocation,
     wait: bool,
     given: HashSet<SplitKey>,
     /// Parts, in their order, for further repetitions.
@@ -231,8 +231,8 @@ impl Listing {
         let clock = SystemClock::shared();
         while !self.done {
             // First the state, then the parts: a finished save has all of them.
-            let saved = self.place.saved(self.wait).await?;
-            let index = self.place.snapshot(saved.fingerprint).await?.index().await?;
+            let saved = self.location.saved(self.wait).await?;
+            let index = self.location.snapshot(saved.fingerprint).await?.index().await?;
             self.done = saved.state == SaveState::Finished;
             let mut found: Vec<Arc<PartMeta>> = Vec::new();
             if self.done {
@@ -240,7 +240,7 @@ impl Listing {
                     let lost = || {
                         Error::data_loss(format!(
                             "{}: the part of split {key} is gone from the save; save the same pipeline again to replace it",
-                            self.place.url
+                            self.location.url
                         ))
                     };
                     found.push(Arc::clone(index.get(key).ok_or_else(lost)?));
@@ -251,11 +251,11 @@ impl Listing {
             }
             found.retain(|m| self.given.insert(m.split));
             let mut splits: Vec<Split> =
-                found.iter().flat_map(|m| splits_of(&self.place.url, m, 0)).collect();
+                found.iter().flat_map(|m| splits_of(&self.location.url, m, 0)).collect();
             self.parts.extend(found);
             if self.done {
                 for copy in 1..saved.copies {
-                    splits.extend(self.parts.iter().flat_map(|m| splits_of(&self.place.url, m, copy)));
+                    splits.extend(self.parts.iter().flat_map(|m| splits_of(&self.location.url, m, copy)));
                 }
                 if saved.copies == 0 {
                     splits.clear();
@@ -277,7 +277,7 @@ impl Listing {
             return Err(Error::deadline(format!(
                 "source load: the save at {} is not finished, and had no new part for {} s; see how it goes with `caju \
                  status`",
-                self.place.url,
+                self.location.url,
                 SAVE_TIMEOUT.as_secs()
             )));
         };
@@ -293,7 +293,7 @@ impl Source for LoadSource {
 
     fn splits(&self) -> BoxStream<'static, Result<Split>> {
         let listing = Listing {
-            place: self.place.clone(),
+            location: self.location.clone(),
             wait: self.wait,
             given: HashSet::new(),
             parts: Vec::new(),
@@ -309,7 +309,7 @@ impl Source for LoadSource {
     }
 
     fn read(&self, split: &Split, options: &ReadOptions) -> Rows {
-        let rows = self.place.clone().rows(split.clone(), options.clone(), Arc::clone(&self.schema));
+        let rows = self.location.clone().rows(split.clone(), options.clone(), Arc::clone(&self.schema));
         stream::once(rows).try_flatten().boxed()
     }
 }

@@ -38,7 +38,7 @@ async fn first_file(def: &FileSource, ctx: &SourceContext) -> Result<FileRef> {
 
 /// Opens a definition's source, recursively, and finds its schema.
 ///
-/// `schema`: the schema that somebody else found (the dispatcher), trusted without looking at a file.
+/// `schema`: the schema that the dispatcher found. It is trusted without opening a file.
 ///
 /// # Errors
 /// `NotFound` for a missing file or a glob without a match, `InvalidArgument` for files of another shape
@@ -61,7 +61,9 @@ fn open<'a>(
             SourceDef::Files(files) => open_files(files, ctx, schema).await?,
             SourceDef::Range { start, end, step } => Arc::new(plain::RangeSource::new(*start, *end, *step)?),
             SourceDef::Memory { ipc } => Arc::new(plain::MemorySource::new(ipc, ctx.limits.chunk_bytes)?),
-            SourceDef::Held { sha256 } => Arc::new(plain::MemorySource::of(inline_table::find(sha256)?)),
+            SourceDef::InlineTable { sha256 } => {
+                Arc::new(plain::MemorySource::of(inline_table::find(sha256)?))
+            }
             SourceDef::Load { path, wait } => {
                 Arc::new(load::LoadSource::open(path, *wait, ctx, schema).await?)
             }
@@ -160,7 +162,7 @@ async fn open_files(
     })
 }
 
-/// What errors call the file in which a schema is looked for.
+/// The name, in errors, of the file whose schema is inferred.
 fn name_of(first: Option<&FileRef>) -> &str {
     first.map_or("the source", |f| f.url.as_str())
 }

@@ -61,7 +61,7 @@ fn row_split(key: KeyHasher, start: u64, end: u64) -> Split {
     }
 }
 
-/// The rows `start..end` that a split of numbered rows stands for, after its trim.
+/// The rows `start..end` of a split of numbered rows, after its trim.
 fn wanted(split: &Split) -> Result<(u64, u64)> {
     let SplitRange::Rows { start, end } = split.range else {
         return Err(Error::internal(format!("{}: not a split of rows", split.describe())));

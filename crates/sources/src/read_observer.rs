@@ -1,7 +1,7 @@
 //! The observer to which readers report what reading a split costs.
 //!
-//! Readers move between threads and through libraries that know nothing of the split that they read. The observer is
-//! therefore bound to the asynchronous task that reads, and readers look it up where they touch a store.
+//! Readers move between threads and through libraries that have no notion of a split. The observer is therefore
+//! bound to the asynchronous task that reads, and readers look it up where they touch a store.
 
 use std::future::Future;
 use std::sync::Arc;

@@ -75,7 +75,8 @@ async fn another_version_is_not_read() {
     put(&ctx, url, tfrecord_file(&[&[1; 100]])).await;
     let def = def(FileFormat::TfRecord { compression: Compression::Auto }, url);
     let source = open(&ctx, &def).await.unwrap();
-    // A single path is looked up, and the lookup has an e-tag: it tells apart what size and second do not.
+    // A single path is looked up, and the lookup has an e-tag: it distinguishes versions of equal size and
+    // second.
     let listed = splits(&source).await.unwrap();
     put(&ctx, url, tfrecord_file(&[&[2; 100]])).await;
     let e = rows(&source, &listed[0], &ReadOptions::default()).await.unwrap_err();

@@ -1,15 +1,16 @@
-//! How often a save that is being written is looked at, and for how long.
+//! How often a save that is being written is polled, and for how long.
 
 use std::time::Duration;
 
-/// The first pause between two looks at a save.
+/// The first pause between two polls of a save.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// The longest pause: it bounds the requests to the store, and how late new parts are found.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// A save without a new part for this time is given up. A part takes a worker seconds; one that died is replaced in less.
+/// A save without a new part for this time counts as abandoned. A worker needs seconds for a part, and a worker that died
+/// is replaced within this time.
 pub(crate) const SAVE_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// The looks at one save.
+/// The polls of one save.
 #[derive(Debug)]
 pub(crate) struct SavePolls {
     pause: Duration,

@@ -46,9 +46,10 @@ pub fn has_files(source: &SourceDef) -> bool {
             datasets.iter().all(|d| has_files(&d.source))
         }
         // A row of `zip` is in several files.
-        SourceDef::Zip(_) | SourceDef::Range { .. } | SourceDef::Memory { .. } | SourceDef::Held { .. } => {
-            false
-        }
+        SourceDef::Zip(_)
+        | SourceDef::Range { .. }
+        | SourceDef::Memory { .. }
+        | SourceDef::InlineTable { .. } => false,
     }
 }
 

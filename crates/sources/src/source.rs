@@ -95,8 +95,8 @@ impl fmt::Debug for ReadOptions {
 ///
 /// The streams own what they need: they outlive the borrow of the source.
 pub trait Source: Send + Sync {
-    /// The schema of the rows. For `concatenate`, `sample` and `zip` of datasets that have stages this is
-    /// of no use; see [`Source::children`].
+    /// The schema of the rows. For `concatenate`, `sample` and `zip` of datasets that have stages it is not
+    /// the schema of their rows; see [`Source::children`].
     fn schema(&self) -> SchemaRef;
 
     /// Splits in canonical (file, range) order, found while the stream is polled.

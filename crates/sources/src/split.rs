@@ -137,7 +137,7 @@ pub struct FileRef {
     pub version: FileVersion,
 }
 
-/// What tells one version of a file from another.
+/// Identifies a version of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct FileVersion {
     /// Size in bytes.

@@ -63,7 +63,7 @@ impl Format for TfRecord {
     }
 }
 
-/// The checksum as it is stored: rotated and shifted, so that checksums of checksums differ.
+/// The stored form of a checksum: rotated and shifted, so that checksums of checksums differ.
 pub(crate) fn mask(crc: u32) -> u32 {
     crc.rotate_right(15).wrapping_add(0xa282_ead8)
 }
@@ -75,13 +75,13 @@ fn length(header: [u8; HEADER]) -> Option<u64> {
     (mask(crc32c::crc32c(&len)) == u32::from_le_bytes([i, j, k, l])).then(|| u64::from_le_bytes(len))
 }
 
-struct Place<'a> {
+struct RecordLocation<'a> {
     url: &'a str,
     start: RecordStart,
     codec: Codec,
 }
 
-impl Place<'_> {
+impl RecordLocation<'_> {
     fn name(&self) -> String {
         let unpacked = if self.codec == Codec::Plain { "" } else { " of the decompressed file" };
         format!("{}: record {} at byte {}{unpacked}", self.url, self.start.record, self.start.at)
@@ -132,7 +132,7 @@ impl RecordScan for HeaderScan {
             if here.at >= self.target || here.at >= self.size {
                 return Ok(Progress::Done(here));
             }
-            let place = Place { url: &self.url, start: here, codec: Codec::Plain };
+            let place = RecordLocation { url: &self.url, start: here, codec: Codec::Plain };
             let left = self.size - here.at;
             if left < HEADER as u64 {
                 // The reader of the split that holds this record reports it.
@@ -228,8 +228,8 @@ impl Reader {
         left.min(most_bytes).max(first)
     }
 
-    fn place(&self) -> Place<'_> {
-        Place { url: &self.file.file.url, start: self.here, codec: self.codec }
+    fn place(&self) -> RecordLocation<'_> {
+        RecordLocation { url: &self.file.file.url, start: self.here, codec: self.codec }
     }
 
     /// The length of the next record of this split; none at the end. The header stays in the queue.
@@ -253,7 +253,7 @@ impl Reader {
         let left = self.file.size().saturating_sub(self.here.at);
         let all = len.saturating_add((HEADER + FOOTER) as u64);
         if self.codec == Codec::Plain && all > left {
-            // Known without reading what is left.
+            // Known without reading the remainder.
             self.done = true;
             return self.options.skip_or_fail(self.place().truncated(all, left)).map(|()| None);
         }

@@ -370,7 +370,7 @@ impl Reader {
         }
     }
 
-    /// Damage ends the file: what is left of the sample is one bad row.
+    /// Damage ends the file: the remainder of the sample is one bad row.
     fn cut_off(&mut self, e: Error, sample: Option<Sample>) -> Result<Option<Sample>> {
         match &self.options.skip {
             Some(skip) if e.is_data_error() && e.message().contains("the file ends") => {

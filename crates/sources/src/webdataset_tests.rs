@@ -179,14 +179,14 @@ async fn compressed_and_damaged_archives() {
     assert!(e.message().ends_with("it is damaged, is compressed, or is no tar file"), "{e}");
 }
 
-/// An archive ends with its end mark, and nothing but zeros stands behind it.
+/// An archive ends with its end mark, and only zeros follow.
 #[tokio::test]
 async fn an_archive_without_its_end_or_with_more_behind_it_is_an_error() {
     use std::io::Write;
     let samples: Vec<Members> = (0..20u8).map(|i| vec![(format!("{i}.jpg"), vec![i; 700])]).collect();
     let data = archive(&samples, 0);
     let member = 512 + 1024;
-    // Each `dir/` entry takes a header of its own: sample 9 stands behind three of them.
+    // Each `dir/` entry takes a header of its own: sample 9 is behind three of them.
     let cut = 10 * member + 3 * 512;
     let ctx = context();
     let refused = async |name: &str, bytes: Vec<u8>, split_bytes: u64| {
@@ -209,7 +209,7 @@ async fn an_archive_without_its_end_or_with_more_behind_it_is_an_error() {
         let e = refused("zeros.tar", zeros, split_bytes).await;
         assert!(e.contains("behind the archive's end mark"), "{e}");
     }
-    // The checksum of a compressed file stands behind all padding, so the padding is read, too.
+    // The checksum of a compressed file is behind all padding, so the padding is read, too.
     let mut gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::none());
     gz.write_all(&data).unwrap();
     gz.write_all(&vec![0; 3 << 20]).unwrap();

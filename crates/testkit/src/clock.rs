@@ -7,7 +7,7 @@ use caju_runtime::Clock;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-/// A clock that stands still until a test advances it.
+/// A clock that advances only when a test says so.
 #[derive(Debug, Default)]
 pub struct ManualClock {
     now: Mutex<Duration>,

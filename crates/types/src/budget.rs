@@ -21,8 +21,8 @@ use std::marker::PhantomData;
 use crate::error::{Error, Result};
 use crate::units::{format_bytes, format_count};
 
-/// The bytes of a chunk's budget unless a setting changes it, and the limit of each request outside of a scope. It leaves
-/// room for wide rows, and several chunks at once still fit a usual machine.
+/// The bytes of a chunk's budget unless a setting changes it, and the limit of each request outside of a scope. It is enough
+/// for wide rows, and several concurrent chunks still fit the memory of a usual machine.
 pub const DEFAULT_BYTES: u64 = 1 << 30;
 
 /// The steps of a chunk's budget unless a setting changes it, and the limit of each charge outside of a scope. A step takes
@@ -85,8 +85,8 @@ pub fn charge_steps(steps: u64, what: impl Display) -> Result<()> {
     }
 }
 
-/// Compares `steps` with the limit of the scope without charging them: for work that goes on row by row, of which only a single
-/// row may be too much.
+/// Compares `steps` with the limit of the scope without charging them: for work that proceeds row by row, where only a single
+/// row may exceed the limit.
 ///
 /// # Errors
 /// As [`charge_steps`].
@@ -142,13 +142,13 @@ pub fn too_much(what: &dyn Display, bytes: u64, limit: u64) -> Error {
 /// A charge that ends when it is dropped, for buffers that do not outlive the work on one row.
 #[derive(Debug)]
 #[must_use = "the charge ends when this is dropped"]
-pub struct Held {
+pub struct Reservation {
     bytes: u64,
     /// The budget belongs to the thread.
     local: PhantomData<*const ()>,
 }
 
-impl Drop for Held {
+impl Drop for Reservation {
     fn drop(&mut self) {
         if let Some(s) = SCOPE.get() {
             SCOPE.set(Some(Scope { used: s.used.saturating_sub(self.bytes), ..s }));
@@ -160,9 +160,9 @@ impl Drop for Held {
 ///
 /// # Errors
 /// As [`reserve`].
-pub fn hold(bytes: u64, what: impl Display) -> Result<Held> {
+pub fn hold(bytes: u64, what: impl Display) -> Result<Reservation> {
     reserve(bytes, what)?;
-    Ok(Held { bytes, local: PhantomData })
+    Ok(Reservation { bytes, local: PhantomData })
 }
 
 /// The product of sizes; `usize::MAX`, which exceeds every budget, if it overflows.

@@ -11,7 +11,7 @@ pub(crate) fn put(out: &mut Vec<u8>, mut n: u64) {
     out.push(u8::try_from(n).unwrap_or(0));
 }
 
-/// Bytes that somebody else wrote.
+/// Bytes from outside this process.
 #[derive(Debug)]
 pub(crate) struct Input<'a> {
     left: &'a [u8],

@@ -1,8 +1,8 @@
 //! The error of all interfaces between crates.
 //!
-//! Inside, crates have detailed errors of their own. Between crates there is [`Error`]: a kind that tells the caller what to
-//! do, and a message that names the thing, the place and the way out. The kind survives gRPC. It becomes the exit code of
-//! the binary and the exception class of the Python package.
+//! Inside, crates have detailed errors of their own. Between crates there is [`Error`]: a kind that says what the caller
+//! must do, and a message that names the thing, the place and the way out. The kind survives gRPC. It becomes the exit code
+//! of the binary and the exception class of the Python package.
 
 use std::fmt;
 

@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Connected;
 
 use crate::calls::{OpenCalls, Use};
-use crate::io::looks_framed;
+use crate::io::begins_framed_stream;
 use crate::transport::{Listener, SimulatedStream, Stream};
 
 /// The first bytes of an HTTP/2 connection.
@@ -255,7 +255,7 @@ async fn first_simulated_bytes(stream: &mut SimulatedStream) -> Result<Protocol>
 
 /// The protocol of a connection that begins with these bytes; `None` if they are too few.
 fn protocol_of(said: &[u8]) -> Result<Option<Protocol>> {
-    if looks_framed(said) {
+    if begins_framed_stream(said) {
         return Ok(Some(Protocol::Framed));
     }
     if said.starts_with(PREFACE) {
@@ -341,7 +341,7 @@ impl GrpcConnection {
             Stream::Memory(_) => (UNBOUNDED, UNBOUNDED),
         };
         let opened = Instant::now();
-        let timer = Box::pin(tokio::time::sleep_until(opened + first_call));
+        let timer = Box::pin(tokio::time::sleep_until(opened + first_call.min(idle)));
         Self { stream, _permit: permit, calls: OpenCalls::default(), opened, first_call, idle, timer }
     }
 
@@ -371,7 +371,8 @@ impl AsyncRead for GrpcConnection {
             let now = Instant::now();
             match this.closes_at() {
                 Some(at) if at <= now => return Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
-                Some(at) => this.timer.as_mut().reset(at),
+                // A first call may end before its time is over, and the connection is idle from then on.
+                Some(at) => this.timer.as_mut().reset(at.min(now + this.idle)),
                 None => this.timer.as_mut().reset(now + this.idle),
             }
         }

@@ -16,7 +16,7 @@
 //! - Lists (also large and fixed-size ones, hence tensors; maps are lists of their entries): the number of
 //!   items as u64 little-endian; a byte that is 1 if any item is null, else 0; then the items one after
 //!   another, tagged if that byte is 1, bare values if it is 0.
-//! - Structs: the fields in order, each tagged. Dictionaries: the value that the key stands for.
+//! - Structs: the fields in order, each tagged. Dictionaries: the value of the key.
 //!
 //! Padding does not enter: in definitions with `padded_batch` or a padding `bucket_by_length`, trailing items
 //! of list columns that equal the padding value are left out, because how many there are depends on which
@@ -304,7 +304,7 @@ impl Column {
                 row.put(bytes);
             }
             Values::List { offsets, items } => {
-                // Below a null of the list itself there may be items that nobody means.
+                // A null list may have items in the child array, which do not count.
                 let end = if self.is_null(i) { offsets[i] } else { offsets[i + 1] };
                 items.list(offsets[i], end, self.strip.as_deref(), row);
             }

@@ -28,7 +28,7 @@ pub enum Elements {
     Lengths(Vec<u32>),
 }
 
-/// Where a chunk stands in the rounds of a job whose consumers read in rounds.
+/// The position of a chunk in the rounds of a job whose consumers read in rounds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RoundMark {
     /// The class of `bucket_by_length` that all rows belong to; none without that stage.

@@ -1,7 +1,7 @@
 //! Compression of rows on their way to a reader.
 //!
-//! The body of a frame of rows is compressed as a whole. A body that hardly shrinks is sent as it is, so rows that are
-//! compressed already (pictures) cost an attempt and no time at the reader.
+//! The body of a frame of rows is compressed as a whole. A body that compression makes only a little smaller is sent
+//! uncompressed, so rows that are compressed already (pictures) cost one attempt, and no time at the reader.
 
 use std::io::{Read, Write};
 
@@ -12,7 +12,7 @@ use crate::frame::{DEFAULT_MAX_BODY_BYTES, RowsHeader, damaged};
 use crate::pool::BufferPool;
 use crate::segment::Segment;
 
-/// Bodies below this size, in bytes, are sent as they are: a packet has 1.5 KB, and fewer bytes in it gain nothing.
+/// Bodies below this size, in bytes, are sent uncompressed: a packet has 1.5 KB, and fewer bytes in it gain nothing.
 const MIN_BODY_BYTES: u64 = 4 << 10;
 /// A body is sent compressed if that takes at most this fraction of its bytes. Less is not worth the reader's time.
 const MAX_FRACTION: f64 = 0.9;
@@ -106,7 +106,7 @@ impl Codec {
     }
 }
 
-/// Compresses a body, and says so in its header. A body that hardly shrinks stays as it is.
+/// Compresses a body, and says so in its header. A body that would become only a little smaller stays uncompressed.
 ///
 /// # Errors
 /// `Internal` if the codec fails.

@@ -76,8 +76,8 @@ fn runs_of(header: &RowsHeader) -> Result<Vec<Run>> {
         }
         push_run(&mut runs, run);
     }
-    // Rows without runs belong to no split: nobody could say whether they came twice, or acknowledge them. Padding is
-    // acknowledged by the consumer that it is copied from.
+    // Rows without runs belong to no split: a reader could neither detect that they came twice, nor acknowledge them.
+    // Padding is acknowledged by the consumer that it is copied from.
     let is_padding = header.padding && sum == 0;
     if sum != header.rows && !is_padding {
         return Err(damaged(format!("runs of {sum} rows in a chunk of {}", header.rows)));

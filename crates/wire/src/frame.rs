@@ -24,7 +24,7 @@ pub const FIXED_LEN: usize = 24;
 /// The longest protobuf header that is accepted; a frame describes at most some millions of runs.
 pub const MAX_HEADER_BYTES: usize = 256 << 20;
 /// The longest body, in bytes, that a reader accepts by default. One element is one body, so this bounds the memory that a
-/// worker's word makes a reader ask for, and leaves room for batches of thousands of images.
+/// reader allocates for a length that a worker states, and it is enough for batches of thousands of images.
 pub const DEFAULT_MAX_BODY_BYTES: u64 = 2 << 30;
 /// Alignment of every buffer within a body.
 pub const ALIGN: usize = 64;
@@ -174,7 +174,7 @@ pub struct OpenHeader {
     /// Which consumer of the job reads, counted from 1; 0: the job has none.
     #[prost(uint32, tag = "50")]
     pub consumer: u32,
-    /// How the rows may be compressed: a code of [`Compression`](crate::Compression). A worker may send rows as they are.
+    /// How the rows may be compressed: a code of [`Compression`](crate::Compression). A worker may send rows uncompressed.
     #[prost(uint32, tag = "760")]
     pub compression: u32,
 }
@@ -198,7 +198,7 @@ pub struct EmptyHeader {}
 /// then knows it although the worker may die before its own report.
 #[derive(Clone, PartialEq, Message)]
 pub struct EndHeader {
-    /// The counts are there; workers before version 0.2 send none.
+    /// The counts are present; workers before version 0.2 send none.
     #[prost(bool, tag = "1")]
     pub counted: bool,
     /// Splits, in the order of `rows`.
@@ -223,7 +223,7 @@ impl EndHeader {
         Self { counted: counts.is_some(), splits, rows, ..Self::default() }
     }
 
-    /// The same with the numbers of rows of splits that no earlier frame had.
+    /// This header with the numbers of rows of splits that no earlier frame had.
     pub fn with_sized(self, sized: &[(u64, u64)]) -> Self {
         let (sized_split, sized_rows) = sized.iter().copied().unzip();
         Self { sized_split, sized_rows, ..self }

@@ -60,7 +60,7 @@ pub struct FrameReader<R> {
 }
 
 impl<R: AsyncRead + Unpin> FrameReader<R> {
-    /// A reader whose bodies come from `pool`. A peer that sends nothing for `silence` is given up.
+    /// A reader whose bodies come from `pool`. A connection whose peer sends nothing for `silence` fails.
     pub fn new(inner: R, peer: impl Into<String>, pool: BufferPool, silence: Duration) -> Self {
         let inner = BufReader::with_capacity(READ_AHEAD, inner);
         let (max_header, max_body) = (MAX_HEADER_BYTES, DEFAULT_MAX_BODY_BYTES);
@@ -96,7 +96,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         Ok(Some(InFrame { kind: fixed.kind, header, body: body.freeze() }))
     }
 
-    /// Reads the header in steps, so that a lie about its length costs what was sent and no more.
+    /// Reads the header in steps, so that a false length allocates no more than was sent.
     async fn header(&mut self, len: usize) -> Result<Vec<u8>> {
         let mut header = Vec::new();
         while header.len() < len {
@@ -150,7 +150,7 @@ pub struct FrameWriter<W> {
 }
 
 impl<W: AsyncWrite + Unpin> FrameWriter<W> {
-    /// A writer; a peer that takes nothing for `stall` is given up.
+    /// A writer. A connection whose peer takes nothing for `stall` fails.
     pub fn new(inner: W, peer: impl Into<String>, stall: Duration) -> Self {
         Self { inner, peer: peer.into(), stall }
     }
@@ -164,7 +164,7 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
         self.write(&OutFrame { head, body: Vec::new(), body_len: 0, raw_len: 0 }).await
     }
 
-    /// Writes a frame, handing the memory of its columns to the system as it is.
+    /// Writes a frame, handing the memory of its columns to the system without a copy.
     ///
     /// # Errors
     /// `Unavailable` if the connection breaks, `DeadlineExceeded` if the peer takes nothing.
@@ -209,13 +209,13 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
 
     /// Ends the stream.
     pub async fn shutdown(&mut self) {
-        // The peer may have closed first; there is nobody to tell.
+        // The peer may have closed first, and then needs no answer.
         drop(tokio::time::timeout(self.stall, self.inner.shutdown()).await);
     }
 }
 
 /// Whether the bytes may begin a framed connection rather than HTTP/2 (`PRI * HTTP/2.0`).
-pub fn looks_framed(first: &[u8]) -> bool {
+pub fn begins_framed_stream(first: &[u8]) -> bool {
     let n = first.len().min(frame::MAGIC.len());
     n > 0 && first[..n] == frame::MAGIC[..n]
 }

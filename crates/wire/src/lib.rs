@@ -1,16 +1,16 @@
 //! What a worker and a client share: chunks of rows with their provenance, and how they travel.
 //!
 //! A [`Chunk`] is rows, the [`Run`]s that say which rows of which split they are, and the [`Elements`] that they
-//! form. Chunks wait in queues that are bounded in bytes ([`ByteQueue`]), reach a reader in the same process as
-//! they are ([`LocalWorkers`]), and any other reader through the framed stream.
+//! form. Chunks wait in queues that are bounded in bytes ([`ByteQueue`]), reach a reader in the same process
+//! unchanged ([`LocalWorkers`]), and any other reader through the framed stream.
 //!
 //! # The framed stream
 //!
-//! Any Arrow Flight client can read a task; our own client speaks this protocol on the same port. It differs
-//! from Flight in three things. Columns are never copied on the way out, and land in one recycled, aligned
-//! allocation on the way in ([`encode_chunk`], [`decode_chunk`], [`BufferPool`]). Rows carry their provenance
-//! ([`Run`]), so that a reader knows what it has (I3). And the reader bounds what is on its way in
-//! bytes (I7), with credits.
+//! Any Arrow Flight client can read a task; our own client speaks this protocol on the same port. It differs from
+//! Flight in three things. Columns are never copied on the way out, and land in one recycled, aligned allocation
+//! on the way in ([`encode_chunk`], [`decode_chunk`], [`BufferPool`]). Rows carry their provenance ([`Run`]), so
+//! that a reader knows which rows it has received (I3). And the reader bounds what is on its way in bytes (I7),
+//! with credits.
 //!
 //! A connection reads one task:
 //!
@@ -24,10 +24,10 @@
 //!   Ack                          ->
 //! ```
 //!
-//! A reader may ask for compressed rows ([`Compression`]). Windows and credits count bytes as they are in memory.
+//! A reader may ask for compressed rows ([`Compression`]). Windows and credits count uncompressed bytes.
 //!
-//! A worker sends while fewer than `window` bytes are on their way or unused at the reader, so at least one
-//! chunk always is, however large. `Ack` tells the worker that the reader has everything.
+//! A worker sends while fewer than `window` bytes are on their way or unused at the reader, so at least one chunk
+//! always is, however large. `Ack` reports to the worker that the reader has everything.
 
 mod accept;
 mod calls;
@@ -62,7 +62,7 @@ pub use compression::{Codec, Compression, decompress};
 pub use decode::decode_chunk;
 pub use elements::ElementCursor;
 pub use encode::{OutFrame, encode_chunk, encode_chunk_as};
-pub use io::{FrameReader, FrameWriter, InFrame, looks_framed};
+pub use io::{FrameReader, FrameWriter, InFrame, begins_framed_stream};
 pub use link::{Dispatcher, DispatcherLink, is_transient};
 pub use local::{LocalTask, LocalWorker, LocalWorkers};
 pub use padding::{Padding, pad_batch, pad_to_lengths};

@@ -40,7 +40,7 @@ impl DispatcherLink {
         Self::over(Network::default(), address)
     }
 
-    /// The same over a given network.
+    /// A link over a given network.
     ///
     /// # Errors
     /// As [`DispatcherLink::new`].
@@ -154,7 +154,7 @@ impl DispatcherLink {
     }
 }
 
-/// Schemes that may stand in front of a dispatcher's `host:port`.
+/// Schemes that may precede a dispatcher's `host:port`.
 const SCHEMES: [&str; 4] = ["caju", "grpc", "grpc+tcp", "http"];
 
 fn not_an_address(address: &str) -> Error {
@@ -207,7 +207,7 @@ mod tests {
 
     use super::*;
 
-    /// One that accepts connections and says nothing.
+    /// A server that accepts connections and never answers.
     #[tokio::test]
     async fn a_call_that_is_not_answered_ends_in_time_and_names_the_dispatcher() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -28,10 +28,10 @@ pub trait LocalWorker: Send + Sync + std::fmt::Debug {
     ) -> Result<Box<dyn LocalTask>>;
 }
 
-/// A task of a worker in this process. Dropping it says that this reader wants no more.
+/// A task of a worker in this process. Dropping it ends the reading.
 #[async_trait]
 pub trait LocalTask: Send {
-    /// The next chunk; `None` when the task has emitted everything. Whoever gets a chunk has received it.
+    /// The next chunk; `None` when the task has emitted everything. A chunk that is returned counts as received.
     ///
     /// # Errors
     /// The task's failure.

@@ -26,8 +26,8 @@ pub struct Padding {
     pub values: BTreeMap<String, serde_json::Value>,
 }
 
-/// Pads every list column of a chunk that is one element. Columns of other types stay as they are; the
-/// schema does not change. A null list becomes a list of padding.
+/// Pads every list column of a chunk that is one element. Columns of other types are not changed, and
+/// neither is the schema. A null list becomes a list of padding.
 ///
 /// # Errors
 /// `InvalidArgument` if a value is longer than the fixed length, or a padding value does not fit its column.

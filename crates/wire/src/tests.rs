@@ -462,7 +462,10 @@ async fn other_versions_and_huge_claims_are_refused() {
     huge[16..24].copy_from_slice(&u64::MAX.to_le_bytes());
     assert_eq!(reader(&huge).next().await.unwrap_err().kind(), ErrorKind::ResourceExhausted);
     assert!(
-        looks_framed(&good) && looks_framed(b"C") && !looks_framed(b"PRI * HTTP/2.0") && !looks_framed(b"")
+        begins_framed_stream(&good)
+            && begins_framed_stream(b"C")
+            && !begins_framed_stream(b"PRI * HTTP/2.0")
+            && !begins_framed_stream(b"")
     );
 }
 

@@ -20,7 +20,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, DuplexStream, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 
-/// The prefix of addresses within this process. As an address to listen on it stands for a new name.
+/// The prefix of addresses within this process. As an address to listen on it means a new name.
 pub const IN_PROCESS: &str = "memory://";
 
 /// Bytes in flight in one direction of a stream in memory.
@@ -58,7 +58,7 @@ pub trait SimulatedNetwork: Send + Sync {
     /// dropped.
     ///
     /// # Errors
-    /// `Unavailable` if somebody listens there.
+    /// `Unavailable` if the name is in use.
     async fn bind(&self, listen: &str) -> Result<(String, mpsc::Receiver<Box<dyn ByteStream>>)>;
 
     /// Connects to an address.
@@ -174,7 +174,7 @@ impl Stream {
     }
 }
 
-/// A server's end of an address. Nobody can connect any more once it is dropped.
+/// A server's end of an address. Once it is dropped, clients cannot connect any more.
 #[derive(Debug)]
 pub struct Listener {
     address: String,
@@ -270,7 +270,7 @@ pub async fn connect(address: &str) -> io::Result<Stream> {
 /// Buffer sizes are left to the kernel, whose autotuning goes beyond what a process may ask for.
 ///
 /// # Errors
-/// `Unavailable` if the connection is already gone.
+/// `Unavailable` if the connection is already closed.
 pub fn tune(stream: &TcpStream) -> Result<()> {
     stream.set_nodelay(true).map_err(|e| Error::unavailable(format!("cannot set up a connection: {e}")))
 }

@@ -48,7 +48,7 @@ impl Attachment {
         self
     }
 
-    /// Makes this the connection of a client that may have given up an earlier one before it received anything.
+    /// Makes this the connection of a client that may have closed an earlier one before it received anything.
     pub(crate) fn over_network(mut self, client: ClientId) -> Self {
         self.connection = Some((client, self.task.readers.connect(client)));
         self

@@ -43,7 +43,7 @@ pub struct WorkerConfig {
     pub dispatcher_timeout: Duration,
     /// How long a task waits for a reader before it ends.
     pub linger: Duration,
-    /// How long a reader may take nothing before it counts as gone, and how long it may take to acknowledge the end of a task.
+    /// How long a reader may take nothing before it counts as lost, and how long it may take to acknowledge the end of a task.
     pub silence: Duration,
     /// The interval of pings to waiting readers.
     pub ping: Duration,

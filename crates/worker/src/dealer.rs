@@ -217,7 +217,9 @@ impl EqualCounts {
             (start..end).filter_map(|k| self.carry.get(k).cloned()).collect()
         };
         if consumer >= self.consumers || chunks.is_empty() {
-            return Err(Error::internal("the dispatcher gave out elements that are not there, or to nobody"));
+            return Err(Error::internal(
+                "the dispatcher gave out elements that do not exist, or to no consumer",
+            ));
         }
         if piece.copy {
             chunks.iter_mut().for_each(|c| c.runs.clear());

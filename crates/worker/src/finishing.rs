@@ -23,7 +23,7 @@ impl Manager {
         match &finished.result {
             Ok(()) => tracing::info!(task = %task.id, "task ended"),
             Err(e) if e.kind() == ErrorKind::Cancelled => {
-                tracing::info!(task = %task.id, reason = %e, "task given up")
+                tracing::info!(task = %task.id, reason = %e, "task abandoned")
             }
             Err(e) => tracing::error!(task = %task.id, error = %e, "task failed"),
         }
@@ -67,7 +67,7 @@ impl Manager {
                 put: finished.modes.put,
                 get: finished.modes.get,
                 fell_back: finished.modes.fell_back,
-                kept: finished.modes.kept,
+                backfilled: finished.modes.backfilled,
             }),
             profile,
             secret: registration.secret,

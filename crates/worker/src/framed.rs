@@ -230,7 +230,8 @@ async fn write<W: AsyncWrite + Unpin>(
     Ok(frame.body_len)
 }
 
-/// Chunks that are sent as they are after one that hardly shrank: a few percent of the chunks are tried again.
+/// Chunks that are sent without compression after one that compression made only a little smaller. So a few percent
+/// of the chunks are tried again.
 const SENT_AS_THEY_ARE: u32 = 31;
 
 /// Makes frames of chunks, and compresses them where the reader wants it and it helps.

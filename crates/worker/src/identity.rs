@@ -103,7 +103,7 @@ impl Identity {
         self.draining.store(true, Ordering::Release);
     }
 
-    /// Reports to the dispatcher that this worker takes no new tasks; or that it is gone from now on.
+    /// Reports to the dispatcher that this worker takes no new tasks; or that it leaves now.
     ///
     /// # Errors
     /// `Unavailable` if the dispatcher does not answer.
@@ -144,7 +144,7 @@ pub(crate) fn refused_as_loss(id: TaskId, refused: Error) -> Error {
         return refused;
     }
     Error::cancelled(format!(
-        "{id} is given up, as its worker is not the one that the dispatcher knows: {}",
+        "{id} is abandoned, as its worker is not the one that the dispatcher knows: {}",
         refused.message()
     ))
 }

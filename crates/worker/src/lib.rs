@@ -3,8 +3,8 @@
 //! A worker registers with the dispatcher and reports to it. A task starts when its first reader comes: the
 //! worker asks the dispatcher what the task is, binds its pipeline, leases splits and runs it; the output
 //! waits in a queue bounded in bytes, which all readers of the task share. One port serves two protocols: the
-//! framed stream of our own client (`caju_wire`), and Arrow Flight for everybody else. Readers in the
-//! same process get chunks without a socket, through [`caju_wire::LocalWorkers`].
+//! framed stream of our own client (`caju_wire`), and Arrow Flight for all other clients. Readers in the same
+//! process get chunks without a socket, through [`caju_wire::LocalWorkers`].
 //!
 //! ```no_run
 //! # async fn example() -> caju_types::Result<()> {

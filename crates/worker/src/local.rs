@@ -10,7 +10,7 @@ use caju_wire::{Chunk, LocalTask, LocalWorker};
 use crate::attachment::Attachment;
 use crate::manager::{Credentials, Found, Manager};
 
-/// Passes chunks on as they are, without a socket.
+/// Passes chunks on unchanged, without a socket.
 #[derive(Debug)]
 pub(crate) struct InProcess(pub(crate) Arc<Manager>);
 

@@ -1,4 +1,4 @@
-//! The tasks of this worker: started for their first reader, steered by the dispatcher, and given up when the worker leaves.
+//! The tasks of this worker: started for their first reader, steered by the dispatcher, and abandoned when the worker leaves.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -193,13 +193,13 @@ impl Manager {
         }
     }
 
-    /// Gives up each task that runs now and that nobody reads for `linger`.
+    /// Abandons each task that runs now and has no reader for `linger`.
     pub(crate) async fn give_up_unread(&self, linger: Duration) {
         let unread = self.running().into_iter().map(|task| async move {
             task.readers.gone(linger).await;
             let runs = self.tasks.get(task.id).is_some_and(|present| Arc::ptr_eq(&present, &task));
             if runs && !task.is_delivered() {
-                self.give_up_task(&task, &format!("nobody reads {}, and its worker drains", task.id)).await;
+                self.give_up_task(&task, &format!("{} has no reader, and its worker drains", task.id)).await;
             }
         });
         futures::future::join_all(unread).await;
@@ -210,7 +210,7 @@ impl Manager {
         task.abort(error.clone());
         let finished = task.finished(Err(error.clone()));
         self.report(task.id, &finished, None, Duration::from_millis(500)).await;
-        // After the report: whoever waits for the end of all tasks may cancel this.
+        // After the report, because a caller that waits for the end of all tasks may cancel this.
         self.tasks.end(task.id, Err(error));
     }
 

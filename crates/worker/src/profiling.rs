@@ -35,8 +35,8 @@ const UNCOUNTED_FRACTION: f64 = 0.1;
 
 /// CPU time of a task's process outside the task's stages: handing rows to readers, threads that wake each other and, where
 /// the reader lives in the same process, what it does with its rows. This time takes cores from the stages, and comes with
-/// rows whether they are computed or read. It counts as far as the reader keeps up: while rows wait, a process that is busy
-/// with something else does not hold them up. It is known while the task is the only one that was started, and until it is
+/// rows whether they are computed or read. It counts only while the reader keeps up: while rows wait for the reader, other
+/// work of the process does not delay them. It is known while the task is the only one that was started, and until it is
 /// decided what to store.
 pub(crate) struct ProcessOverhead {
     start: Duration,
@@ -115,7 +115,7 @@ impl Profiled {
             task_id: task.0,
             stages,
             probes: probes.collect(),
-            looked: found.parts.is_some(),
+            parts_listed: found.parts.is_some(),
             complete: found.complete,
             elapsed_s,
             threads: self.threads,

@@ -44,7 +44,7 @@ pub(crate) enum Received {
     All,
     /// The only possible reader left before that.
     LeftEarly,
-    /// Nobody came to read what is left.
+    /// No reader came for the remaining rows.
     Unread,
 }
 
@@ -71,7 +71,7 @@ impl Readers {
         of.count
     }
 
-    /// A connection takes rows. It may be one that the client has given up.
+    /// A connection takes rows. It may be one that the client has abandoned.
     pub(crate) fn on_taken(&self, client: ClientId, connection: u64) {
         let mut connections = self.connections.lock();
         let of = connections.entry(client).or_default();
@@ -91,7 +91,7 @@ impl Readers {
         self.changed.notify_all();
     }
 
-    /// Whether several readers are there.
+    /// Whether there are several readers.
     pub(crate) fn are_several(&self) -> bool {
         self.count.load(Ordering::Acquire) > 1
     }
@@ -110,25 +110,25 @@ impl Readers {
     }
 
     /// Waits until a further reader has come than the given number, or none will come; false if that takes until `until`. A
-    /// reader in the same process may have come, received everything and left again before anybody looks.
+    /// reader in the same process may have come, received everything and left again before this check.
     async fn come_back(&self, entered: usize, until: Instant) -> bool {
         let back = self.changed.wait_until(|| self.entered() != entered || self.is_abandoned());
         tokio::time::timeout_at(until, back).await.is_ok()
     }
 
-    /// Waits until nobody is there: how many have come by then.
+    /// Waits until there is no reader. Returns how many have come by then.
     async fn absent(&self) -> usize {
         loop {
             self.changed.wait_until(|| self.are_absent()).await;
             let entered = self.entered();
-            // Whoever comes from now on is counted.
+            // Readers that come from now on are counted.
             if self.are_absent() {
                 return entered;
             }
         }
     }
 
-    /// Waits until nobody has read the task for `linger`, or its only reader has left for good.
+    /// Waits until the task has had no reader for `linger`, or its only reader has left for good.
     pub(crate) async fn gone(&self, linger: Duration) {
         loop {
             let entered = self.absent().await;

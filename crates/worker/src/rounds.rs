@@ -21,7 +21,8 @@ use crate::packing::{items_per_row, pack};
 
 /// Rounds whose rows are packed together. More of them balance better, and wait longer for the first.
 const WINDOW_ROUNDS: usize = 8;
-/// The same where rows are elements by themselves: a batch of one row cannot be balanced, but rows of like lengths can meet.
+/// Rounds that are packed together where rows are elements by themselves: a batch of one row cannot be balanced, but rows of
+/// like lengths can meet.
 const WINDOW_ROUNDS_OF_ROWS: usize = 256;
 /// The most rows that are packed together, unless one round has more.
 const WINDOW_ROWS: usize = 65_536;
@@ -208,7 +209,9 @@ impl Rounds {
             false => self.tail.get(start..end).unwrap_or_default().to_vec(),
         };
         if consumer >= self.consumers || chunks.is_empty() {
-            return Err(Error::internal("the dispatcher gave out elements that are not there, or to nobody"));
+            return Err(Error::internal(
+                "the dispatcher gave out elements that do not exist, or to no consumer",
+            ));
         }
         for chunk in &mut chunks {
             if !piece.of_rows {

@@ -121,7 +121,7 @@ impl RunningTask {
         self.to_flight.lock().add(runs);
     }
 
-    /// How a task ended of which nothing is known but what it has sent.
+    /// The end of a task that reported nothing but the rows that it sent.
     pub(crate) fn finished(&self, result: Result<()>) -> Finished {
         Finished {
             result,
@@ -172,7 +172,7 @@ impl RunningTask {
         };
         let result = match result {
             Ok(()) => {
-                // Before the end: whoever sees it may ask.
+                // Set before the end is published, because code that sees the end may read this.
                 self.emitted.get_or_init(|| emitted_rows.counts());
                 self.queue.close();
                 self.received(linger).await
@@ -195,13 +195,13 @@ impl RunningTask {
             Received::LeftEarly => {
                 Err(Error::cancelled(format!("the reader of {} left before its end", self.id)))
             }
-            // A reader that is gone may have received rows: the dispatcher finds out which rows others need.
+            // A reader that has left may have received rows: the dispatcher finds out which rows others need.
             Received::Unread => Err(self.unread(linger)),
         }
     }
 
     fn unread(&self, linger: Duration) -> Error {
-        Error::cancelled(format!("nobody has read {} for {linger:?}", self.id))
+        Error::cancelled(format!("{} had no reader for {linger:?}", self.id))
     }
 
     /// The outcome of a task whose [`RunningTask::pump`] panicked.

@@ -1,4 +1,4 @@
-//! One port for two protocols: the framed stream of our own client, and gRPC for everybody.
+//! One port for two protocols: the framed stream of our own client, and gRPC for all other clients.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,7 +75,7 @@ async fn sort(
     }
 }
 
-/// Enables TCP keep-alive, which detects that a peer is gone: a reader may be silent for as long as its user computes.
+/// Enables TCP keep-alive, which detects a dead peer: a reader may be silent for as long as its user computes.
 fn keep_alive(stream: &TcpStream) -> Result<()> {
     let alive = TcpKeepalive::new().with_time(Duration::from_secs(15)).with_interval(Duration::from_secs(5));
     SockRef::from(stream)

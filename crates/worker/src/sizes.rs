@@ -1,7 +1,8 @@
 //! The numbers of rows of a task's splits, for the readers that were sent rows of these.
 //!
 //! A reader that knows how many rows a split has knows when its user has all of them. Its state then names the split alone, and
-//! a reader that reads on behind the state does not open it again. A size that went to another reader would be of no use to either.
+//! a reader that reads on behind the state does not open it again. A size that was sent to another reader would help neither of
+//! them.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -10,8 +11,8 @@ use parking_lot::Mutex;
 
 /// Splits of which a task remembers the number of rows until its readers know it: about 3 MiB. Readers do without older ones.
 const MAX_SPLITS: usize = 1 << 16;
-/// Splits of which one reader was sent rows before their number was known. Readers do without those of more: each is looked up
-/// for every chunk.
+/// Splits of which one reader was sent rows before their number was known. Beyond this number sizes are not sent, because each
+/// of these splits is looked up for every chunk.
 const MAX_UNKNOWN: usize = 1 << 10;
 
 /// The numbers of rows of a task's splits, until readers know them.

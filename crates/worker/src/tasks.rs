@@ -24,7 +24,7 @@ pub(crate) struct TaskTable {
 /// A task that has ended.
 struct Past {
     id: TaskId,
-    /// Tells it from a task of another dispatcher that got the same identifier.
+    /// Distinguishes it from a task of another dispatcher with the same identifier.
     secret: Option<Secret>,
     result: Result<()>,
 }
@@ -44,7 +44,7 @@ pub(crate) struct Starting<'a> {
 }
 
 impl Starting<'_> {
-    /// The task, which `start` starts unless it runs or somebody else is starting it.
+    /// The task, which `start` starts unless it runs or is being started.
     pub(crate) async fn get_or_start(
         &self,
         start: impl Future<Output = Result<Arc<RunningTask>>>,

@@ -21,7 +21,7 @@ use crate::manager::Manager;
 use crate::pipelines::Pipelines;
 use crate::server;
 
-/// How long a worker that drains keeps a task that nobody reads. A reader whose connection broke is back within a second. One
+/// How long a worker that drains keeps a task without readers. A reader whose connection broke is back within a second. One
 /// that comes later finds the rows with another worker.
 const DRAIN_LINGER: Duration = Duration::from_secs(2);
 
@@ -107,7 +107,7 @@ async fn advertised(config: &WorkerConfig, bound: &str) -> String {
     let towards = async {
         let from = if bound.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" };
         let socket = UdpSocket::bind(from).await.ok()?;
-        // Connecting a datagram socket sends nothing: it only looks up the route.
+        // Connecting a datagram socket sends nothing: it only makes the system look up the route.
         let dispatcher = config.dispatcher.split_once("://").map_or(&*config.dispatcher, |(_, bare)| bare);
         socket.connect(dispatcher).await.ok()?;
         Some(socket.local_addr().ok()?.ip())
@@ -233,8 +233,8 @@ impl WorkerHandle {
         self.manager.idle().await;
     }
 
-    /// Takes no new tasks, and waits until the present ones are done, then stops. Tasks that nobody reads any more are given up.
-    /// Tasks that are not done within the bound go to other workers; false if there were such.
+    /// Takes no new tasks, and waits until the present ones are done, then stops. Tasks without readers are abandoned. Tasks
+    /// that are not done within the bound go to other workers; returns false if there were any.
     pub async fn drain(self, bound: Duration) -> bool {
         self.manager.drain();
         let identity = &self.manager.identity;
@@ -262,7 +262,7 @@ impl WorkerHandle {
         let reason = format!("the worker at {} is leaving", self.address());
         let identity = &self.manager.identity;
         let leaving = async {
-            // No new task comes while the present ones are given up.
+            // No new task starts while the present ones are abandoned.
             let reported = identity.leave(false).await;
             self.manager.give_up(&reason).await;
             if reported.is_ok() { identity.leave(true).await } else { reported }

@@ -64,7 +64,7 @@ async fn start() -> Cluster {
     let timers = Timers {
         longest_poll: Duration::from_millis(5),
         worker_wait: Duration::from_millis(5),
-        // A worker that an input drains or declares lost comes back by itself.
+        // A worker that an input drains or declares lost registers again by itself.
         worker_memory: Duration::from_secs(1),
         ..Timers::default()
     };

@@ -5,8 +5,8 @@
 //! how to run, replay and extend them.
 //!
 //! Every target holds: no panic escapes, nothing waits longer than [`DEADLINE`], and no more than [`MOST_BYTES`] are
-//! allocated for one input (libFuzzer's `-malloc_limit_mb`, and an allocator that counts in the tests). What else a
-//! target holds stands in its module.
+//! allocated for one input (libFuzzer's `-malloc_limit_mb`, and an allocator that counts in the tests). The further
+//! promises of a target are in its module.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failed promise has to end the process")]
 

@@ -1,7 +1,8 @@
 //! A short run of every target over its seeds and mutations of them, without a fuzzer.
 //!
-//! A mutation is a number; which one broke a promise stands on standard error, also if the process dies of it. Replay
-//! with `CAJU_FUZZ_SEED=NUMBER`, or a file with `CAJU_FUZZ_INPUT=PATH`; `CAJU_FUZZ_RUNS=N` runs more mutations:
+//! A mutation is a number; the number of one that broke a promise is on standard error, also if the process dies of
+//! it. Replay with `CAJU_FUZZ_SEED=NUMBER`, or a file with `CAJU_FUZZ_INPUT=PATH`; `CAJU_FUZZ_RUNS=N` runs more
+//! mutations:
 //!
 //! ```text
 //! CAJU_FUZZ_SEED=17 cargo test -p caju-fuzz --test seeds parquet

@@ -5,10 +5,10 @@ use crate::explain;
 use crate::format;
 use crate::model::{Candidate, Model, TIE};
 
-/// Takes the option with the shortest horizon. Of the options within [`TIE`] of it, takes the one that stores least. Of those
-/// that store as much, within [`TIE`] too, takes the one whose second limit is further away. Of equals by that as well, takes
-/// the first one: profiles list the encoding first that is cheapest to write, and single probes do not tell which of two
-/// similar ones is cheaper to read.
+/// Takes the option with the shortest horizon. Of the options within [`TIE`] of it, takes the one that stores least. Of
+/// options that store the same number of bytes (within [`TIE`]), takes the one whose second limit is further away. If these
+/// limits are equal too, takes the first option: profiles list the encoding that is cheapest to write first, and single
+/// probes cannot rank the read costs of two similar encodings.
 pub(super) fn pick(model: &Model<'_>) -> Pick {
     let candidate = best(model, |_| true).unwrap_or(0);
     Pick { candidate, reason: explain::reason(model, candidate) }

@@ -75,10 +75,10 @@ pub struct Profile {
     /// Rates that options really had, where they are known. They are shown with the predicted ones and never decided on: a
     /// decision must be the same before and after it was tried.
     pub measured: Vec<Measured>,
-    /// Rates that options had in epochs of the job that is planned again. An option that ran is taken at its rate. Predictions
-    /// of other snapshots are taken to be as wrong as the worst prediction of what ran: the cause may be something that no
-    /// stage counts, and rows that are read meet it too. Computing is taken as predicted, because all its stages were measured
-    /// at work.
+    /// Measured rates of options in earlier epochs of a job that is replanned. An option that ran has its measured rate.
+    /// Predictions of other snapshots are corrected by the worst relative error of an option that ran: its cause may be a cost
+    /// that no stage counts, which reading rows would also pay. The prediction for computing is not corrected, because all its
+    /// stages were measured while they ran.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub observed: Vec<Measured>,
 }
@@ -256,8 +256,8 @@ pub struct Hint {
     pub name: String,
     /// The stage whose output would be stored.
     pub after_stage: String,
-    /// Whether it is stored split by split. A hint below a stream stage is not: its snapshot is whole or of
-    /// no use, so a budget cannot cut it to a fraction. True if absent.
+    /// Whether it is stored split by split. A hint below a stream stage is not: its snapshot is read completely or not at all,
+    /// so a budget cannot reduce it to a fraction. True if absent.
     pub split_local: bool,
     /// The candidate encodings that were probed; without one the hint is no option.
     pub encodings: Vec<Encoding>,

@@ -26,8 +26,8 @@ pub(super) struct Fields<'a>(Vec<(Key<'a>, Node<'a>)>);
 struct Key<'a>(#[serde(borrow)] Cow<'a, str>);
 
 impl<'a> Fields<'a> {
-    /// The field of a name, and whether the name is there once more. Objects have a handful of fields, so a
-    /// scan it is.
+    /// The field of this name, and whether the name occurs a second time. Objects have a handful of fields,
+    /// so a linear scan is enough.
     pub(super) fn get(&self, name: &str) -> (Option<&Node<'a>>, bool) {
         let mut found = self.0.iter().filter(|(key, _)| key.0 == name).map(|(_, node)| node);
         (found.next(), found.next().is_some())

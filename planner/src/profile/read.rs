@@ -13,7 +13,7 @@ use super::{
 };
 use crate::decision::Choice;
 
-/// An object and the way to it; the path is written out only when something is wrong.
+/// An object and its path, which is formatted only for an error.
 struct Object<'a> {
     fields: Option<&'a Fields<'a>>,
     at: &'a dyn Fn() -> String,

@@ -28,7 +28,7 @@ pub use target::{JobSample, LocalWorkers, ScalingEvent, ScalingLoop, ScalingSett
 /// The schema of a serialised [`Scaling`].
 pub const SCALING_SCHEMA: &str = "caju.scaling/v1";
 
-/// The most workers that are considered if nothing else is said: the bound of Cachew's autoscaler.
+/// The most workers that are considered by default: the bound of Cachew's autoscaler.
 pub const DEFAULT_MAX_WORKERS: u64 = 100;
 
 /// The highest upper limit: an answer lists every number between the limits.

@@ -11,8 +11,8 @@ use crate::profile::Profile;
 /// The names that [`ScalingPolicy`] is read from.
 pub const SCALING_POLICIES: [&str; 3] = ["auto", "hpa", "cachew"];
 
-/// Fraction of the target within which Kubernetes' horizontal pod autoscaler leaves the number as it is; rounding
-/// must not count.
+/// Fraction of the target within which Kubernetes' horizontal pod autoscaler does not change the number, so that rounding has
+/// no effect.
 const HPA_TOLERANCE: f64 = 0.1 + 1e-9;
 
 /// The most steps that a rule is followed for: it may alternate between two numbers for ever.
@@ -142,9 +142,9 @@ impl Hpa {
     }
 }
 
-/// One worker more must shorten the batches by more than this fraction for Cachew to go on.
+/// One worker more must shorten the batches by more than this fraction for Cachew to continue.
 const CACHEW_MIN_GAIN: f64 = 0.07;
-/// One worker fewer may lengthen the batches by less than this fraction for Cachew to go on.
+/// One worker fewer may lengthen the batches by less than this fraction for Cachew to continue.
 const CACHEW_MAX_LOSS: f64 = 0.03;
 /// A batch time that changed by a larger fraction is discarded.
 const CACHEW_OUTLIER: f64 = 1.2;

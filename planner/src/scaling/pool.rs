@@ -148,9 +148,9 @@ fn share(job: &PoolJob, workers: u64) -> JobShare {
     JobShare { name: job.name.clone(), alone, workers: 0.0, served: spread }
 }
 
-/// Divides what is left among jobs of one priority by their weights; nobody gets more than it needs.
+/// Divides what is left among jobs of one priority by their weights; no job gets more than it needs.
 fn fair(jobs: &[PoolJob], class: &[usize], left: f64) -> Vec<(usize, f64)> {
-    // Those that need least for their weight are served first: what they leave goes to the others.
+    // Jobs that need least for their weight are served first: workers that they leave over go to the others.
     let per_weight = |i: usize| jobs[i].busy_workers / jobs[i].weight;
     let mut order = class.to_vec();
     order.sort_by(|&a, &b| per_weight(a).total_cmp(&per_weight(b)).then(a.cmp(&b)));

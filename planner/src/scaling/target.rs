@@ -1,8 +1,8 @@
 //! The number of workers of a running cluster, again and again: samples in, a target out.
 //!
-//! Every few seconds the dispatcher hands over what it has measured so far ([`ScalingEvent`]). The difference to the sample
-//! before is a window: how many rows a second of a worker's time gives, and how fast the readers take rows while they do not
-//! wait. The first divides the second: these are the workers that each job needs. Times come with the events.
+//! Every few seconds the dispatcher hands over what it has measured so far ([`ScalingEvent`]). The difference to the previous
+//! sample is a window. It gives the rows per second of a worker's time, and the rate at which readers take rows while they do
+//! not wait. The second rate divided by the first is the number of workers that a job needs. Times come with the events.
 //!
 //! What is learned: where more workers did not bring the rows that they should have brought, something that they share is
 //! the bottleneck. The job then asks for no more than reach the rate that was seen, until a worker's own rate changes.
@@ -63,7 +63,8 @@ impl Default for ScalingSettings {
     }
 }
 
-/// The workers in the processes of a job's readers. They are there anyway, so the target has only what they do not reach.
+/// The workers in the processes of a job's readers. They run in any case, so the target counts only the workers that are
+/// needed in addition.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct LocalWorkers {
     /// Their number.

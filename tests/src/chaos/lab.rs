@@ -61,7 +61,7 @@ pub(super) struct Lab {
     readers: Vec<Reader>,
     /// The places and ledgers of readers that were killed.
     killed: Vec<(usize, PathBuf)>,
-    /// The logs of processes that are gone.
+    /// The logs of processes that have ended.
     past: Vec<(String, String)>,
 }
 
@@ -116,7 +116,7 @@ impl Lab {
         self.folder.path().join(name)
     }
 
-    /// Starts a reader in a place. One with a checkpoint goes on in the ledger of the one before it.
+    /// Starts a reader of an index. A reader with a checkpoint continues the ledger of its predecessor.
     fn start_reader(&mut self, index: usize) {
         let saves = self.plan.group == Group::State;
         let consumers = (self.plan.group == Group::Consumers).then_some(self.plan.readers);

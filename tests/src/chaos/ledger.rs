@@ -32,7 +32,7 @@ pub enum Entry {
     },
 }
 
-/// A ledger that is written. A line that was written is there even if the process is killed right after.
+/// A ledger for writing. A written line survives even if the process is killed right afterwards.
 #[derive(Debug)]
 pub struct Ledger {
     file: File,
@@ -40,7 +40,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Goes on behind the first `bytes` of a ledger, and removes the rest.
+    /// Continues behind the first `bytes` of a ledger, and removes the remainder.
     ///
     /// # Errors
     /// A file that cannot be written.

@@ -6,7 +6,7 @@ use super::plan::{Action, Plan};
 type Rule = (&'static str, fn(&Plan) -> bool);
 
 const RULES: &[Rule] = &[
-    // A reader lost a worker, or the connection to it; or workers give up tasks that a dispatcher without its state does not
+    // A reader lost a worker, or the connection to it; or workers abandon tasks that a dispatcher without its state does not
     // know.
     ("a task was lost; its rows come from elsewhere", |p| disturbs_workers(p) || reopens(p)),
     // The dispatcher lost a worker.

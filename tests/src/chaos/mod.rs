@@ -7,9 +7,9 @@
 //!
 //! Each reader writes the rows of an element to a file before it asks for the next element, which acknowledges the first one.
 //! So the rows of a reader that is killed are known, too, and epochs are compared row by row (`verify.rs`). The other readers
-//! accept its death (`LostReaders::Allow`). In some rounds the reader saves its state from time to time, is killed, and goes
-//! on from the last state; in others the readers are consumers that get equally many elements; in some of all of these the
-//! dispatcher loses its state folder.
+//! accept its death (`LostReaders::Allow`). In some rounds the reader saves its state from time to time, is killed, and
+//! continues from the last state; in others the readers are consumers that get equally many elements; in some of all of these
+//! the dispatcher loses its state folder.
 
 mod dataset;
 mod lab;

@@ -8,7 +8,7 @@ use super::dataset::{Dataset, EPOCH_MS};
 const MAX_LOSSES: usize = 2;
 /// The worker timeout of the cluster, in milliseconds.
 pub(super) const WORKER_TIMEOUT_MS: u64 = 1_000;
-/// The client timeout of the cluster, in milliseconds: readers stand still for less.
+/// The client timeout of the cluster, in milliseconds: readers are paused for less.
 pub(super) const CLIENT_TIMEOUT_MS: u64 = 6_000;
 
 /// Random numbers from a seed: SplitMix64.
@@ -55,7 +55,7 @@ pub(super) enum Mode {
 pub(super) enum Group {
     /// They share its rows as they come.
     Share,
-    /// One reader, which saves its state from time to time, and goes on from it.
+    /// One reader, which saves its state from time to time, and continues from it.
     State,
     /// Two consumers, which get equally many elements.
     Consumers,
@@ -66,7 +66,7 @@ pub(super) enum Group {
 pub(super) enum Action {
     /// `kill -9` of a worker.
     KillWorker(usize),
-    /// The worker comes back under its address.
+    /// The worker is started again under its address.
     ReturnWorker(usize),
     /// One more worker.
     AddWorker,
@@ -82,7 +82,7 @@ pub(super) enum Action {
     UnstallWorker(usize),
     /// `kill -9` of the dispatcher.
     KillDispatcher,
-    /// The dispatcher comes back under its address.
+    /// The dispatcher is started again under its address.
     ReturnDispatcher,
     /// SIGSTOP of the dispatcher.
     StopDispatcher,
@@ -100,7 +100,7 @@ pub(super) enum Action {
     ContinueReader(usize),
     /// `kill -9` of a reader, and a new one in its place.
     KillReader(usize),
-    /// `kill -9` of the reader, and a new one that goes on from its last state.
+    /// `kill -9` of the reader, and a new one that continues from its last state.
     RestartReader,
     /// `kill -9` of a consumer, which comes back under its index.
     ReturnConsumer(usize),

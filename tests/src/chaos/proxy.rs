@@ -38,7 +38,7 @@ struct Shared {
 }
 
 impl Proxy {
-    /// A proxy on a free port, in front of a port of the loopback. Nobody has to listen there yet.
+    /// A proxy on a free port, in front of a port of the loopback. That port need not be listening yet.
     pub fn start(target_port: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();

@@ -36,7 +36,7 @@ pub struct Settings {
     pub consumer: Option<(u32, u32)>,
     /// The file of what was taken.
     pub ledger: PathBuf,
-    /// The file of the checkpoint. The reader goes on from it if it is there.
+    /// The file of the checkpoint. If it exists, the reader continues from it.
     pub checkpoint: Option<PathBuf>,
 }
 
@@ -55,7 +55,7 @@ struct Checkpoint {
 pub async fn run(settings: &Settings) -> Result<()> {
     let def = DatasetDef::from_json_str(&std::fs::read_to_string(&settings.pipeline).map_err(failed)?)?;
     let (state, ledger_bytes) = settings.found()?.unzip();
-    // As a trainer that goes on from a checkpoint forgets what it did after that.
+    // A trainer that continues from a checkpoint has forgotten everything after it.
     let mut ledger = Ledger::open(&settings.ledger, ledger_bytes.unwrap_or(0)).map_err(failed)?;
     let config = ClientConfig { connect_timeout: CONNECT_TIMEOUT, ..ClientConfig::default() };
     let client = Client::connect(&settings.dispatcher, config).await?;

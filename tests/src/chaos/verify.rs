@@ -14,7 +14,7 @@ const NAMED: usize = 3;
 pub(super) struct Taken {
     /// Which reader of the job; one that is killed and its successor are the same.
     pub(super) seat: usize,
-    /// It was killed, and did not go on from a checkpoint.
+    /// It was killed, and did not continue from a checkpoint.
     pub(super) is_killed: bool,
     /// The rows of each element.
     pub(super) elements: Vec<Vec<String>>,
@@ -131,7 +131,7 @@ fn check_evenness(readers: &[Taken], rules: Rules, alone: impl Fn(&str) -> bool)
     }
 }
 
-/// The readers that took each row; one that took it twice is there twice.
+/// The readers that took each row; a reader that took a row twice is listed twice.
 fn holders_of(readers: &[Taken]) -> HashMap<&str, Vec<usize>> {
     let mut holders: HashMap<&str, Vec<usize>> = HashMap::new();
     for (reader, taken) in readers.iter().enumerate() {
@@ -188,7 +188,7 @@ mod tests {
         assert!(said.contains("1 rows were taken by nobody, such as [\"3\"]"), "{said}");
         let said = problem(&[taken(0, false, &[&["0", "1", "2"], &["3", "4", "5", "6"]])], SHARED);
         assert!(said.contains("not of the dataset, such as [\"6\"]"), "{said}");
-        // A row that is doubled in place of another one leaves the number of rows as it is.
+        // A row that is duplicated instead of another one does not change the number of rows.
         let said = problem(&[taken(0, false, &[&["0", "1", "2"], &["3", "4", "4"]])], SHARED);
         assert!(said.contains("taken twice"), "{said}");
     }

@@ -30,7 +30,7 @@ fn file(words: bool) -> Vec<u8> {
     writer.into_inner().unwrap()
 }
 
-/// Where the list of record batches begins in the file; its number of entries stands in the four bytes before it.
+/// Where the list of record batches begins in the file; its number of entries is in the four bytes before it.
 fn list_of_batches(file: &[u8]) -> usize {
     let at = file.len() - 10;
     let length = i32::from_le_bytes(file[at..at + 4].try_into().unwrap()) as usize;

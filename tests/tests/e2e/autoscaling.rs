@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::time::{Duration, Instant};
 
 use caju_proto::externalscaler::external_scaler_client::ExternalScalerClient;
 use caju_proto::externalscaler::{GetMetricsRequest, ScaledObjectRef};
@@ -114,8 +115,22 @@ fn a_waiting_reader_raises_the_target_and_its_end_lowers_it() {
     });
     reader.signal("TERM");
     drop(reader.wait());
+    let ended = Instant::now();
     cluster.wait_for_status("the fewest workers", |s| (target(s)? == 1).then_some(()));
+    // By default the target falls after 30 s.
+    assert!(ended.elapsed() < Duration::from_secs(25), "{:?}", ended.elapsed());
     assert_eq!(cluster.status()["scaling"]["reason"], "No job runs.");
+    cluster.stop();
+}
+
+/// `--scaling-interval`: with `0s` no target is computed.
+#[test]
+fn a_dispatcher_without_a_scaling_interval_has_no_target() {
+    let usual = Cluster::start(0);
+    assert!(target(&usual.status()).is_some());
+    usual.stop();
+    let cluster = Cluster::start_with(0, &["--scaling-interval", "0s"], &[]);
+    assert!(cluster.status()["scaling"].is_null());
     cluster.stop();
 }
 

@@ -101,7 +101,7 @@ fn a_tar_that_is_cut_off_within_a_padding() {
     };
     cut(1700).run(&[]).expect_code(2).expect_error(&["data.tar", "byte 1024", "the file ends inside it"]);
     assert_eq!(cut(whole.len()).report(&[]).rows(), [2]);
-    // Cut off between two members: nothing tells it from an archive whose writer left the end mark out.
+    // Cut off between two members: it cannot be distinguished from an archive without an end mark.
     cut(2048).run(&[]).expect_code(2).expect_error(&["data.tar", "end mark", "append 1,024 zero bytes"]);
 }
 

@@ -1,4 +1,4 @@
-//! `caju bench policies`: what it tells, and that nothing of its caches stays.
+//! `caju bench policies`: what it reports, and that its caches are removed.
 
 use std::fs;
 use std::process::Command;
@@ -104,7 +104,7 @@ fn places_that_are_no_urls_are_refused() {
     }
 }
 
-/// A trial of a million epochs, which only ends this soon because who asked for it is gone.
+/// A trial of a million epochs, which ends this soon only because its requester has ended.
 #[test]
 fn a_trial_ends_with_the_process_that_asked_for_it_and_leaves_no_cache() {
     let p = tripled();

@@ -1,5 +1,5 @@
 //! No length, count or size that a file or a definition brings ends a process: each is one clear error, and the other
-//! jobs go on.
+//! jobs continue.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 use arrow::ipc::CompressionType;
 use arrow::ipc::writer::{FileWriter, IpcWriteOptions};
 use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray};
+use caju_proto::v1;
+use caju_proto::v1::dispatcher_client::DispatcherClient;
 use caju_tests::files::{example, tfrecord};
 use caju_tests::pipeline::Report;
 use caju_tests::{Cluster, Pipeline, Process};
@@ -238,7 +240,7 @@ fn an_element_above_max_frame_ends_its_reader() {
     cluster.stop();
 }
 
-/// A row that would take minutes is an error of its stage and row, and the other jobs go on.
+/// A row that would take minutes is an error of its stage and row, and the other jobs continue.
 #[test]
 fn a_row_that_takes_too_many_steps_is_an_error() {
     let cluster = Cluster::start_with(1, &[], &["--cpu-threads", "2"]);
@@ -292,7 +294,7 @@ fn what_a_dispatcher_keeps_is_bounded_by_flags() {
         ("--max-readers", &slow(1_000_000)),
     ] {
         let cluster = Cluster::start_with(1, &[flag, "1"], &[]);
-        // Epochs that are over make room.
+        // Epochs that have ended are forgotten.
         for i in 0..3 {
             assert_eq!(cluster.report(&rows(10 + i), &["--job", &format!("over{i}")]).rows(), [10 + i]);
         }
@@ -317,9 +319,22 @@ fn what_a_dispatcher_keeps_is_bounded_by_flags() {
         Pipeline::of(json!({ "range": 10 }), json!([{ "map": { "x": format!("'{}'", "x".repeat(9000)) } }]));
     small.read(&long, &[]).expect_code(3).expect_error(&["--max-dataset-bytes"]);
     small.stop();
-    // One epoch at a time is enough for a job that reads one after the other.
+    // One epoch at a time is enough for a job that reads its epochs one after another.
     let one = Cluster::start_with(1, &["--max-job-epochs", "1", "--max-worker-registrations", "1"], &[]);
     assert_eq!(one.report(&rows(10), &["--epochs", "3"]).rows(), [10; 3]);
+    let second_epoch = tokio::runtime::Runtime::new().unwrap().block_on(async {
+        let mut rpc = DispatcherClient::connect(format!("http://{}", one.address())).await.unwrap();
+        let definition_json = json!({ "source": { "range": 1000 }, "steps": [] }).to_string();
+        let open = |epoch| v1::OpenIterationRequest {
+            definition_json: definition_json.clone(),
+            job: "two".into(),
+            epoch,
+            ..Default::default()
+        };
+        rpc.open_iteration(open(0)).await.unwrap();
+        rpc.open_iteration(open(1)).await.unwrap_err()
+    });
+    assert!(second_epoch.message().contains("--max-job-epochs"), "{second_epoch}");
     let args = ["worker", "--dispatcher", one.address(), "--listen", "127.0.0.1:0"];
     let second = Process::caju(one.folder(), &args);
     second.wait_for_error_line("--max-worker-registrations");

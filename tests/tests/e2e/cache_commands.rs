@@ -191,7 +191,7 @@ fn gc_reports_before_it_deletes() {
     assert!(!stray.exists());
 }
 
-/// Two snapshots of three parts: one dear to compute, one cheap.
+/// Two snapshots of three parts: one is expensive to compute, the other one cheap.
 pub(crate) fn expensive_and_cheap() -> (Pipeline, [String; 2]) {
     let p = doubled();
     let of = |name: &str, steps: Value| {
@@ -404,7 +404,7 @@ fn profile_measures_without_storing() {
     assert!(decision.stdout.contains("caju.decision/v1"));
     assert_eq!(cache_json(&p, &["ls"])["snapshots"], json!([]), "nothing is left in the cache");
 
-    // What is there already is an option; a pipeline without hints and rows has a profile too.
+    // An existing snapshot is an option; a pipeline without hints and rows has a profile too.
     store(&p, "full");
     let ended = caju_in(p.folder(), &["profile", "pipeline.yaml", "--cache", "cache", "--quiet"]);
     ended.expect_code(0);

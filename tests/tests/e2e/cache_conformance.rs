@@ -25,7 +25,7 @@ fn numbers(file: &std::path::Path, from: i64, rows: i64) {
     files::parquet(file, vec![("id", files::ints(from..from + rows))]);
 }
 
-/// With the source gone: not found, unless the job says that what is stored is enough.
+/// With a deleted source: not found, unless the job says that stored rows are enough.
 #[test]
 fn snp_01_cache_only_reads_without_the_source() {
     let p = Pipeline::of(json!({ "range": 1 }), json!([]));
@@ -166,7 +166,7 @@ fn sto_11_a_store_that_fails_is_tried_again_within_bounds() {
     assert_eq!((report.splits(0), report.splits(1)), ([0, 6, 0], [0, 0, 6]));
     let failed = s3.requests().failed;
     assert!(failed >= 20, "{failed} requests failed");
-    // What never works is given up, and the job goes on without.
+    // Storing that never succeeds is abandoned, and the job continues without it.
     s3.fail(&ALL, 1, 0);
     let (report, ended) = run("1");
     assert_eq!((report.checksums(), report.splits(0)), (vec![want], [6, 0, 0]));

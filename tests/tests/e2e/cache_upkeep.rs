@@ -20,7 +20,7 @@ fn verify_repairs() {
         bytes[middle] ^= 1;
         fs::write(part, bytes).unwrap();
     };
-    // The file is gone, and its part damaged; so is the newest manifest, by its number.
+    // The file was deleted, and its part is damaged; so is the newest manifest, by its number.
     fs::remove_file(p.folder().join("data/0.parquet")).unwrap();
     parts(&p, &of).iter().for_each(|part| flip(part));
     fs::write(p.folder().join("cache/v1").join(&of).join("manifest-00000009.json"), "{\"seal\":\"junk")
@@ -71,7 +71,8 @@ fn places_without_a_cache_are_refused() {
     }
 }
 
-/// A cheap job must not push out what is dear: they would take turns for ever.
+/// A cheap job must not evict rows that are expensive to compute: the two would evict each other
+/// for ever.
 #[test]
 fn a_budget_is_not_spent_on_what_is_worth_less() {
     let (p, [dear, cheap]) = expensive_and_cheap();

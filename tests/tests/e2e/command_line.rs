@@ -91,10 +91,11 @@ fn a_report_that_cannot_be_written_is_reported() {
 #[test]
 fn quickstart_generates_and_runs() {
     let folder = tempfile::tempdir().unwrap();
-    let args = ["quickstart", "--dir", "data", "--count", "64", "--epochs", "1"];
+    let args = ["quickstart", "--dir", "photos", "--count", "64", "--epochs", "1"];
     let first = caju_in(folder.path(), &args);
     first.expect_code(0);
-    assert!(folder.path().join("data").is_dir());
+    // The default is below `data`.
+    assert!(folder.path().join("photos").is_dir() && !folder.path().join("data").exists());
     let second = caju_in(folder.path(), &args);
     second.expect_code(0);
     let shown = format!("{}{}", second.stdout, second.stderr);
@@ -146,7 +147,8 @@ fn the_profiling_overhead_is_reported() {
     caju_in(p.folder(), &none).expect_code(2).expect_error(&["none.yaml"]);
 }
 
-/// `--client-timeout` and `--worker-timeout` below the interval of heartbeats lose everybody, so they are refused.
+/// `--client-timeout` and `--worker-timeout` below the interval of heartbeats would lose all workers or readers, so
+/// they are refused.
 #[test]
 fn timeouts_below_the_heartbeat_are_refused() {
     for flag in ["--client-timeout", "--worker-timeout"] {

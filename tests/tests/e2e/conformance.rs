@@ -16,7 +16,8 @@ fn expected(p: &Pipeline) -> u128 {
     sum(&p.report(&["--workers", "1"]))
 }
 
-/// The sum of the checksums of all epochs: a checksum is a sum over rows, so sums tell about unions.
+/// The sum of the checksums of all epochs: a checksum is a sum over rows, so sums can be compared for
+/// unions.
 fn sum(report: &Report) -> u128 {
     report.checksums().iter().fold(0, |n, c| n.wrapping_add(u128::from_str_radix(c, 16).unwrap()))
 }
@@ -299,7 +300,7 @@ fn tag_02_the_command_reads_colocated_workers_only_with_any() {
     cluster.stop();
 }
 
-/// Where every worker is colocated with another process, an epoch under `auto` has nobody to read from.
+/// Where every worker is colocated with another process, an epoch under `auto` has no worker to read from.
 #[test]
 fn tags_that_leave_no_worker_are_named() {
     let cluster = Cluster::start_with(1, &["--worker-wait", "500ms"], &["--tags", "colocated"]);

@@ -1,6 +1,7 @@
 //! Consumers of a job through `caju read`: the same number of elements for each.
 
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use caju_tests::binary::caju_binary;
 use caju_tests::cluster::Cluster;
@@ -94,9 +95,12 @@ fn a_consumer_that_is_killed_and_does_not_come_back_ends_the_epoch_of_the_others
     let (first, _) = start(&cluster, &p, 0, 2, &["--job", "train"]);
     let (second, _) = start(&cluster, &p, 1, 2, &["--job", "train"]);
     wait_for_elements(&cluster);
+    let killed = Instant::now();
     second.signal("KILL");
     let said = ["have not come within 1", "consumer 1 of 2", "is gone before the end of the epoch"];
     first.wait().expect_code(3).expect_error(&said);
+    // Without `--client-timeout` the consumer is missed after a minute.
+    assert!(killed.elapsed() < Duration::from_secs(50), "{:?}", killed.elapsed());
     // All start again.
     let small = Pipeline::of(json!({ "range": 1000 }), json!([{ "batch": 10 }]));
     assert_eq!(field(&read(&cluster, &small, 2, &["--job", "again"]), "batches"), [50, 50]);
@@ -325,7 +329,8 @@ fn consumers_take_their_rank_from_the_launcher() {
     cluster.stop();
 }
 
-/// The batch script of docs/slurm.md, with stand-ins for `srun` and `scontrol` that start the processes on this machine.
+/// The batch script of docs/slurm.md, with replacements of `srun` and `scontrol` that start the processes on this
+/// machine.
 #[test]
 fn the_batch_script_for_slurm_reads_each_row_once() {
     let p = Pipeline::of(json!({ "range": 10_000 }), json!([{ "batch": 50 }]));

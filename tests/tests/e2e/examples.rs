@@ -1,4 +1,4 @@
-//! The examples that come with the project run as they stand, and the README shows what runs.
+//! The examples that come with the project run unchanged, and the README shows the same code.
 
 use std::path::{Path, PathBuf};
 

@@ -74,7 +74,7 @@ fn a_drained_worker_ends_and_its_splits_go_elsewhere() {
 #[test]
 fn a_dispatcher_that_is_not_there() {
     let p = plain_range(10);
-    // Port 9 is for services that discard; nobody listens there.
+    // Port 9 is for services that discard; no process listens there.
     let args = ["read", "pipeline.yaml", "--dispatcher", "127.0.0.1:9", "--connect-timeout", "500ms"];
     let ended = caju_tests::caju_in(p.folder(), &args);
     ended.expect_code(3).expect_error(&["127.0.0.1:9"]);

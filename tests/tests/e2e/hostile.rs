@@ -52,8 +52,8 @@ fn a_stranger_can_do_nothing_to_a_running_job() {
     cluster.stop();
 }
 
-/// Tickets of Arrow Flight are signed for one incarnation of a worker: nobody writes one for a job whose name is in
-/// `caju status`, and nobody changes one of another job.
+/// Tickets of Arrow Flight are signed for one incarnation of a worker: they cannot be made for a job whose name is in `caju
+/// status`, nor changed for another job.
 async fn strangers_tickets(address: &str, worker: u64, dataset: &str) {
     let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
     let mut flight = FlightServiceClient::new(channel);
@@ -68,8 +68,8 @@ async fn strangers_tickets(address: &str, worker: u64, dataset: &str) {
     }
 }
 
-/// Whoever asks for the flight's info of a job gets tickets that the worker accepts as they are, and in no other form. That a
-/// Flight reader may not share an epoch with the owner's readers is refused by the dispatcher.
+/// A caller that asks for the flight info of a job gets tickets that the worker accepts unchanged, and in no other form. That
+/// a Flight reader may not share an epoch with the owner's readers is refused by the dispatcher.
 async fn anothers_tickets(cluster: &Cluster, address: &str) {
     let connect = |address: String| async move {
         FlightServiceClient::new(Channel::from_shared(address).unwrap().connect().await.unwrap())
@@ -160,8 +160,8 @@ async fn strangers_calls(
     };
     let answer = rpc.worker_heartbeat(report).await.unwrap().into_inner();
     assert!(answer.register_again && answer.decided.is_empty(), "{answer:?}");
-    // Whoever knows a job's name may join it, and whoever reaches the dispatcher may register a worker: the port is for
-    // processes that are trusted. A reader that joins and vanishes is noticed (`lost_readers.rs`).
+    // A process that knows a job's name may join it, and one that reaches the dispatcher may register a worker: the port is
+    // for trusted processes. A reader that joins and vanishes is noticed (`lost_readers.rs`).
     let status = format!("{:?}", rpc.get_status(v1::GetStatusRequest {}).await.unwrap());
     let operator = std::fs::read_to_string(cluster.operator_secret_file()).unwrap();
     assert!(!status.contains(operator.trim()));

@@ -91,6 +91,8 @@ fn writers_that_are_killed_lose_nothing_that_was_durable() {
         let speed = ended.stdout.lines().any(|l| l.starts_with(&format!("{database} ")));
         assert!(all_there && speed, "{ended:?}");
     }
+    assert!(ended.stdout.contains("32 commits of one group"), "{}", ended.stdout);
+    assert!(ended.stdout.contains("medians of 1 rounds"), "{}", ended.stdout);
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "it leaves nothing behind");
 }
 

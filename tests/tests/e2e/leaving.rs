@@ -133,7 +133,7 @@ fn a_reader_that_never_saw_a_worker_gives_up_after_its_own_worker_wait() {
     cluster.stop();
 }
 
-/// The wait is for a worker, not for rows: with one that comes in time the job goes on.
+/// The wait is for a worker, not for rows: with one that comes in time the job continues.
 #[test]
 fn a_worker_that_comes_within_the_wait_is_waited_for() {
     let mut cluster = Cluster::start_with(0, &["--worker-wait", "80s"], &[]);

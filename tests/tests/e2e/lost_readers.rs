@@ -1,4 +1,4 @@
-//! Readers that are killed or stand still: the others get their rows, or an error that says how many are missing.
+//! Readers that are killed or make no progress: the others get their rows, or an error that says how many are missing.
 
 use caju_tests::cluster::Cluster;
 use caju_tests::pipeline::{Pipeline, Report};
@@ -86,8 +86,7 @@ fn a_reader_that_is_started_again_later_is_refused_unless_it_accepts_the_loss() 
     cluster.stop();
 }
 
-/// A cluster that takes longer to miss a reader than the rest of an epoch takes, as with the timeouts that it has unless
-/// told otherwise.
+/// A cluster that needs longer to miss a reader than the remainder of an epoch takes, as with the default timeouts.
 fn patient_cluster() -> Cluster {
     Cluster::start_with(2, &["--client-timeout", "20s"], &[])
 }

@@ -1,5 +1,5 @@
-//! What nobody else can do to a process: reach it where no port was asked for, write where it may only read, put its
-//! own code in place of ours.
+//! What other users cannot do to a process: reach it where no port was asked for, write where it may only read, put its own
+//! code in place of ours.
 
 use caju_tests::cluster::{Cluster, Server};
 use caju_tests::pipeline::Pipeline;
@@ -21,7 +21,7 @@ fn processes_that_serve_nobody_listen_nowhere() {
     ];
     for command in commands {
         let process = Process::caju(p.folder(), command);
-        // Progress is told every few seconds, once everything is up.
+        // Progress is reported every few seconds, once all processes run.
         process.wait_for_error_line(" after ");
         assert_eq!(listening(process.id()), Vec::<String>::new(), "{command:?}");
     }
@@ -35,7 +35,8 @@ fn processes_that_serve_nobody_listen_nowhere() {
     cluster.stop();
 }
 
-/// `--allow-read` and `--allow-write` compare names. docs/cli.md says so: whoever may create links there decides where they lead.
+/// `--allow-read` and `--allow-write` compare names. docs/cli.md says so: a user who may create links there decides where they
+/// lead.
 #[test]
 fn links_below_allowed_folders_are_followed() {
     let folder = tempdir().unwrap();

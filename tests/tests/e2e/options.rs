@@ -235,7 +235,7 @@ fn concurrent_calls(address: &str) -> Option<u32> {
     settings.chunks_exact(6).map(of).find(|(name, _)| *name == MAX_CONCURRENT_STREAMS).map(|(_, n)| n)
 }
 
-/// `--connection-calls`: dispatcher and worker tell their peers how many concurrent calls a connection may have.
+/// `--connection-calls`: dispatcher and worker announce to their peers how many concurrent calls a connection may have.
 #[test]
 fn connections_have_as_many_calls_as_the_setting_says() {
     let cluster = Cluster::start_with(1, &["--connection-calls", "7"], &["--connection-calls", "9"]);
@@ -362,7 +362,7 @@ fn rows_come_compressed_if_asked() {
     for name in ["lz4", "zstd", "auto", "none"] {
         let (checksums, bytes) = read(&["--compression", name]);
         assert_eq!(checksums, wanted, "{name}");
-        // On one machine `auto` sends rows as they are.
+        // On one machine `auto` sends rows uncompressed.
         assert_eq!(4 * bytes < 3 * plain, ["lz4", "zstd"].contains(&name), "{name}: {bytes} of {plain}");
     }
     let refused = cluster.read(&p, &["--compression", "foo"]);

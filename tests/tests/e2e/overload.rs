@@ -34,7 +34,7 @@ fn ticks(pid: u32) -> u64 {
 fn closed(mut stream: &TcpStream) {
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut one = [0];
-    // Reset or end: either way it is gone.
+    // Reset or end: either way the connection is closed.
     assert!(matches!(stream.read(&mut one), Ok(0) | Err(_)), "a silent connection was sent something");
 }
 
@@ -95,19 +95,6 @@ fn the_limit_of_connections_holds_for_grpc_too() {
     drop(open);
     let p = Pipeline::of(json!({ "range": 1000 }), json!([{ "batch": 10 }]));
     assert_eq!(cluster.report(&p, &[]).rows(), [1000], "permits come back");
-    cluster.stop();
-}
-
-#[test]
-fn idle_grpc_connections_are_closed() {
-    let cluster = Cluster::start_with(1, &[], &["--idle-timeout", "500ms"]);
-    let mut stream = TcpStream::connect(&cluster.workers[0].address).unwrap();
-    stream.write_all(HELLO).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    let mut all = Vec::new();
-    // Ends when the server closes it.
-    drop(stream.read_to_end(&mut all));
-    assert!(!all.is_empty());
     cluster.stop();
 }
 

@@ -120,7 +120,7 @@ fn a_source_of_many_splits_is_planned_as_a_whole() {
     assert!((4500.0..7500.0).contains(&rows), "6000 rows are planned as {rows}: {computing:#}");
 }
 
-/// What a job of one epoch stores nobody reads.
+/// Rows that a job of one epoch stores are not read again.
 #[test]
 fn parts_that_are_there_are_read_and_the_rest_is_not_written_for_the_last_epoch() {
     let p = of_files(0);
@@ -226,7 +226,8 @@ fn a_job_that_joins_others_adopts_their_decision() {
     cluster.stop();
 }
 
-/// That nothing is worth it for a single epoch says nothing to who has more, and who is there for one tries nothing out.
+/// The decision that storing is not worth it for a single epoch does not apply to a job with more epochs, and a job of one
+/// epoch probes nothing.
 #[test]
 fn a_job_of_many_epochs_does_not_adopt_that_of_one() {
     let p = slow(60_000, "200us", json!([{ "batch": 10 }]));

@@ -67,6 +67,18 @@ fn servers_touch_only_what_is_allowed() {
         .expect_error(&["tfrecord", "--allow"]);
     worker.terminate().expect_code(0);
     dispatcher.terminate().expect_code(0);
+    // The same folder can be read once it is named, by either flag.
+    for flag in ["--allow", "--allow-read"] {
+        let folder_of_images = sample_images();
+        let allow = [flag, folder_of_images.to_str().unwrap()];
+        let listen = ["--listen", "127.0.0.1:0"];
+        let dispatcher = Server::start(folder.path(), "dispatcher", &[&listen[..], &allow].concat());
+        let reaches = ["--dispatcher", dispatcher.address.as_str()];
+        let worker = Server::start(folder.path(), "worker", &[&reaches[..], &allow].concat());
+        caju_in(p.folder(), &[&["read", "pipeline.yaml"][..], &reaches].concat()).expect_code(0);
+        worker.terminate().expect_code(0);
+        dispatcher.terminate().expect_code(0);
+    }
 }
 
 #[test]
@@ -99,7 +111,7 @@ fn workers_that_are_asked_to_leave_leave() {
     let one =
         |s: &serde_json::Value| (s["workers"].as_array()?.iter().filter(active).count() == 1).then_some(());
     cluster.wait_for_status("one worker", one);
-    // The drained one ends by itself; the other is there still.
+    // The drained one ends by itself; the other one still runs.
     let (mut ended, mut left) = (0, Vec::new());
     for worker in cluster.workers.drain(..) {
         match worker.process.ended_within(std::time::Duration::from_secs(10)) {
@@ -147,11 +159,13 @@ fn state_in_a_folder_survives_a_restart() {
     let worker = Server::start(folder.path(), "worker", &["--dispatcher", &address]);
     let p = Pipeline::of(json!({ "range": 1000 }), json!([]));
     let read =
-        || caju_in(p.folder(), &["read", "pipeline.yaml", "--dispatcher", &address, "--report", "r.json"]);
-    read().expect_code(0);
+        |job: &str| caju_in(p.folder(), &["read", "pipeline.yaml", "--dispatcher", &address, "--job", job]);
+    read("before").expect_code(0);
     first.terminate().expect_code(0);
     let second = start(&address);
-    read().expect_code(0);
+    let shown = caju(&["status", "--dispatcher", &address, "--all"]).stdout;
+    assert!(shown.contains("before"), "{shown}");
+    read("after").expect_code(0);
     worker.terminate().expect_code(0);
     second.terminate().expect_code(0);
 }

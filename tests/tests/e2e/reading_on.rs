@@ -138,7 +138,7 @@ fn ckp_06_no_state_at_the_path_is_not_found_with_option_resume() {
     cluster
         .read(&p, &["--state", missing, "--resume"])
         .expect_code(2)
-        .expect_error(&["none.json", "no state to go on from"]);
+        .expect_error(&["none.json", "no state to continue from"]);
     let damaged = p.folder().join("damaged.json");
     std::fs::write(&damaged, "{}").unwrap();
     let damaged = damaged.to_str().unwrap();

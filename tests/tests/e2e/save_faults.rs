@@ -1,4 +1,5 @@
-//! Saves whose dispatcher and workers die: they go on by themselves, and every row is there once.
+//! Saves whose dispatcher and workers die: they continue by themselves, and every row is stored
+//! once.
 
 use std::path::Path;
 use std::process::Command;
@@ -45,7 +46,7 @@ fn watch(what: &str, until: impl Fn() -> bool) {
     }
 }
 
-/// A dispatcher with a state folder, which comes back under its address, and workers.
+/// A dispatcher with a state folder, which is started again under its address, and workers.
 struct Lab {
     folder: TempDir,
     dispatcher: Option<Server>,
@@ -155,6 +156,7 @@ fn sft_01_and_sft_08_a_save_survives_its_processes_and_sft_11_and_sft_12() {
     let (a, b) = (a.to_str().unwrap(), b.to_str().unwrap());
     lab.save(&p, a, &["--detach"]);
     lab.save(&q, b, &["--detach"]);
+    assert!(parts(Path::new(b)) < 8, "the command does not wait for the save");
     for i in 0..3 {
         let before = parts(Path::new(a));
         watch("a new part", || parts(Path::new(a)) > before || parts(Path::new(a)) >= 20);

@@ -13,7 +13,7 @@ fn range(n: u64, steps: Value) -> Pipeline {
     Pipeline::of(json!({ "range": n }), steps)
 }
 
-/// The sum of the checksums of all epochs: a checksum is a sum over rows, so sums tell about unions.
+/// The sum of the checksums of all epochs: a checksum is a sum over rows, so sums can be compared for unions.
 fn sum(report: &Report) -> u128 {
     report.checksums().iter().fold(0, |n, c| n.wrapping_add(u128::from_str_radix(c, 16).unwrap()))
 }
@@ -327,7 +327,7 @@ fn saving_again_mends_what_is_damaged_and_throws_nothing_away() {
     load(&at("s"), json!([])).run(&[]).expect_code(2);
     assert_eq!(save(&p, &at("s"), &[])["rows"], json!(400));
     assert_eq!(sum(&load(&at("s"), json!([])).report(&[])), want);
-    // A file that is gone takes nothing out of the save.
+    // Deleting a file removes no rows from the save.
     std::fs::remove_file(file(3)).unwrap();
     save_ended(&p, &at("s"), &[]).expect_code(3).expect_error(&["1 of its 4 splits", "another URL"]);
     assert_eq!(sum(&load(&at("s"), json!([])).report(&[])), want);

@@ -1,9 +1,11 @@
 //! Jobs of several `caju read` that share computed rows.
 
+use std::time::{Duration, Instant};
+
 use caju_tests::{Cluster, Pipeline};
 use serde_json::{Value, json};
 
-/// Rows so wide that a reader that stands still holds its epoch up: 20 splits of 2 MB.
+/// Rows so wide that a reader without progress delays its epoch: 20 splits of 2 MB.
 fn wide() -> Pipeline {
     let steps = json!([{ "with_columns": { "pad": "repeat('x', 2000)", "x": "uniform(0.0, 1.0)" } }, { "batch": 50 }]);
     Pipeline::of(json!({ "range": 20_000 }), steps)
@@ -25,8 +27,8 @@ fn sum(epochs: &[Value], field: &str) -> u64 {
     epochs.iter().map(|e| e["shared"][field].as_u64().unwrap()).sum()
 }
 
-/// `--sharing`, `--trainer-id`, `--sharing-window`, `--sharing-backlog`, `--sharing-wait`: one trainer stands still, the other one computes the rows
-/// for both, and each gets all of them.
+/// `--sharing`, `--trainer-id`, `--sharing-window`, `--sharing-backlog`: one trainer is paused, the other one
+/// computes the rows for both, and each gets all of them.
 #[test]
 fn what_one_trainer_computed_the_other_one_reads() {
     let window = ["--sharing-window", "1GiB", "--sharing-backlog", "1GiB", "--sharing-wait", "200ms"];
@@ -55,6 +57,26 @@ fn what_one_trainer_computed_the_other_one_reads() {
     assert!(sum(&epochs, "window_hits") > 0 && sum(&epochs, "window_rows") > 10_000, "{epochs:?}");
     let usage = &cluster.status()["workers"][0]["usage"]["sharing"];
     assert!(usage["hits"].as_u64().unwrap() > 0 && usage["limit_bytes"] == 1u64 << 30, "{usage}");
+    cluster.stop();
+}
+
+/// `--sharing-wait`: with `throttle` a job waits for one that is behind for this time, and no longer.
+#[test]
+fn the_sharing_wait_bounds_the_wait_for_a_paused_job() {
+    let window = ["--sharing-window", "1MiB", "--sharing-lag", "throttle", "--sharing-wait", "5s"];
+    let cluster = Cluster::start_with(1, &[], &[&["--buffer", "1MiB"], &window[..]].concat());
+    let p = wide();
+    let paused = start(&cluster, &p, "one.json", &["--job", "one"]);
+    cluster.wait_for_status("rows of the first job", |s| {
+        (s["jobs"][0]["readers"][0]["rows"].as_u64()? > 0).then_some(())
+    });
+    paused.signal("STOP");
+    let began = Instant::now();
+    start(&cluster, &p, "two.json", &["--job", "two"]).wait().expect_code(0);
+    // 2 s are the default.
+    assert!(began.elapsed() >= Duration::from_secs(5), "{:?}", began.elapsed());
+    paused.signal("CONT");
+    paused.wait().expect_code(0);
     cluster.stop();
 }
 

@@ -19,7 +19,7 @@ use caju_tests::{Cluster, Pipeline};
 use serde_json::json;
 use tempfile::tempdir;
 
-/// A port on which connections are accepted by the system, and nobody says anything.
+/// A port on which the system accepts connections, and no process answers.
 fn silent() -> (TcpListener, String) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -51,7 +51,7 @@ fn slow_files(files: usize) -> Pipeline {
     p
 }
 
-/// `--connect-timeout`: a dispatcher that says nothing is given up, whoever asks it.
+/// `--connect-timeout`: each command gives up on a dispatcher that does not answer.
 #[test]
 fn a_silent_dispatcher_is_named_within_the_connect_timeout() {
     let (_listener, address) = silent();
@@ -61,11 +61,12 @@ fn a_silent_dispatcher_is_named_within_the_connect_timeout() {
         let more = ["--dispatcher", &address, "--connect-timeout", "500ms"];
         let ended = caju_in(p.folder(), &[command, &more].concat());
         ended.expect_code(3).expect_error(&[&address]);
-        assert!(began.elapsed() < PATIENCE / 2, "{command:?} took {:?}", began.elapsed());
+        // By default they wait for 10 s.
+        assert!(began.elapsed() < Duration::from_secs(8), "{command:?} took {:?}", began.elapsed());
     }
 }
 
-/// `--worker-silence`: a worker that says nothing is lost, and its address is said.
+/// `--worker-silence`: a silent worker is lost, and the error has its address.
 #[test]
 fn a_silent_worker_is_named_within_the_silence() {
     let (_listener, address) = silent();
@@ -133,24 +134,24 @@ fn a_reader_that_takes_nothing_is_cut_off_and_costs_bounded_memory() {
     cluster.stop();
 }
 
-/// `--linger`: a task whose reader was killed ends long before the reader counts as gone.
+/// `--linger`: a task whose reader was killed ends long before the reader is missed.
 #[test]
 fn a_task_that_nobody_reads_ends_after_the_linger_time() {
     let cluster =
         Cluster::start_with(1, &["--client-timeout", "90s"], &["--linger", "300ms", "--log", "info"]);
     let p = slow_files(1000);
-    let began = Instant::now();
     let reader = cluster.start_read(&p, &["--job", "train"]);
     let task = |s: &serde_json::Value| s["workers"][0]["running"].as_array().map(Vec::len);
     cluster.wait_for_status("a task", |s| (task(s)? == 1).then_some(()));
     reader.signal("KILL");
     drop(reader.wait());
-    cluster.workers[0].process.wait_for_error_line("nobody has read");
-    assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+    let line = cluster.workers[0].process.wait_for_error_line("had no reader");
+    assert!(line.contains("for 300ms"), "{line}");
     cluster.stop();
 }
 
-/// `--dispatcher-timeout`: a reader whose dispatcher dies goes on for so long, and then says whom it misses.
+/// `--dispatcher-timeout`: a reader whose dispatcher dies continues for this time, and then names the dispatcher in an
+/// error.
 #[test]
 fn a_dispatcher_that_died_is_named_within_the_dispatcher_timeout() {
     let cluster = Cluster::start_with(1, &[], &["--dispatcher-timeout", "1s"]);
@@ -164,7 +165,7 @@ fn a_dispatcher_that_died_is_named_within_the_dispatcher_timeout() {
     ended.expect_code(3).expect_error(&[&address]);
 }
 
-/// `--stall-timeout`: a reader with nothing left to read does not wait for ever for one that stands still.
+/// `--stall-timeout`: a reader with nothing left to read does not wait for ever for one without progress.
 #[test]
 fn an_epoch_that_does_not_end_is_given_up_after_the_stall_timeout() {
     let cluster = Cluster::start_with(1, &["--client-timeout", "90s"], &[]);
@@ -186,7 +187,7 @@ fn an_epoch_that_does_not_end_is_given_up_after_the_stall_timeout() {
     cluster.stop();
 }
 
-/// `--job-gc-timeout`: an epoch that nobody reads any more is forgotten after this time.
+/// `--job-gc-timeout`: an epoch without readers is forgotten after this time.
 #[test]
 fn an_epoch_without_readers_is_forgotten_after_its_time() {
     let cluster = Cluster::start_with(1, &["--job-gc-timeout", "100ms"], &[]);
@@ -205,6 +206,11 @@ fn a_dispatcher_that_seldom_checks_forgets_late() {
     for job in ["one", "two"] {
         assert_eq!(cluster.report(&numbers(10), &["--job", job]).rows(), [10]);
     }
+    // A dispatcher that checks at the usual interval forgets its job meanwhile.
+    let usual = Cluster::start_with(1, &["--job-gc-timeout", "1ms"], &[]);
+    assert_eq!(usual.report(&numbers(10), &["--job", "one"]).rows(), [10]);
+    usual.wait_for_status("no jobs", |s| s["jobs"].as_array()?.is_empty().then_some(()));
+    drop(usual);
     let args = ["status", "--dispatcher", cluster.address(), "--all"];
     let shown = caju_in(folder.path(), &args).stdout;
     assert!(shown.contains("one") && shown.contains("two"), "{shown}");
@@ -234,7 +240,7 @@ fn a_reader_that_does_not_acknowledge_the_end_is_cut_off_after_the_reader_silenc
     drop(cluster);
 }
 
-/// `LEAVE_TIMEOUT`: a reader that leaves does not wait for ever for a dispatcher that stands still.
+/// `LEAVE_TIMEOUT`: a reader that leaves does not wait for ever for a stopped dispatcher.
 #[test]
 fn a_reader_leaves_a_dispatcher_that_stands_still_within_its_bound() {
     let cluster = Cluster::start_with(1, &[], &[]);
@@ -256,7 +262,7 @@ fn a_reader_leaves_a_dispatcher_that_stands_still_within_its_bound() {
     cluster.stop();
 }
 
-/// `--worker-timeout`: a worker that stands still is lost, and named.
+/// `--worker-timeout`: a stopped worker is lost, and named.
 #[test]
 fn a_worker_that_stands_still_is_named_and_lost_after_the_worker_timeout() {
     let cluster = Cluster::start_with(2, &["--worker-timeout", "600ms"], &[]);
@@ -301,9 +307,44 @@ fn http2(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
-/// A header of HPACK: a name of the static table, and a value of at most 126 bytes as it is.
+/// A header of HPACK: a name of the static table, and a value of at most 126 bytes, not compressed.
 fn header(name: &[u8], value: &str) -> Vec<u8> {
     [name, &[u8::try_from(value.len()).unwrap()], value.as_bytes()].concat()
+}
+
+/// A connection on which the headers of a call of `GetStatus` were sent.
+fn asking_for_the_status(address: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    // POST over http, and the path, the authority and the type of the content.
+    let headers = [
+        vec![0x83, 0x86],
+        header(&[0x04], "/caju.v1.Dispatcher/GetStatus"),
+        header(&[0x01], "localhost"),
+        header(&[0x0f, 0x10], "application/grpc"),
+    ];
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
+    stream.write_all(&http2(4, 0, 0, &[])).unwrap();
+    stream.write_all(&http2(1, 4, 1, &headers.concat())).unwrap();
+    stream
+}
+
+/// `--idle-timeout`: a connection is closed when it has had no call for that long.
+#[test]
+fn idle_grpc_connections_are_closed() {
+    let folder = tempdir().unwrap();
+    let args = ["--listen", "127.0.0.1:0", "--idle-timeout", "500ms", "--handshake-timeout", "10min"];
+    let server = Server::start(folder.path(), "dispatcher", &args);
+    let mut stream = asking_for_the_status(&server.address);
+    // An empty message, the last of the call.
+    stream.write_all(&http2(0, 1, 1, &[0; 5])).unwrap();
+    let mut all = Vec::new();
+    let read = stream.read_to_end(&mut all);
+    // By default it would stay for five minutes, which is more than the patience of this test.
+    let timed_out = [std::io::ErrorKind::WouldBlock, std::io::ErrorKind::TimedOut];
+    assert!(!read.is_err_and(|e| timed_out.contains(&e.kind())), "the server did not close it");
+    assert!(!all.is_empty());
+    server.terminate().expect_code(0);
 }
 
 /// `--request-timeout`: a call whose message does not arrive whole is answered with an error.
@@ -313,19 +354,8 @@ fn a_request_that_does_not_arrive_is_answered_after_the_request_timeout() {
     let folder = tempdir().unwrap();
     let args = ["--listen", "127.0.0.1:0", "--request-timeout", "300ms"];
     let server = Server::start(folder.path(), "dispatcher", &args);
-    let mut stream = TcpStream::connect(&server.address).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    // POST over http, and the path, the authority and the type of the content.
-    let headers = [
-        vec![0x83, 0x86],
-        header(&[0x04], "/caju.v1.Dispatcher/GetStatus"),
-        header(&[0x01], "localhost"),
-        header(&[0x0f, 0x10], "application/grpc"),
-    ];
     let begin = Instant::now();
-    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
-    stream.write_all(&http2(4, 0, 0, &[])).unwrap();
-    stream.write_all(&http2(1, 4, 1, &headers.concat())).unwrap();
+    let mut stream = asking_for_the_status(&server.address);
     // A message of 100 bytes, of which 10 arrive.
     stream.write_all(&http2(0, 0, 1, &[&[0, 0, 0, 0, 100][..], &[0; 10]].concat())).unwrap();
     loop {
@@ -367,7 +397,7 @@ async fn a_status_call_leaves_out_the_size_of_a_cache_that_does_not_answer() {
     });
     let (status, took) = asked.await.unwrap();
     assert!(status["cache"].is_null() && status["cache_url"] == "s3://bucket/cache", "{status:#}");
-    // A request to the store is given up after a minute.
+    // A request to the store fails after a minute.
     assert!(took < Duration::from_secs(40), "{took:?}");
     assert!(s3.requests().lists + s3.requests().gets > 0, "the store was asked");
 }

@@ -264,7 +264,8 @@ fn manifests_say_how_many_splits_there_are_and_what_was_read_for_parts() {
     let sum: u64 = parts.iter().sum();
     assert!(parts.iter().all(|n| *n > 0) && sum <= read, "{parts:?} of {read}");
     assert_eq!(told["info"]["source_bytes"], sum);
-    // The source grows, and one of its parts goes: what is stored is told against what there is.
+    // The source grows, and one of its parts is deleted: stored splits are compared with those of
+    // the source.
     for n in 3..5 {
         let file = p.folder().join(format!("data/{n}.parquet"));
         std::fs::copy(p.folder().join("data/0.parquet"), file).unwrap();

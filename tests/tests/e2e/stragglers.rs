@@ -1,4 +1,4 @@
-//! A worker that stands still at the end of an epoch, long before it counts as lost.
+//! A worker without progress at the end of an epoch, long before it counts as lost.
 
 use std::time::{Duration, Instant};
 
@@ -42,7 +42,7 @@ fn idle_workers_take_over_the_last_splits_of_a_slow_one() {
     cluster.stop();
 }
 
-/// `--num-consumers`: a worker that stands still at the end of an epoch holds consumers up no longer than other readers, and
+/// `--num-consumers`: a worker without progress at the end of an epoch delays consumers no longer than other readers, and
 /// they have equally many elements.
 #[test]
 fn the_last_splits_of_a_slow_worker_are_taken_over_in_jobs_with_consumers() {

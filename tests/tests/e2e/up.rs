@@ -148,7 +148,7 @@ fn workers_end_with_the_command() {
     }
 }
 
-/// `--until-stdin-ends`: servers whose standard input has ended do not go on. Without it they do.
+/// `--until-stdin-ends`: servers end when their standard input ends. Without the flag they continue.
 #[test]
 fn servers_end_with_their_standard_input() {
     let folder = tempfile::tempdir().unwrap();

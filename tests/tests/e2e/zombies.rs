@@ -83,7 +83,7 @@ fn the_secrets_of_an_expelled_reader_open_nothing() {
     runtime.block_on(everything_that_a_reader_can_do(&cluster, &opened));
     for task in &opened.tasks {
         let frame = open_frame(VERSION, task.task_id, opened.client_id, &task.ticket);
-        // Its worker hears with the next heartbeat that the task is fenced. Rows of a fenced task count for nobody.
+        // Its worker hears with the next heartbeat that the task is fenced. Rows of a fenced task are not delivered.
         let asked = Instant::now();
         while answer(&task.address, &frame).0 != ERROR {
             assert!(

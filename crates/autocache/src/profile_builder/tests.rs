@@ -191,7 +191,8 @@ fn sending_is_a_stage_where_it_costs_something() {
     assert_eq!(profile.stages.last().unwrap().name, "output");
 }
 
-/// A shuffle that fills its buffer has put out little of what it took: that says nothing of how many rows come out.
+/// A shuffle that fills its buffer has emitted few of the rows that it read, which says nothing about its ratio of
+/// output to input.
 #[test]
 fn rows_that_a_shuffle_holds_back_come_out_later() {
     let mut measured = after(1.0, 1000, 1.0, &[]);
@@ -238,7 +239,7 @@ fn parts_of_under_a_tenth_do_not_fix_the_encoding() {
     };
     measured.coverage = stored("parquet/zstd", 0.4);
     assert_eq!(seen(&measured), (vec![both[1].to_string()], vec![0.4]), "parts are read as they are");
-    // One part that somebody left behind.
+    // One part of an earlier job.
     measured.coverage = stored("parquet/zstd", 0.001);
     assert_eq!(seen(&measured), (both.map(String::from).to_vec(), vec![]));
     // What the job says rules, unless nothing is left to write.

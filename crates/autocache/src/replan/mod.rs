@@ -12,15 +12,16 @@ use crate::document::Document;
 use crate::facts::{EpochReport, JobSpec, demand};
 use crate::plan::SplitModes;
 use crate::profile_builder::{Pipeline, sharing, stage_costs};
+use crate::report::StageKind;
 pub(crate) use state::EpochFacts;
 pub use state::{OptionRate, ReplanState};
 
 /// Readers that wait for less than this fraction of their time set the pace themselves.
 const MIN_WAIT_FRACTION: f64 = 0.1;
 /// How many times shorter the remainder of a job must become for a change to an option that ran before, or to computing,
-/// all of whose stages were measured at work.
+/// all of whose stages were measured while they ran.
 const MIN_GAIN_KNOWN: f64 = 1.1;
-/// The same for a change to a snapshot of which only a few rows were probed.
+/// How many times shorter the remainder must become for a change to a snapshot of which only a few rows were probed.
 const MIN_GAIN_PREDICTED: f64 = 1.5;
 /// Milliseconds below which an epoch is not compared with predictions: its start-up takes a large part of it.
 const MIN_EPOCH_MS: u64 = 1000;
@@ -109,7 +110,8 @@ fn as_it_ran(mut profile: Profile, epoch: &EpochReport, random_stages: &[String]
     if epoch.stages.is_empty() || put + get > 0 {
         return profile;
     }
-    with_stages(profile, stage_costs(&epoch.stages, random_stages))
+    let output = epoch.stages.iter().find(|s| s.kind == StageKind::Output).map(|s| s.name.as_str());
+    with_stages(profile, stage_costs(&epoch.stages, random_stages), output)
 }
 
 /// The profile for this many workers like those it was measured with. Rates that other workers had are dropped.
@@ -155,8 +157,8 @@ fn with_sharing(mut profile: Profile, epoch: &EpochReport) -> Profile {
     profile
 }
 
-/// The profile with the costs of these stages, if they are the same stages.
-fn with_stages(profile: Profile, mut stages: Vec<Stage>) -> Profile {
+/// The profile with the costs of these stages, if they are the same stages. `output` names the stage that delivers.
+fn with_stages(profile: Profile, mut stages: Vec<Stage>, output: Option<&str>) -> Profile {
     let like = |(new, old): (&Stage, &Stage)| {
         new.name == old.name && (new.cpu_s_per_row > 0.0) == (old.cpu_s_per_row > 0.0)
     };
@@ -165,10 +167,10 @@ fn with_stages(profile: Profile, mut stages: Vec<Stage>) -> Profile {
         return profile;
     }
     // The output's cost includes what processes do besides their tasks. The figures of an ended epoch do not have that.
-    if let Some((new, old)) =
-        stages.last_mut().zip(profile.stages.last()).filter(|(new, _)| new.name == "output")
-    {
-        new.clone_from(old);
+    for (new, old) in stages.iter_mut().zip(&profile.stages) {
+        if output == Some(new.name.as_str()) {
+            new.clone_from(old);
+        }
     }
     Profile { stages, ..profile }
 }
@@ -194,8 +196,9 @@ fn rates(profile: &Profile, choice: &Choice, state: &ReplanState) -> Vec<Measure
     before.chain(computed).chain(read).collect()
 }
 
-/// The profile of a decision with the rates that options had in the job's epochs added. They change nothing; whoever
-/// reads the profile sees what became of its predictions. The profile as it is where rates cannot be added.
+/// The profile of a decision with the rates that options had in the job's epochs added. The rates do not change the
+/// decision; a reader of the profile sees how good its predictions were. If rates cannot be added, the profile is
+/// unchanged.
 pub fn profile_with_rates(
     profile: &Document<Profile>,
     decision: Option<&Document<Decision>>,
@@ -242,7 +245,7 @@ fn plan_again(
     Ok((profile, new))
 }
 
-/// Whether the new choice is so much better than the old one that a change is worth it.
+/// Whether the new choice is better than the old one by enough to change to it.
 fn is_better(profile: &Profile, new: &Decision, old: &Choice) -> bool {
     let same = |choice: &Choice| match (choice, old) {
         (
@@ -286,9 +289,11 @@ mod tests {
         let empty = Profile::from_json(text).unwrap();
         let profile = |stages| Profile { stages, ..empty.clone() };
         let first = profile(vec![stage("read", 2e-6), stage("output", 3e-6)]);
-        let then = with_stages(first.clone(), vec![stage("read", 1e-6), stage("output", 1e-6)]);
+        let then =
+            with_stages(first.clone(), vec![stage("read", 1e-6), stage("output", 1e-6)], Some("output"));
         assert_eq!(then.stages, [stage("read", 1e-6), stage("output", 3e-6)]);
-        let other = with_stages(first.clone(), vec![stage("map", 1e-6), stage("output", 1e-6)]);
+        let other =
+            with_stages(first.clone(), vec![stage("map", 1e-6), stage("output", 1e-6)], Some("output"));
         assert_eq!(other.stages, first.stages, "other stages");
     }
 

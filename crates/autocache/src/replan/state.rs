@@ -167,10 +167,10 @@ mod tests {
         EpochFacts { rows: rate, ms: 1000, modes, waited: true, workers: 1, sharing_jobs: 1 }
     }
 
-    const READ: SplitModes = SplitModes { compute: 0, put: 0, get: 4, fell_back: 0, kept: 0 };
-    const COMPUTED: SplitModes = SplitModes { compute: 4, put: 0, get: 0, fell_back: 0, kept: 0 };
-    const HALF: SplitModes = SplitModes { compute: 2, put: 0, get: 2, fell_back: 0, kept: 0 };
-    const WRITES: SplitModes = SplitModes { compute: 1, put: 2, get: 1, fell_back: 0, kept: 0 };
+    const READ: SplitModes = SplitModes { compute: 0, put: 0, get: 4, fell_back: 0, backfilled: 0 };
+    const COMPUTED: SplitModes = SplitModes { compute: 4, put: 0, get: 0, fell_back: 0, backfilled: 0 };
+    const HALF: SplitModes = SplitModes { compute: 2, put: 0, get: 2, fell_back: 0, backfilled: 0 };
+    const WRITES: SplitModes = SplitModes { compute: 1, put: 2, get: 1, fell_back: 0, backfilled: 0 };
 
     #[test]
     fn epochs_show_the_rate_of_what_they_ran() {

@@ -205,7 +205,7 @@ pub(crate) struct EpochArgs {
     /// parquet/zstd. The policy chooses by default
     #[arg(long, value_name = "FORMAT/CODEC", value_parser = encoding)]
     pub(crate) encoding: Option<String>,
-    /// Read stored rows only: the source may be gone. From the last autocache(), unless --policy names another
+    /// Read stored rows only: the source may have been deleted. From the last autocache(), unless --policy names another
     #[arg(long)]
     pub(crate) cache_only: bool,
     /// Write a report (caju.run/v1, JSON)
@@ -333,7 +333,7 @@ pub(crate) struct ReadArgs {
     #[arg(long, value_name = "fail|allow", default_value = "fail")]
     pub(crate) lost_readers: LostReadersArg,
     /// Keep the reader's state in this file: written at the end of each epoch and on SIGINT or SIGTERM. If it is there,
-    /// the reader goes on from it, in any mode, with any number of workers
+    /// the reader continues from it, in any mode, with any number of workers
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) state: Option<PathBuf>,
     /// With --state: fail if the file is not there

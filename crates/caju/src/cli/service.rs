@@ -41,7 +41,7 @@ pub(crate) struct StoreArgs {
     /// Folder or URL below which saves may be written. Repeat for several. The cache needs none
     #[arg(long, value_name = "URL")]
     pub(crate) allow_write: Vec<String>,
-    /// Run Python functions of readers with this interpreter, which has the package caju. Whoever reaches the dispatcher
+    /// Run Python functions of readers with this interpreter, which has the package caju. A program that reaches the dispatcher
     /// may then run code on the workers. Give dispatcher and workers the same
     #[arg(long, value_name = "PYTHON")]
     pub(crate) allow_python: Option<String>,
@@ -79,7 +79,7 @@ pub(crate) struct ServeArgs {
     /// Write HOST:PORT to this file once the server listens
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) address_file: Option<PathBuf>,
-    /// Allow an address that other machines can reach, although nobody has to authenticate
+    /// Allow an address that other machines can reach, although there is no authentication
     #[arg(long)]
     pub(crate) insecure: bool,
     /// After SIGTERM or Ctrl-C: how long running work may continue. A second signal ends the process at once
@@ -275,10 +275,10 @@ pub(crate) struct TaskArgs {
     /// Bytes of finished elements that each task may hold until readers take them
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = size)]
     pub(crate) buffer: u64,
-    /// How long tasks go on without the dispatcher before they fail
+    /// How long tasks continue without the dispatcher before they fail
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     pub(crate) dispatcher_timeout: Duration,
-    /// How long a task that nobody reads is kept
+    /// How long a task without readers is kept
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub(crate) linger: Duration,
     /// How long a reader that is sent rows may take none of them, or may not acknowledge that it has all, before its
@@ -311,7 +311,7 @@ pub(crate) struct TaskArgs {
 /// How long a reader waits for others, and how far it reads ahead.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ReadWaitArgs {
-    /// How long an epoch goes on without the dispatcher before the reader fails
+    /// How long an epoch continues without the dispatcher before the reader fails
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     pub(crate) dispatcher_timeout: Duration,
     /// How long the reader waits, with nothing left to read, for an epoch that does not end

@@ -5,10 +5,11 @@ use std::convert::Infallible;
 use std::time::{Duration, Instant};
 
 use caju_client::Client;
+use caju_planner::Choice;
 use caju_proto::v1::JobStatus;
 use caju_types::format_duration;
-use serde_json::Value;
 
+use super::decision::decision;
 use crate::progress::Printer;
 use crate::text::wrapped;
 
@@ -59,20 +60,19 @@ impl<'a> DecisionAnnouncer<'a> {
         if !self.enabled {
             return;
         }
-        let decision = serde_json::from_str::<Value>(&job.decision_json).unwrap_or_default();
-        let Some(reason) = decision["reason"].as_str() else { return };
-        let previous = self.last.replace(Some(reason.to_owned()));
-        if previous.as_deref() != Some(reason) {
-            printer.say(&text(job, &decision, reason, previous.is_some(), after));
+        let Some(decision) = decision(job) else { return };
+        let previous = self.last.replace(Some(decision.reason.clone()));
+        if previous.as_ref() != Some(&decision.reason) {
+            printer.say(&text(job, &decision.choice, &decision.reason, previous.is_some(), after));
         }
     }
 }
 
-fn text(job: &JobStatus, decision: &Value, reason: &str, again: bool, after: Option<Duration>) -> String {
+fn text(job: &JobStatus, choice: &Choice, reason: &str, again: bool, after: Option<Duration>) -> String {
     let decided = if again { "decided again" } else { "decided" };
     let when =
         after.map_or_else(|| without_time(job).to_owned(), |t| format!("after {}", format_duration(t)));
-    let what = match (job.caching.as_str(), decision["choice"]["hint"].as_str()) {
+    let what = match (job.caching.as_str(), choice.hint()) {
         // The epoch ended before the decision.
         ("", Some(hint)) => format!("the next epoch stores rows at hint `{hint}`"),
         ("", None) => "nothing is stored".to_owned(),
@@ -112,18 +112,24 @@ mod tests {
     fn a_decision_is_reported_with_its_reason() {
         let job =
             JobStatus { epoch: 1, caching: "hint `resized` as arrow/none".into(), ..JobStatus::default() };
-        let shown = text(&job, &Value::Null, "Reading is faster.", false, Some(Duration::from_millis(1500)));
+        let shown =
+            text(&job, &Choice::Compute, "Reading is faster.", false, Some(Duration::from_millis(1500)));
         assert_eq!(
             shown,
             "epoch 1: decided after 1.50 s: hint `resized` as arrow/none\n  Reading is faster."
         );
-        let chosen = serde_json::json!({ "choice": { "kind": "materialize", "hint": "resized" } });
+        let chosen = Choice::Materialize {
+            hint: "resized".into(),
+            format: "arrow".into(),
+            compression: "none".into(),
+            fraction: 1.0,
+        };
         let shown = text(&JobStatus::default(), &chosen, "Reading is faster.", false, None);
         assert_eq!(
             shown,
             "epoch 0: decided at its end: the next epoch stores rows at hint `resized`\n  Reading is faster."
         );
-        let shown = text(&JobStatus::default(), &Value::Null, "Computing is faster.", true, None);
+        let shown = text(&JobStatus::default(), &Choice::Compute, "Computing is faster.", true, None);
         assert_eq!(shown, "epoch 0: decided again at its end: nothing is stored\n  Computing is faster.");
     }
 }

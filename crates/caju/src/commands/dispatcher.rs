@@ -18,7 +18,7 @@ use super::shared;
 use crate::cli::{DispatcherArgs, DispatcherSettings};
 use crate::output;
 
-/// The shortest interval of checks: each one looks at all workers, readers and epochs.
+/// The shortest interval of checks: each check visits all workers, readers and epochs.
 const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Serves until a signal arrives.
@@ -88,7 +88,7 @@ impl Server {
         }
     }
 
-    /// Ends in order; false if work was still going on at the bound of the settings.
+    /// Shuts down in order; false if work was still running when the time of the settings was over.
     pub(super) async fn drain(self) -> bool {
         self.saves.stop().await;
         self.dispatcher.drain().await

@@ -17,6 +17,7 @@ use futures::StreamExt;
 use futures::stream::FuturesOrdered;
 
 use super::announce::DecisionAnnouncer;
+use super::decision::decision;
 use super::serve::Signals;
 use super::state_file::StateFile;
 use super::tail::Tail;
@@ -60,7 +61,7 @@ pub(crate) struct Epochs<'a> {
     pub(crate) announce: bool,
     /// The launch that restores the state.
     pub(crate) attempt: Option<caju_client::Attempt>,
-    /// Where the reader's state is kept.
+    /// The file of the reader's state.
     pub(crate) state_file: Option<StateFile<'a>>,
 }
 
@@ -126,10 +127,7 @@ impl Epochs<'_> {
             let (read, status, incomplete) =
                 self.epoch(epoch, (reader, signals.as_mut()), before, expected, &announcer).await?;
             report.epochs.push(read);
-            if let Some(decision) = status.as_ref().and_then(|j| serde_json::from_str(&j.decision_json).ok())
-            {
-                report.decision = Some(decision);
-            }
+            report.decision = status.as_ref().and_then(decision).or(report.decision);
             job = status;
             if incomplete.is_some() {
                 failure = incomplete;
@@ -343,8 +341,8 @@ fn splits(job: Option<&JobStatus>, leased: u64) -> SplitsReport {
         put: modes.put,
         get: modes.get,
         fell_back: modes.fell_back,
-        backfilled: modes.kept,
-        kept: modes.kept,
+        backfilled: modes.backfilled,
+        kept: modes.backfilled,
     }
 }
 

@@ -4,6 +4,7 @@ mod announce;
 mod bench;
 mod cache;
 mod check;
+mod decision;
 mod dispatcher;
 mod epochs;
 mod explain;

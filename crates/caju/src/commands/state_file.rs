@@ -1,4 +1,4 @@
-//! `caju read --state FILE`: where a reader stands, so that the next one reads on.
+//! `caju read --state FILE`: the state of a reader, from which the next reader continues.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use crate::report::write_whole;
 #[derive(Debug)]
 pub(crate) struct StateFile<'a> {
     path: &'a Path,
-    /// The state that was there.
+    /// The state that the file had.
     found: Option<ReaderState>,
 }
 
@@ -30,7 +30,7 @@ impl<'a> StateFile<'a> {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound && !must_exist => None,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
                 return Err(Error::not_found(format!(
-                    "--state {}: there is no state to go on from; leave out --resume to begin the epoch",
+                    "--state {}: there is no state to continue from; leave out --resume to begin the epoch",
                     path.display()
                 )));
             }
@@ -72,7 +72,7 @@ impl<'a> StateFile<'a> {
         Ok(())
     }
 
-    /// The states that a reader of an epoch goes on from.
+    /// The states from which a reader of an epoch continues.
     pub(crate) fn states(&self, epoch: u64) -> Vec<ReaderState> {
         self.found.iter().filter(|s| s.epoch == epoch && !s.exhausted).cloned().collect()
     }

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use caju_proto::v1::{JobStatus, StageStats};
+use caju_proto::v1::{JobStatus, StageKind, StageStats};
 use caju_types::{format_bytes, format_count, format_duration};
 
 use super::epochs::Outcome;
@@ -56,8 +56,8 @@ pub(crate) fn summary(name: &str, outcome: &Outcome) -> String {
         let failure = report.not_stored.as_ref().map(|why| format!(", but nothing was stored: {why}"));
         paragraph("policy", &format!("{}: {what}{}", job.policy, failure.unwrap_or_default()), &mut out);
     }
-    if let Some(reason) = report.decision.as_ref().and_then(|d| d.get("reason")).and_then(|r| r.as_str()) {
-        paragraph("decision", reason, &mut out);
+    if let Some(decision) = &report.decision {
+        paragraph("decision", &decision.reason, &mut out);
     }
     let skipped: u64 = report.epochs.iter().map(|e| e.rows_skipped).sum();
     if skipped > 0 {
@@ -133,32 +133,37 @@ fn bottleneck(job: &JobStatus, epochs: &[EpochReport], out: &mut String) {
         .filter(|_| total > 0.0)
         .map(|s| format!(", {:.0} % of the stages' time", 100.0 * busy(s) / total))
         .unwrap_or_default();
-    let _ = write!(out, "\n  bottleneck   {name}{fraction}\n               {}", advice(name));
+    let _ = write!(out, "\n  bottleneck   {name}{fraction}\n               {}", advice(name, &job.stages));
 }
 
 fn busy(s: &StageStats) -> f64 {
     s.busy_s.max(s.cpu_s)
 }
 
-/// What to do about a bottleneck.
-pub(crate) fn advice(bottleneck: &str) -> &'static str {
-    let bottleneck = bottleneck.strip_prefix("stage:").unwrap_or(bottleneck);
-    let stage = bottleneck.split_once('.').map_or(bottleneck, |(_, name)| name);
-    match stage {
-        "source" => "reading is the bottleneck: store the files nearer, select fewer columns, or add workers",
-        "consumer" => "rows are ready before they are asked for: the reader decides the speed",
-        "network" | "output" => {
+/// What to do about a bottleneck: `consumer`, or one of the stages with or without `stage:`.
+pub(crate) fn advice(bottleneck: &str, stages: &[StageStats]) -> &'static str {
+    if bottleneck == "consumer" {
+        return "rows are ready before they are asked for: the reader decides the speed";
+    }
+    let name = bottleneck.strip_prefix("stage:").unwrap_or(bottleneck);
+    match stages.iter().find(|s| s.name == name).map_or(StageKind::Unspecified, StageStats::kind) {
+        StageKind::Source => {
+            "reading is the bottleneck: store the files nearer, select fewer columns, or add workers"
+        }
+        StageKind::Output => {
             "moving rows is the bottleneck: deliver fewer bytes (uint8 images, fewer columns), or add workers"
         }
-        "sleep" | "burn" => "an artificial cost, which runs one at a time per worker: add workers",
-        "autocache" => {
+        StageKind::Serial => "an artificial cost, which runs one at a time per worker: add workers",
+        StageKind::Hint => {
             "reading or writing the snapshot is the bottleneck: use a cache nearer by, or a cheaper encoding (arrow/none)"
         }
-        "shuffle" | "batch" | "padded_batch" | "bucket_by_length" => {
+        StageKind::CrossSplit | StageKind::Take => {
             "it processes all rows of a worker one after another: add workers, or move stages that make rows large below it"
         }
-        "parse_example" => "parsing is the bottleneck: name fewer features, or add cores or workers",
-        _ => "this stage computes as fast as it can: add cores or workers, or make it cheaper",
+        StageKind::Parse => "parsing is the bottleneck: name fewer features, or add cores or workers",
+        StageKind::Rows | StageKind::Unspecified => {
+            "this stage computes as fast as it can: add cores or workers, or make it cheaper"
+        }
     }
 }
 
@@ -173,7 +178,10 @@ fn whole(v: f64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use caju_planner::Choice;
+
     use super::*;
+    use crate::commands::decision::tests::decision;
     use crate::report::RunReport;
     use crate::text::WIDTH;
 
@@ -231,10 +239,38 @@ mod tests {
     }
 
     #[test]
+    fn advice_follows_the_kind_of_a_stage_and_not_its_name() {
+        let stage = |name: &str, kind: StageKind| StageStats {
+            name: name.into(),
+            kind: kind.into(),
+            ..Default::default()
+        };
+        let kinds = [
+            (StageKind::Source, "reading is the bottleneck"),
+            (StageKind::Parse, "name fewer features"),
+            (StageKind::Serial, "one at a time per worker"),
+            (StageKind::CrossSplit, "one after another"),
+            (StageKind::Take, "one after another"),
+            (StageKind::Hint, "reading or writing the snapshot"),
+            (StageKind::Output, "deliver fewer bytes"),
+            (StageKind::Rows, "as fast as it can"),
+        ];
+        for (kind, words) in kinds {
+            // Names that other kinds of stages have.
+            for name in ["source", "3.shuffle", "output"] {
+                let text =
+                    advice(&format!("stage:{name}"), &[stage("0.map", StageKind::Rows), stage(name, kind)]);
+                assert!(text.contains(words), "{name} {kind:?}: {text}");
+            }
+        }
+        assert!(advice("consumer", &[]).contains("the reader decides the speed"));
+    }
+
+    #[test]
     fn caching_is_reported_in_lines_that_fit() {
         let mut report = RunReport::new();
         let reason = "Reading `resized` gives 3,276 rows/s, ".repeat(6);
-        report.decision = Some(serde_json::json!({"reason": reason}));
+        report.decision = Some(decision(Choice::Compute, &reason));
         let job = JobStatus {
             policy: "auto".into(),
             caching: "hint `resized` as arrow/none".into(),

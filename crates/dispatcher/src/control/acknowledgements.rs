@@ -243,7 +243,7 @@ pub(super) fn vanished(reports: &Reports, iteration: &Iteration, client: ClientI
         broken_off: Vec::new(),
         reason: "it was silent for longer than the client timeout".to_string(),
         returned: returned.into_iter().collect(),
-        // Whoever had taken everything, and had nothing left to do but leave, has left.
+        // A client whose user had taken every row, and that only had to leave, counts as having left.
         vanished: (!has_left).then_some(rows),
         unknown,
     }

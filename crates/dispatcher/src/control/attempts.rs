@@ -45,7 +45,7 @@ pub(super) fn rank(request: &v1::OpenIterationRequest) -> Result<Option<u32>> {
     }
 }
 
-/// Whether a rank has come to the iteration before, and is gone: then its attempt goes back to the states once more.
+/// Whether this rank has joined the iteration before and has ended: then its attempt restores the states again.
 pub(super) fn comes_again(
     iteration: &Iteration,
     given: Option<&Attempt>,

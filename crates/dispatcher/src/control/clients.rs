@@ -344,7 +344,7 @@ fn enter_progress(
     }
 }
 
-/// Enters that the user of a client took elements: the states of the others name it, also when it is gone.
+/// Records that the user of a client took elements: the states of the other readers name this client, also after it has left.
 fn took(txn: &mut Txn<'_>, client: ClientId, iteration: IterationId) {
     let known = txn.state.iterations.get(&iteration).and_then(|i| i.members.get(&client));
     if known.is_some_and(|m| !m.took) {
@@ -437,7 +437,7 @@ fn lost_reason(state: &State, task: TaskId, client: ClientId, reason: &str) -> S
 
 /// The tasks that a client should know of.
 pub(crate) fn task_infos(state: &State, iteration: &Iteration, client: ClientId) -> Vec<v1::TaskInfo> {
-    // What a task has for one consumer nobody else reads.
+    // No other reader gets the elements of a task that belong to one consumer.
     let is_read =
         |t: &crate::state::Task| iteration.even.is_none() || t.is_done() || t.read_by.contains(&client);
     let info = |t: &crate::state::Task| v1::TaskInfo {

@@ -122,7 +122,7 @@ pub(super) fn check_dataset(consumers: Option<&Consumers>, dataset: &Dataset) ->
     Ok(())
 }
 
-/// Whether a reader takes part in a job as it is.
+/// Whether a reader fits an existing job.
 ///
 /// # Errors
 /// `AlreadyExists` if the job has other consumers.

@@ -180,9 +180,9 @@ pub(super) fn register(
     Ok(dataset)
 }
 
-/// The dataset that is meant by another one, if there is one. Functions in Python say what their code is, and may lie: a
-/// job shares rows with another one only if both sent the same functions. Who names a job that there is joins it as it
-/// is.
+/// The dataset that is meant by another one, if there is one. Functions in Python say what their code is, and may lie: a job
+/// shares rows with another one only if both sent the same functions. A reader that names an existing job joins it with its
+/// settings.
 fn known<'a>(state: &'a State, new: &Dataset, job: Option<&JobName>) -> Option<&'a Dataset> {
     let same = || state.datasets.values().filter(|d| d.identity == new.identity);
     let of_job = job.and_then(|name| state.jobs.get(name)).map(|j| &j.spec.dataset);

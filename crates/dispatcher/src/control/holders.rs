@@ -41,7 +41,7 @@ impl Holders {
         }
     }
 
-    /// An iteration is gone.
+    /// Forgets an iteration that was removed.
     pub(super) fn forget(&mut self, iteration: IterationId) {
         self.by_iteration.remove(&iteration);
     }

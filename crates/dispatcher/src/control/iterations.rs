@@ -61,7 +61,7 @@ pub(super) fn get_or_create(
         match &iteration.failure {
             None => return Ok(Some(id)),
             Some(failure) if !iteration.members.is_empty() => return Err(failure.into()),
-            // Nobody is left who saw it fail: a new attempt begins.
+            // No reader is left that saw it fail: a new attempt begins.
             Some(_) => txn.apply(Update::IterationDropped { iteration: id }),
         }
     }

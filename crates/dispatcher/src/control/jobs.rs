@@ -1,4 +1,4 @@
-//! What a request asks of its job: a new job is made so, and a job that is there must be so.
+//! The settings that a request asks for: a new job gets them, and an existing job must have them.
 
 use caju_engine::ShardBy;
 use caju_proto::{mode_names, v1};
@@ -62,7 +62,7 @@ impl Wanted {
         })
     }
 
-    /// Whether a job that is there does what the request asks.
+    /// Whether an existing job has the settings of the request.
     ///
     /// # Errors
     /// `AlreadyExists` that names the first difference.
@@ -180,7 +180,7 @@ fn policy_of(
     }
 }
 
-/// The job of a request, as it is or made now.
+/// The job of a request: the existing one, or a new one.
 ///
 /// # Errors
 /// Those of [`Wanted`], and `ResourceExhausted` for a job too many.
@@ -198,7 +198,7 @@ pub(super) fn get_or_create(
         wanted.check(txn.state, job, dataset)?;
         return Ok(job.clone());
     }
-    // Before there is a job: nobody could read it.
+    // Checked before the job is created: it could not be read.
     let (mode, target) = (wanted.mode.unwrap_or(Mode::Dynamic), wanted.target.unwrap_or_default());
     consumers::check_new(wanted.consumers.as_ref(), mode, target)?;
     targets::local_workers(txn.state, request, target)?;

@@ -10,18 +10,17 @@ use std::time::Duration;
 
 use caju_cache::DescriptionUpdate;
 use caju_runtime::{OrderedMutex, log_failure};
-use caju_types::{Error, Fingerprint, IterationId, Result, SplitKey, hash128};
+use caju_types::{Error, Fingerprint, IterationId, Result, hash128};
 use futures::TryStreamExt as _;
 use futures::stream::{BoxStream, StreamExt as _};
-use serde::Deserialize;
 
 use super::{Core, locks};
-use crate::catalog::Bound;
+use crate::catalog::{Bound, ListedSplit};
 use crate::state::{SplitModes, State};
 
 /// Splits of one source that are counted. The keys of more would take too much memory.
 const MAX_SPLITS: usize = 1 << 22;
-/// Hashes of what was written that are kept. After that it may be written, and found known, once more.
+/// The most hashes of written updates that are remembered. Beyond that an update may be written again, without effect.
 const MAX_WRITTEN: usize = 4096;
 /// How long an update of a manifest may take.
 const UPDATE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -107,16 +106,6 @@ enum Seen {
     Unclear,
 }
 
-/// What is read of a split to count it.
-#[derive(Deserialize)]
-pub(super) struct Key {
-    /// What its part is called.
-    pub(super) key: SplitKey,
-    /// How often all splits were there before.
-    #[serde(default)]
-    pub(super) repetition: u32,
-}
-
 impl Default for SplitCount {
     fn default() -> Self {
         Self(OrderedMutex::new(locks::SPLIT_COUNT, Seen::Keys(HashSet::new())))
@@ -124,11 +113,11 @@ impl Default for SplitCount {
 }
 
 impl SplitCount {
-    fn add(&self, split: &str) {
+    fn add(&self, split: &ListedSplit) {
         let mut seen = self.0.lock();
         let Seen::Keys(keys) = &mut *seen else { return };
-        match serde_json::from_str::<Key>(split) {
-            Ok(Key { key, .. }) if keys.len() < MAX_SPLITS => {
+        match split.key() {
+            Some(key) if keys.len() < MAX_SPLITS => {
                 keys.insert(key.folded());
             }
             _ => *seen = Seen::Unclear,
@@ -148,13 +137,13 @@ struct ManifestUpdate {
 }
 
 impl Core {
-    /// The same splits, counted in passing where there are hints at which they may be stored one by one.
+    /// The same splits. Where hints store split by split, each split is counted as it passes.
     pub(super) fn counted(
         &self,
         iteration: IterationId,
         bound: &Bound,
-        splits: BoxStream<'static, Result<String>>,
-    ) -> BoxStream<'static, Result<String>> {
+        splits: BoxStream<'static, Result<ListedSplit>>,
+    ) -> BoxStream<'static, Result<ListedSplit>> {
         if !self.snapshots.exists() || bound.hints.iter().all(|h| h.is_set()) {
             return splits;
         }

@@ -232,7 +232,7 @@ impl Core {
         self.commit_except_leases(|txn| Ok(read(txn.state))).await
     }
 
-    /// Notifies those who wait for changed iterations, and drops what nobody needs any more.
+    /// Notifies the waiters of changed iterations, and drops data of iterations that have ended.
     fn tidy(&self, state: &State, touched: &BTreeSet<IterationId>) {
         #[cfg(test)]
         self.task_lists.check(state, touched);

@@ -18,7 +18,7 @@ pub(super) struct Notifier {
 }
 
 impl Notifier {
-    /// The iteration changed: wakes everybody.
+    /// The iteration changed: wakes all waiters.
     pub(super) fn notify(&self) {
         self.news.send_replace(());
         self.splits.send_replace(());
@@ -65,7 +65,7 @@ impl Notifiers {
         }
     }
 
-    /// Forgets an iteration that is gone.
+    /// Forgets an iteration that was removed.
     pub(super) fn forget(&self, id: IterationId) {
         self.by_iteration.lock().remove(&id);
     }

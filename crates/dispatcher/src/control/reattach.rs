@@ -49,7 +49,7 @@ pub(super) fn join(txn: &mut Txn<'_>, id: IterationId, given: &Resume) -> Result
     }
     let error = too_late(&iteration.describe());
     if iteration.lost_readers.is_empty() {
-        // Nobody has accepted that.
+        // No reader has accepted that.
         txn.apply(Update::IterationFailed { iteration: id, failure: Failure::from(&error) });
     }
     Err(error)

@@ -198,7 +198,7 @@ fn decide_join(iteration: &Iteration, given: &Resume, is_alive: impl Fn(ClientId
     }
     // Where readers are all silent they crashed, and this is the first one of the next attempt.
     if given.of_all {
-        // Everybody goes back to these states.
+        // All readers go back to these states.
         let is_same = known.of_all && given.given == known.given && given.taken == known.taken;
         return if is_same && has_readers { JoinDecision::Join } else { JoinDecision::Replace };
     }
@@ -227,7 +227,7 @@ fn is_union_of(known: &Resume, given: &Resume) -> bool {
 pub(super) struct Facts {
     pub(super) listed: Vec<v1::ListedSplits>,
     pub(super) readers: Vec<u64>,
-    /// The readers that are there, if they are few enough to know each other.
+    /// The present readers, if they are few enough to know each other.
     pub(super) present: Vec<u64>,
     /// Those of them whose users were handed elements, or are about to be.
     pub(super) taking: Vec<u64>,

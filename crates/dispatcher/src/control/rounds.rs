@@ -245,7 +245,7 @@ impl RoundOrders {
         }
     }
 
-    /// Forgets an iteration that is gone.
+    /// Forgets an iteration that was removed.
     pub(super) fn forget(&self, id: IterationId) {
         self.by_iteration.lock().remove(&id);
     }

@@ -9,7 +9,6 @@ use caju_pipeline::{DatasetDef, SAVE_HINT, SavedForm};
 use caju_proto::v1;
 use caju_runtime::stores::{StoreUrl, may_lie_in};
 use caju_runtime::{Clock, OrderedMutex, Stores};
-use caju_sources::Split;
 use caju_types::{DatasetId, Error, Fingerprint, Result, SplitKey};
 use futures::TryStreamExt;
 use serde_json::Value;
@@ -75,13 +74,12 @@ impl Saves {
     /// What the source says.
     pub async fn splits(&self, save: &Save) -> Result<Vec<SplitKey>> {
         let bound = self.core.bound(&save.dataset).await?;
-        let key = |json: String| {
-            let split = serde_json::from_str::<Split>(&json);
-            futures::future::ready(
-                split.map(|s| s.key).map_err(|e| Error::internal(format!("a split as JSON: {e}"))),
-            )
-        };
-        (bound.splits)().and_then(key).try_collect().await
+        let mut splits = (bound.splits)();
+        let mut keys = Vec::new();
+        while let Some(split) = splits.try_next().await? {
+            keys.push(split.key().ok_or_else(|| Error::internal("a split of the source has no key"))?);
+        }
+        Ok(keys)
     }
 
     /// Reports how many of all splits have their parts.

@@ -49,7 +49,7 @@ impl Core {
         let at = self.clock.now();
         let (workers, jobs) = self.store.read(|state| {
             let reports = self.reports.lock();
-            // More workers are of no use to a job that is read from workers in its readers' processes alone.
+            // More workers do not help a job that is read only from workers in its readers' processes.
             let is_scaled = |i: &&Iteration| is_read(i) && i.target != TargetWorkers::Local;
             let running = state.iterations.values().filter(is_scaled);
             let is_silent = |id: WorkerId| self.is_silent(&reports, id, at);
@@ -113,8 +113,8 @@ fn is_read(iteration: &Iteration) -> bool {
     iteration.failure.is_none() && !iteration.members.is_empty()
 }
 
-/// The workers in the processes of an iteration's readers. One of them is worth as much as its cores are of those of the other
-/// workers. As long as no other worker has come, it stands for those that are to come.
+/// The workers in the processes of an iteration's readers. Each counts by its number of cores, relative to the other workers.
+/// While there are no other workers, each counts as one worker.
 fn local_workers(state: &State, iteration: &Iteration, busy_s: f64) -> LocalWorkers {
     let active = iteration.tasks.values().filter(|t| t.state == TaskState::Active);
     let own = active.filter_map(|t| state.workers.get(&t.worker)).filter(|w| w.is_in_reader());

@@ -4,24 +4,23 @@
 //! with the plan: after a restart the same parts, or splits, are handed out in the same order.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use caju_autocache::{CachePlan, Document, GroupLease, SetPlan, SetTarget, StoredSet, set_id};
 use caju_cache::{SetRecord, Whole};
-use caju_engine::cover;
-use caju_sources::Split;
 use caju_types::{Error, Fingerprint, Result};
 use futures::TryStreamExt as _;
 
 use super::Core;
 use super::listing::Listing;
-use crate::catalog::Bound;
+use crate::catalog::{Bound, ListedSplit};
 use crate::splits::{SplitOrder, in_order};
 use crate::state::{SplitRecord, Update};
 
 /// What an iteration's splits are.
 pub(super) enum IterationSplits {
     /// All of them, to be computed, in canonical order.
-    Splits(Vec<String>),
+    Splits(Vec<ListedSplit>),
     /// Those that share a part, part by part.
     Groups(Vec<Vec<SplitRecord>>),
 }
@@ -32,7 +31,7 @@ pub(super) fn plan_of(plan: Option<&Document<CachePlan>>) -> Option<CachePlan> {
 }
 
 impl Core {
-    /// A set of which all parts are there.
+    /// A set all of whose parts exist.
     async fn whole_set(&self, id: Fingerprint) -> Result<Option<SetRecord>> {
         let snapshot = self.snapshots.reader().await?.snapshot(&id);
         let Some(record) = snapshot.set().await? else { return Ok(None) };
@@ -46,7 +45,7 @@ impl Core {
     /// # Errors
     /// What the source or the store says.
     pub(super) async fn sets_at(&self, bound: &Bound, seed: u64) -> Result<Vec<StoredSet>> {
-        let splits: Vec<String> = (bound.splits)().try_collect().await?;
+        let splits: Vec<ListedSplit> = (bound.splits)().try_collect().await?;
         let whole = Whole::of(names(&splits)?);
         let mut found = Vec::new();
         for (hint, base) in &bound.set_bases {
@@ -61,8 +60,8 @@ impl Core {
 }
 
 impl Listing {
-    /// The splits of an iteration whose hint stands behind a cross-split stage. The whole listing is needed:
-    /// a set is of use only if it covers exactly that.
+    /// The splits of an iteration whose hint stands behind a cross-split stage. The whole listing is needed: a set can
+    /// be read only if it covers exactly these splits.
     pub(super) async fn with_set(
         &self,
         core: &Core,
@@ -70,7 +69,7 @@ impl Listing {
         plan: CachePlan,
         order: Option<SplitOrder>,
     ) -> Result<IterationSplits> {
-        let splits: Vec<String> = (bound.splits)().try_collect().await?;
+        let splits: Vec<ListedSplit> = (bound.splits)().try_collect().await?;
         match &plan.set {
             Some(SetPlan::Open) => self.decide(core, bound, plan, splits, order).await,
             Some(SetPlan::Read { id }) => match core.whole_set(*id).await? {
@@ -89,7 +88,7 @@ impl Listing {
         core: &Core,
         bound: &Bound,
         plan: CachePlan,
-        splits: Vec<String>,
+        splits: Vec<ListedSplit>,
         order: Option<SplitOrder>,
     ) -> Result<IterationSplits> {
         let base = bound.set_bases.iter().find(|(hint, _)| *hint == plan.hint).map(|(_, base)| base);
@@ -135,7 +134,7 @@ impl Listing {
         &self,
         id: Fingerprint,
         record: &SetRecord,
-        splits: Vec<String>,
+        splits: Vec<ListedSplit>,
         order: Option<SplitOrder>,
     ) -> Result<Vec<Vec<SplitRecord>>> {
         let splits = &in_order(splits, order).await?;
@@ -157,7 +156,7 @@ impl Listing {
                     .map_err(|e| Error::internal(format!("a place in a set as JSON: {e}")))?;
                 group.push(SplitRecord {
                     index: self.feed.index(place as u64),
-                    split: splits[place].as_str().into(),
+                    split: Arc::clone(splits[place].json()),
                     group: Some(json.into()),
                     after: None,
                 });
@@ -168,11 +167,6 @@ impl Listing {
     }
 }
 
-fn names(splits: &[String]) -> Result<Vec<u128>> {
-    let name = |text: &String| {
-        let split: Split = serde_json::from_str(text)
-            .map_err(|e| Error::internal(format!("a split that was just listed cannot be read: {e}")))?;
-        Ok(cover(&split))
-    };
-    splits.iter().map(name).collect()
+fn names(splits: &[ListedSplit]) -> Result<Vec<u128>> {
+    splits.iter().map(ListedSplit::cover).collect()
 }

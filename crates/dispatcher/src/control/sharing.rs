@@ -59,7 +59,7 @@ impl SharingIterations {
         }
     }
 
-    /// An iteration is gone.
+    /// Forgets an iteration that was removed.
     pub(super) fn forget(&mut self, iteration: IterationId) {
         self.iterations.remove(&iteration);
     }

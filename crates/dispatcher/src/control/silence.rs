@@ -1,4 +1,4 @@
-//! The regular check: who is silent, what nobody reads any more.
+//! The regular check: silent workers and readers, and epochs without readers.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -98,7 +98,7 @@ fn apply(txn: &mut Txn<'_>, updates: Vec<Update>) {
     }
 }
 
-/// If this process itself stood still (a suspended machine), nobody else was silent.
+/// If this process itself was paused (a suspended machine), its peers were not silent.
 fn forgive_standstill(reports: &mut Reports, timers: &Timers, now: Duration) {
     let gap = reports.last_check.map_or(Duration::ZERO, |last| now.saturating_sub(last));
     if gap > timers.check_every * 2 + timers.worker_timeout / 2 {
@@ -176,7 +176,7 @@ fn silent_clients(state: &State, reports: &mut Reports, timers: &Timers, now: Du
     out
 }
 
-/// Iterations that nobody has read for long; at once if nobody else can come.
+/// Iterations without readers for a long time; at once if no other reader can come.
 fn idle_iterations(state: &State, reports: &mut Reports, timers: &Timers, now: Duration) -> Vec<Update> {
     let mut out = Vec::new();
     for iteration in state.iterations.values() {
@@ -199,7 +199,7 @@ impl Core {
     fn starved_iterations(&self, state: &State, reports: &mut Reports, now: Duration) -> Vec<Update> {
         let timers = &self.config.timers;
         let served = |i: &Iteration| state.workers.values().any(|w| !w.is_lost() && i.is_readable(w));
-        // A Flight reader waits for nobody but its own worker.
+        // A Flight reader waits only for its own worker.
         let lacks_shards = |i: &Iteration| {
             i.target != TargetWorkers::Local
                 && i.own_members().next().is_some()

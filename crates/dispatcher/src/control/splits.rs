@@ -240,7 +240,7 @@ fn ranges_to_proto(rows: &RowRanges) -> Vec<v1::RowRange> {
     rows.iter().map(|(start, end)| v1::RowRange { start, end }).collect()
 }
 
-/// A task that a worker may go on with.
+/// A task that a worker may continue.
 ///
 /// # Errors
 /// The failure of its iteration; `Cancelled` if the task should not run any more, or not there.

@@ -1,4 +1,4 @@
-//! For people: what is there and how it goes.
+//! The status for people: workers, jobs and their progress.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -138,7 +138,7 @@ fn workers_wanted(reports: &Reports, iteration: &Iteration) -> u64 {
     for client in iteration.members.keys() {
         let Some(r) = reports.clients.get(&(iteration.id, *client)) else { continue };
         let since_opened = r.rows as f64 / r.rows_per_s;
-        // One that waits all the time takes no time itself: nobody knows how fast it would be.
+        // A reader that always waits takes no time itself, so its own speed is not known.
         let own = since_opened * (1.0 - r.wait_fraction).max(MIN_OWN_FRACTION);
         drop(times.report_consumer(client.0, own / r.elements as f64));
     }

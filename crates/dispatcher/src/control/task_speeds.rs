@@ -68,7 +68,7 @@ impl TaskSpeeds {
         self.by_iteration.get(&iteration.id)?.get(&task).filter(|p| p.splits > 0)
     }
 
-    /// Looks at an iteration that is at its end: until then nobody asks.
+    /// Computes the speeds for an iteration at its end: they are not needed before.
     pub(super) fn observe(&mut self, iteration: &Iteration, now: Duration) {
         let Some(tasks) = self.by_iteration.get_mut(&iteration.id) else { return };
         tasks.retain(|id, speed| {
@@ -80,7 +80,7 @@ impl TaskSpeeds {
         });
     }
 
-    /// An iteration is gone.
+    /// Forgets an iteration that was removed.
     pub(super) fn forget(&mut self, iteration: IterationId) {
         self.by_iteration.remove(&iteration);
     }

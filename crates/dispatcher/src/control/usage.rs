@@ -71,7 +71,7 @@ impl Usage {
     }
 }
 
-/// Whether nobody has chosen a dataset's name: then nobody will ask for it by that name.
+/// Whether a dataset has no given name: then no reader will ask for it by name.
 fn is_anonymous(id: &DatasetId, state: &State) -> bool {
     state.datasets.get(id).is_some_and(|d| id.0.starts_with(&d.fingerprint.to_string()))
 }

@@ -58,7 +58,7 @@ impl Core {
         })
     }
 
-    /// Whether a worker may register: nobody takes the address of a worker that lives, but that worker itself.
+    /// Whether a worker may register: only the live worker itself may take its address again.
     fn may_register(&self, state: &State, request: &v1::RegisterWorkerRequest, now: Duration) -> Result<()> {
         let Some(known) = state.worker_at(&request.address) else { return Ok(()) };
         if known.is_lost() || secrets::is_of_worker(known, &request.secret) {
@@ -121,7 +121,7 @@ impl Core {
             })
             .await??;
         if answer.register_again {
-            // Whoever this is, it has shown no secret: nothing that it says counts.
+            // The caller has not shown a secret, so its report is ignored.
             return Ok(answer);
         }
         {
@@ -322,7 +322,7 @@ fn has_news(state: &State, id: TaskId, worker: WorkerId, secret: &[u8]) -> Resul
     Ok(task.worker == worker)
 }
 
-/// A task failed, or was given up by its worker.
+/// A task failed, or was abandoned by its worker.
 fn fail(txn: &mut Txn<'_>, request: &v1::FinishTaskRequest, failure: &v1::Failure) {
     let (id, worker) = (TaskId(request.task_id), WorkerId(request.worker_id));
     let Some((iteration, _)) = txn.state.task(id) else { return };
@@ -355,7 +355,7 @@ fn end(txn: &mut Txn<'_>, id: TaskId, rows_skipped: u64, modes: SplitModes, (emi
     }
 }
 
-/// Whether a worker should go on with a task that it reports.
+/// Whether a worker should continue a task that it reports.
 fn should_run(state: &State, id: TaskId, worker: WorkerId) -> bool {
     let keep = |t: &Task| t.worker == worker && matches!(t.state, TaskState::Active | TaskState::Ended);
     state.task(id).is_some_and(|(iteration, task)| iteration.failure.is_none() && keep(task))
@@ -440,11 +440,23 @@ fn of_worker(state: &State, worker: WorkerId, profiles: Vec<v1::TaskProfile>) ->
 }
 
 fn modes_from_proto(m: v1::SplitModes) -> SplitModes {
-    SplitModes { compute: m.compute, put: m.put, get: m.get, fell_back: m.fell_back, kept: m.kept }
+    SplitModes {
+        compute: m.compute,
+        put: m.put,
+        get: m.get,
+        fell_back: m.fell_back,
+        backfilled: m.backfilled,
+    }
 }
 
 pub(super) fn modes_to_proto(m: SplitModes) -> v1::SplitModes {
-    v1::SplitModes { compute: m.compute, put: m.put, get: m.get, fell_back: m.fell_back, kept: m.kept }
+    v1::SplitModes {
+        compute: m.compute,
+        put: m.put,
+        get: m.get,
+        fell_back: m.fell_back,
+        backfilled: m.backfilled,
+    }
 }
 
 pub(super) fn mode_to_proto(mode: Mode) -> v1::ProcessingMode {

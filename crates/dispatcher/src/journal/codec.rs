@@ -59,7 +59,7 @@ impl Encoder {
         Ok(Self { compressor })
     }
 
-    /// A group as it is stored.
+    /// The stored form of a group.
     ///
     /// # Errors
     /// `Internal` for a group that cannot be written.

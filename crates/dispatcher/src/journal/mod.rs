@@ -25,7 +25,7 @@ pub(crate) use writer::JournalWriter;
 
 use crate::state::Update;
 
-/// Where updates are kept.
+/// A store of updates.
 pub trait Journal: Send {
     /// Every group ever appended, or since the journal was last compacted, in order.
     ///
@@ -33,7 +33,7 @@ pub trait Journal: Send {
     /// `DataLoss` if what is stored is not what was written.
     fn replay(&mut self) -> Result<Vec<Vec<Update>>>;
 
-    /// Adds groups; they are durable when this returns. Gives the bytes that they have as they are written.
+    /// Adds groups; they are durable when this returns. Returns their size in bytes as written.
     ///
     /// # Errors
     /// If they cannot be made durable. Then some of them may be stored and others not, in order.
@@ -57,10 +57,10 @@ pub trait Stored: Send {
     /// `DataLoss` if what is stored is not what was written.
     fn read(&mut self) -> Result<Vec<Vec<Update>>>;
 
-    /// Puts one group, which stands for all of them and does not depend on what came before it, in their place. A journal that
-    /// is cut off meanwhile has both. Gives the bytes that the group has as it is written.
+    /// Replaces all groups by one that contains their state and depends on none of them. If the process dies meanwhile, the
+    /// journal has both. Returns the group's size in bytes as written.
     ///
     /// # Errors
-    /// If it cannot be made durable; then the old content stands.
+    /// If it cannot be made durable; then the old content remains.
     fn replace(&mut self, group: &[Update]) -> Result<u64>;
 }

@@ -16,8 +16,8 @@ const COUNT: &str = "caju-records";
 
 /// The numbers of a journal's records.
 ///
-/// A database may drop its last records when it finds damage, and say nothing. Therefore the number of the next record
-/// also stands in a file of its own.
+/// A database may silently drop its last records when it finds damage. Therefore the number of the next record is also
+/// in a file of its own.
 #[derive(Debug)]
 pub(super) struct Records {
     /// The folder of the journal, for errors.
@@ -36,7 +36,7 @@ impl Records {
         Ok(Self { folder: folder.to_path_buf(), next: 0, count, encoder: Encoder::new()? })
     }
 
-    /// A group as it is stored.
+    /// The stored form of a group.
     ///
     /// # Errors
     /// `Internal` for a group that cannot be written.

@@ -60,7 +60,7 @@ impl RedbJournal {
     /// Marks a new database as ours.
     ///
     /// # Errors
-    /// `DataLoss` if it is of somebody else, or of a later version.
+    /// `DataLoss` if another program or a later version wrote it.
     fn check_format(&self) -> Result<()> {
         let change = self.db.begin_write().map_err(|e| self.error(e))?;
         let is_new = change.list_tables().map_err(|e| self.error(e))?.next().is_none();

@@ -141,8 +141,8 @@ impl Journal for SledJournal {
 struct Trees {
     /// Groups by their numbers.
     groups: ::sled::Tree,
-    /// The group that stands for all up to its number, and until it is removed the one before. It is large, and would be written
-    /// again with each of its neighbours.
+    /// The group that replaces all groups up to its number, and the previous such group until it is removed. In the same tree
+    /// as the others, this large group would be written again with each of its neighbours.
     snapshots: ::sled::Tree,
 }
 

@@ -36,8 +36,8 @@ impl JournalKind {
         }
     }
 
-    /// The folder inside the state directory. Only this is ever renamed: a state directory given by mistake,
-    /// somebody's home say, stays as it is.
+    /// The folder inside the state directory. Only this is ever renamed: a state directory that was given by mistake, a
+    /// home directory say, is not renamed.
     pub(super) fn folder(self) -> &'static str {
         match self {
             Self::Sled => "journal-v1",
@@ -125,7 +125,7 @@ impl StateDir<'_> {
             return Ok(());
         }
         if self.journal(to).exists() {
-            // Copied before, and not renamed; or somebody else began it since.
+            // It was copied before and not renamed, or another process began it since.
             let aside = self.rename(from, "set-aside")?;
             tracing::warn!(
                 "{}: it holds a journal in {} and one in {}; the one in {} counts, and the other one is set aside as {}",

@@ -48,7 +48,7 @@ struct Shared {
     // Bounded by its callers: each one waits until its group is durable before it can add another.
     queue: Mutex<Queue>,
     wake: Condvar,
-    /// The same in a simulation.
+    /// Wakes the writer in a simulation.
     wake_simulated: Notify,
 }
 
@@ -77,7 +77,7 @@ impl JournalWriter {
         Self::start_with(journal, updates, CompactAfter::default())
     }
 
-    /// The same with other bounds.
+    /// Starts a writer with other bounds than the usual ones.
     ///
     /// # Errors
     /// If the system refuses a thread.
@@ -100,7 +100,7 @@ impl JournalWriter {
             });
         } else {
             thread = Some(Thread::spawn("caju-journal", move || {
-                // Callers must not wait for a thread that is gone.
+                // Callers must not wait for a thread that has ended.
                 if let Err(e) = catch("the journal's thread", || writer.write_all(&theirs, &sender)) {
                     report(e, &sender);
                 }
@@ -220,7 +220,7 @@ impl Writer {
                 self.compacted()?;
             }
             if !groups.is_empty() {
-                // A panic of the database must not leave callers waiting for a thread that is gone.
+                // A panic of the database must not leave callers waiting for a thread that has ended.
                 catch("writing the journal", || self.append(&groups)).and_then(|done| done)?;
                 durable.send_replace(Durable::UpTo(number));
             }
@@ -255,8 +255,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Begins to replace a journal that has grown by the state that it amounts to. The state is found as a dispatcher that
-    /// starts finds it, by a replay: nobody has to hold still for a copy of the one in use.
+    /// Begins to replace a journal that has grown by the state that its updates give. The state comes from a replay, as at
+    /// the start of a dispatcher, so the state in use is not locked for a copy.
     fn compact_if_due(&mut self, shared: &Arc<Shared>) -> Result<()> {
         let due = self.updates > self.compact_after.updates
             || self.bytes > self.compact_after.bytes.max(self.snapshot_bytes);
@@ -275,7 +275,7 @@ impl Writer {
     }
 }
 
-/// Lets everybody who waits know that nothing becomes durable any more.
+/// Fails all waiting callers: no further group becomes durable.
 fn report(error: Error, durable: &watch::Sender<Durable>) {
     let e = error.context(
         "the journal cannot be written, and the dispatcher serves nothing without it; remove the cause and \
@@ -285,7 +285,7 @@ fn report(error: Error, durable: &watch::Sender<Durable>) {
     durable.send_replace(Durable::Failed(e));
 }
 
-/// Replaces what is stored by the state that it amounts to. Gives the bytes of the state as it is written.
+/// Replaces the stored groups by the state that their updates give. Returns the size of the written state in bytes.
 fn compact(mut stored: Box<dyn Stored>) -> Result<u64> {
     let state = State::replay(stored.read()?);
     stored.replace(&[Update::Snapshot { state: Box::new(state) }])

@@ -18,6 +18,7 @@ use tokio::sync::Notify;
 pub(crate) use order::SplitOrder;
 use windows::Windows;
 
+use crate::catalog::ListedSplit;
 use crate::state::{FeedId, SplitRecord, next_digest};
 
 /// The splits of one feed that were listed and not leased yet.
@@ -26,17 +27,25 @@ use crate::state::{FeedId, SplitRecord, next_digest};
 #[derive(Debug, Default)]
 pub(crate) struct SplitProvider {
     ready: Mutex<Ready>,
-    room: Notify,
+    space: Notify,
     /// In a static mode: names the listing of the whole source.
     listed: OnceLock<ListingDigest>,
 }
 
 #[derive(Debug, Default)]
 struct Ready {
-    queue: VecDeque<SplitRecord>,
-    /// The names of the splits in the queue, as workers give them.
-    names: VecDeque<u64>,
+    queue: VecDeque<ReadySplit>,
     end: Option<Result<u64>>,
+}
+
+/// A split that can be leased.
+#[derive(Debug)]
+struct ReadySplit {
+    record: SplitRecord,
+    /// Its name as workers give it.
+    name: u64,
+    /// The number of splits that share its part of a set and follow one another in the queue; none outside sets.
+    group_size: Option<usize>,
 }
 
 /// Where to begin after a restart: the number of splits that were issued, and their rolling hash.
@@ -67,22 +76,20 @@ impl SplitProvider {
         self.listed.get().map(ListingDigest::get)
     }
 
-    /// Up to `want` splits that are there now. Splits that share a part of a set are given together.
+    /// Up to `want` of the splits that are ready now. Splits that share a part of a set are returned together.
     pub(crate) fn take(&self, want: usize) -> Vec<SplitRecord> {
         let mut ready = self.ready.lock();
-        let together = ready.queue.front().and_then(|r| r.group.as_deref()).map_or(0, group_size);
-        let n = want.max(together).min(ready.queue.len());
-        let n = if together == 0 { n } else { together.min(n) };
-        let taken = ready.queue.drain(..n).collect();
-        ready.names.drain(..n);
+        let group_size = ready.queue.front().and_then(|split| split.group_size);
+        let n = group_size.unwrap_or(want).min(ready.queue.len());
+        let taken = ready.queue.drain(..n).map(|split| split.record).collect();
         drop(ready);
-        self.room.notify_one();
+        self.space.notify_one();
         taken
     }
 
-    /// The names of the splits that are there now, in order.
+    /// The names of the splits that are ready now, in order.
     pub(crate) fn names(&self) -> Vec<u64> {
-        self.ready.lock().names.iter().copied().collect()
+        self.ready.lock().queue.iter().map(|split| split.name).collect()
     }
 
     /// The end, once everything before it was taken: the number of splits, or what went wrong.
@@ -102,36 +109,37 @@ impl SplitProvider {
         ready.end.as_ref().map(|_| ready.queue.len())
     }
 
-    /// Fills the queue until the listing ends, calling `poke` whenever there is something new.
+    /// Fills the queue until the listing ends, calling `notify` whenever there are new splits, and at the end.
     pub(crate) async fn fill(
         &self,
         feed: FeedId,
         order: Option<SplitOrder>,
-        splits: BoxStream<'static, Result<String>>,
+        splits: BoxStream<'static, Result<ListedSplit>>,
         begin: (Issued, SkippedSplits),
-        poke: impl Fn(),
+        notify: impl Fn(),
     ) {
-        let end = self.fill_until_end(feed, order, splits, begin, &poke).await;
+        let end = self.fill_until_end(feed, order, splits, begin, &notify).await;
         self.fail_or_end(end);
-        poke();
+        notify();
     }
 
-    /// The same with splits that are known in full, group by group.
-    pub(crate) async fn fill_groups(&self, groups: Vec<Vec<SplitRecord>>, issued: Issued, poke: impl Fn()) {
+    /// Fills the queue with splits that are known in full, group by group, as [`Self::fill`] does from a listing.
+    pub(crate) async fn fill_groups(&self, groups: Vec<Vec<SplitRecord>>, issued: Issued, notify: impl Fn()) {
         let mut skip = Skip::new(issued, SkippedSplits::default());
         let mut all = 0;
         for group in groups {
             all += group.len() as u64;
+            let group_size = Some(group.len());
             match skip.pass(group) {
-                Ok(records) => self.push(records, 1, &poke).await,
+                Ok(records) => self.push(records, group_size, 1, &notify).await,
                 Err(e) => {
                     self.fail_or_end(Err(e));
-                    return poke();
+                    return notify();
                 }
             }
         }
         self.fail_or_end(skip.finish().map(|()| all));
-        poke();
+        notify();
     }
 
     /// Ends the provider.
@@ -143,48 +151,53 @@ impl SplitProvider {
         &self,
         feed: FeedId,
         order: Option<SplitOrder>,
-        splits: BoxStream<'static, Result<String>>,
+        splits: BoxStream<'static, Result<ListedSplit>>,
         (issued, skipped_splits): (Issued, SkippedSplits),
-        poke: &impl Fn(),
+        notify: &impl Fn(),
     ) -> Result<u64> {
         let mut windows = Windows::new(splits, order);
         let mut skip = Skip::new(issued, skipped_splits);
         let mut position = 0;
         while let Some(window) = windows.next().await? {
-            // Positions are those of the epoch's order: what comes back from a lost task goes out in it again.
-            let record = |(at, split): (u64, String)| SplitRecord {
+            // Positions are those of the epoch's order: splits of a lost task are leased again in this order.
+            let record = |(at, split): (u64, ListedSplit)| SplitRecord {
                 index: feed.index(at),
-                split: split.into(),
+                split: Arc::clone(split.json()),
                 group: None,
                 after: None,
             };
             let (ahead, start) = (windows.look_ahead(), position);
             position += window.len() as u64;
             let records = (start..).zip(window).map(record).collect();
-            self.push(skip.pass(records)?, ahead, poke).await;
+            self.push(skip.pass(records)?, None, ahead, notify).await;
         }
         skip.finish()?;
         Ok(position)
     }
 
-    async fn push(&self, records: Vec<SplitRecord>, look_ahead: usize, poke: &impl Fn()) {
+    async fn push(
+        &self,
+        records: Vec<SplitRecord>,
+        group_size: Option<usize>,
+        look_ahead: usize,
+        notify: &impl Fn(),
+    ) {
         if records.is_empty() {
             return;
         }
         while self.ready.lock().queue.len() >= look_ahead {
-            self.room.notified().await;
+            self.space.notified().await;
         }
-        let mut ready = self.ready.lock();
-        ready.names.extend(records.iter().map(|record| split_name(&record.split)));
-        ready.queue.extend(records);
-        drop(ready);
-        poke();
+        let ready = records.into_iter().map(|record| ReadySplit {
+            name: split_name(&record.split),
+            record,
+            group_size,
+        });
+        // The names are computed before the lock is taken, because every lease waits for that lock.
+        let ready: Vec<ReadySplit> = ready.collect();
+        self.ready.lock().queue.extend(ready);
+        notify();
     }
-}
-
-/// How many splits share a part of a set.
-fn group_size(group: &str) -> usize {
-    serde_json::from_str::<caju_engine::GroupLease>(group).map_or(1, |g| g.of as usize)
 }
 
 /// Passes over what was issued before a restart, and what was taken before the iteration began, and sees to it that the
@@ -192,7 +205,7 @@ fn group_size(group: &str) -> usize {
 struct Skip {
     issued: Issued,
     skipped_splits: SkippedSplits,
-    /// Splits so far, and their rolling hash as long as it is of use.
+    /// The number of splits so far, and their rolling hash as long as it is compared.
     count: u64,
     digest: u64,
     /// The last split was skipped, and is not issued.
@@ -260,7 +273,10 @@ fn changed_since() -> Error {
 }
 
 /// All splits of a listing in the order of the epoch.
-pub(crate) async fn in_order(splits: Vec<String>, order: Option<SplitOrder>) -> Result<Vec<String>> {
+pub(crate) async fn in_order(
+    splits: Vec<ListedSplit>,
+    order: Option<SplitOrder>,
+) -> Result<Vec<ListedSplit>> {
     let Some(order) = order else { return Ok(splits) };
     let mut windows = Windows::new(Box::pin(futures::stream::iter(splits.into_iter().map(Ok))), Some(order));
     let mut ordered = Vec::new();

@@ -7,6 +7,7 @@ use caju_types::ErrorKind;
 use futures::StreamExt as _;
 
 use super::{Issued, SkippedSplits, SplitOrder, SplitProvider};
+use crate::catalog::ListedSplit;
 use crate::state::{FeedId, SplitRecord, next_digest};
 
 /// Takes everything, `step` at a time, yielding in between; what was listed at most ahead.
@@ -20,7 +21,7 @@ async fn drain(
     let theirs = Arc::clone(&listed);
     let splits = futures::stream::iter(0..n).map(move |i| {
         theirs.fetch_add(1, Ordering::Relaxed);
-        Ok(format!("split {i}"))
+        Ok(ListedSplit::from_json(format!("split {i}")))
     });
     let provider = Arc::new(SplitProvider::default());
     let filler = Arc::clone(&provider);
@@ -96,5 +97,32 @@ fn after_a_restart_it_goes_on_behind_what_was_issued() {
             let (_, provider, _) = drain(1_000, order, shorter, 50).await;
             assert!(provider.end().unwrap().is_err(), "files vanished");
         }
+    });
+}
+
+#[test]
+fn splits_that_share_a_part_are_given_together_whatever_is_asked_for() {
+    run(async {
+        let record = |index: u64| SplitRecord {
+            index,
+            split: format!("split {index}").into(),
+            // Not JSON: the size of a group is not parsed out of it.
+            group: Some("part".into()),
+            after: None,
+        };
+        let groups = vec![vec![record(0), record(1), record(2)], vec![record(3)], vec![record(4), record(5)]];
+        let provider = Arc::new(SplitProvider::default());
+        let filler = Arc::clone(&provider);
+        let fill = async move { filler.fill_groups(groups, FRESH, || {}).await };
+        let mut sizes = Vec::new();
+        let take = async {
+            while provider.end().is_none() {
+                let taken = provider.take(2);
+                sizes.extend((!taken.is_empty()).then_some(taken.len()));
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::join!(fill, take);
+        assert_eq!(sizes, [3, 1, 2]);
     });
 }

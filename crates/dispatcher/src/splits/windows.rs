@@ -5,6 +5,7 @@ use futures::stream::BoxStream;
 use futures::{FutureExt as _, StreamExt as _};
 
 use super::SplitOrder;
+use crate::catalog::ListedSplit;
 
 /// Splits listed ahead of their lease when their order is the canonical one.
 const LOOK_AHEAD: usize = 1024;
@@ -14,20 +15,20 @@ const MOST_READY: usize = 64;
 
 /// Cuts a listing into windows and permutes each. Without an order a window has the splits that are listed without waiting.
 pub(super) struct Windows {
-    splits: BoxStream<'static, Result<String>>,
+    splits: BoxStream<'static, Result<ListedSplit>>,
     order: Option<SplitOrder>,
     /// How many windows were cut.
     count: u32,
     /// The first split of the next repetition: repetitions follow one another, whatever the order in each.
-    held: Option<(u32, String)>,
+    next_repetition: Option<ListedSplit>,
     /// How the listing failed, after the last window.
     failed: Option<Error>,
     over: bool,
 }
 
 impl Windows {
-    pub(super) fn new(splits: BoxStream<'static, Result<String>>, order: Option<SplitOrder>) -> Self {
-        Self { splits, order, count: 0, held: None, failed: None, over: false }
+    pub(super) fn new(splits: BoxStream<'static, Result<ListedSplit>>, order: Option<SplitOrder>) -> Self {
+        Self { splits, order, count: 0, next_repetition: None, failed: None, over: false }
     }
 
     /// How many splits may wait before the window after the last one is listed.
@@ -39,7 +40,7 @@ impl Windows {
     ///
     /// # Errors
     /// Those of the listing.
-    pub(super) async fn next(&mut self) -> Result<Option<Vec<String>>> {
+    pub(super) async fn next(&mut self) -> Result<Option<Vec<ListedSplit>>> {
         if self.over {
             return Ok(None);
         }
@@ -51,7 +52,7 @@ impl Windows {
     }
 
     /// The next split, and those that follow it without waiting.
-    async fn list_ready(&mut self) -> Result<Option<Vec<String>>> {
+    async fn list_ready(&mut self) -> Result<Option<Vec<ListedSplit>>> {
         if let Some(e) = self.failed.take() {
             return Err(e);
         }
@@ -78,37 +79,23 @@ impl Windows {
     }
 
     /// Lists at most the given number of splits of one repetition.
-    async fn list(&mut self, len: usize) -> Result<Vec<String>> {
+    async fn list(&mut self, len: usize) -> Result<Vec<ListedSplit>> {
         let mut window = Vec::with_capacity(len);
-        let mut repetition = None;
-        if let Some((held, split)) = self.held.take() {
-            repetition = Some(held);
-            window.push(split);
-        }
+        window.extend(self.next_repetition.take());
+        let mut repetition = window.first().map(ListedSplit::repetition);
         while window.len() < len {
             let Some(split) = self.splits.next().await else {
                 self.over = true;
                 break;
             };
             let split = split?;
-            let found = repetition_of(&split);
-            if repetition.is_some_and(|r| r != found) {
-                self.held = Some((found, split));
+            if repetition.is_some_and(|r| r != split.repetition()) {
+                self.next_repetition = Some(split);
                 break;
             }
-            repetition = Some(found);
+            repetition = Some(split.repetition());
             window.push(split);
         }
         Ok(window)
     }
-}
-
-/// The repetition that a split, as the engine describes it, belongs to.
-fn repetition_of(split: &str) -> u32 {
-    #[derive(serde::Deserialize)]
-    struct Repeated {
-        #[serde(default)]
-        repetition: u32,
-    }
-    serde_json::from_str::<Repeated>(split).map_or(0, |r| r.repetition)
 }

@@ -44,7 +44,7 @@ pub enum AttemptRelation {
     Same,
     /// It is another one.
     Other,
-    /// The iteration's attempt has come in its place.
+    /// It is an earlier attempt, which that of the iteration has replaced.
     Former,
 }
 

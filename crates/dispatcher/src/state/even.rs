@@ -150,7 +150,7 @@ pub struct DealtPiece {
     /// Of consumers that read in rounds: its place among the last rounds of the epoch, from 1.
     #[serde(default, skip_serializing_if = "super::is_default")]
     pub round: u64,
-    /// To which number of items the lists of each column are padded, plus 1; 0: they stay as they are.
+    /// The number of items to which the lists of each column are padded, plus 1; 0: they are not padded.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pad_to: Vec<u32>,
 }
@@ -160,7 +160,7 @@ pub struct DealtPiece {
 pub struct Deal {
     /// The parts of each task's tail.
     pub tasks: Vec<(TaskId, Vec<DealtPiece>)>,
-    /// Elements that nobody gets.
+    /// Elements that no consumer gets.
     pub surplus: u64,
     /// Elements that somebody gets as padding.
     pub padded: u64,
@@ -182,7 +182,7 @@ struct Units {
 /// Gives out the tails so that every consumer ends with the same number of elements; `behind` says how many each lacks.
 ///
 /// # Errors
-/// `Unavailable` if consumers are behind and nothing is there that could be repeated for them.
+/// `Unavailable` if consumers are behind and there is no element that could be repeated for them.
 pub(super) fn deal(tails: &[(TaskId, &Tail)], behind: &[u64], uneven: Uneven) -> Result<Deal, Error> {
     let Units { all: units, whole } = units(tails);
     // A reader merges rows that fill no batch, so two copies of a short batch would be one element for it. It is repeated

@@ -62,7 +62,7 @@ pub struct Feed {
     pub digest: u64,
     /// The provider has no further split.
     pub exhausted: bool,
-    /// The one task that sees this feed ended without needing the rest (`take`).
+    /// The only task of this feed ended without needing its remaining splits (`take`).
     pub closed: bool,
     /// In a static mode, once it is exhausted: a hash of the listing of the whole source. Shards of an epoch agree on it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -12,8 +12,8 @@ const STRIKES_TO_AVOID: u32 = 3;
 /// Lost connections to every worker after which an iteration fails.
 const STRIKES_TO_FAIL: u32 = 10;
 
-/// The updates that bring an iteration to what it should be; none if it is there. Applying them and asking
-/// again gives none: the caller need not loop.
+/// The updates that bring an iteration to its desired state; none if it has that state. After they are applied there are
+/// none: the caller need not loop.
 pub fn follow_ups(state: &State, id: IterationId) -> Vec<Update> {
     let Some(iteration) = state.iterations.get(&id) else { return Vec::new() };
     let has_readers = iteration.members.values().any(|m| !m.may_load);
@@ -56,7 +56,7 @@ fn hopeless(state: &State, iteration: &Iteration, eligible: &[&Worker]) -> Optio
     let loss = iteration.last_loss.as_deref().unwrap_or("no reason was given");
     let out_of_reach = |w: &&&Worker| iteration.strikes_of(w.id) >= STRIKES_TO_FAIL;
     let failed: Vec<&Worker> = eligible.iter().filter(out_of_reach).copied().collect();
-    // Nobody else has the shard of a worker.
+    // No other worker has the shard of a worker.
     let is_alone = |w: &&Worker| iteration.shards_with_work().any(|shard| shard.0 == w.slot);
     if !failed.is_empty() && (failed.len() == eligible.len() || failed.iter().any(is_alone)) {
         let workers: Vec<String> = failed.iter().map(|w| w.describe()).collect();
@@ -146,7 +146,7 @@ fn exclusive_task(
 
 /// Every worker has a feed of its own, by slot; that of a lost worker moves to another.
 fn off_tasks(state: &State, iteration: &Iteration, eligible: &[&Worker]) -> Vec<(WorkerId, FeedId)> {
-    // An epoch that goes on from states has the feeds that there were.
+    // An epoch that continues from states has the feeds of the earlier one.
     let is_new = |w: &&&Worker| !w.unconfirmed && !iteration.feeds.contains_key(&FeedId(w.slot));
     let new = eligible.iter().filter(|w| iteration.resume.is_none() && is_new(w));
     let mut wanted: Vec<_> = new.map(|w| (w.id, FeedId(w.slot))).collect();

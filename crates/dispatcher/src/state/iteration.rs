@@ -109,7 +109,7 @@ pub struct Iteration {
     pub modes: SplitModes,
     /// It failed.
     pub failure: Option<Failure>,
-    /// Rows that tasks emitted and nobody acknowledged.
+    /// Rows that tasks emitted and no client acknowledged.
     #[serde(default, skip_serializing_if = "super::is_default")]
     pub missing: Missing,
     /// Readers that vanished after their users had taken rows.
@@ -273,7 +273,7 @@ impl Iteration {
         }
     }
 
-    /// Whether every consumer is there, or was.
+    /// Whether every consumer is present, or was.
     pub fn has_all_consumers(&self) -> bool {
         self.absent_consumers().next().is_none()
     }
@@ -286,7 +286,7 @@ impl Iteration {
         (0..count).filter(move |c| !has_read(c) && !is_there(c))
     }
 
-    /// Further states of the readers that it goes on from.
+    /// Adds further states of readers from which the iteration continues.
     pub(super) fn states_given(&mut self, states: &Resume) {
         if let Some(resume) = &mut self.resume {
             // Whether they fit was found out before.
@@ -296,7 +296,7 @@ impl Iteration {
         self.version += 1;
     }
 
-    /// It goes on without the states that are missing: rows that those readers took come again.
+    /// The iteration continues without the missing states: rows that those readers took come again.
     pub(super) fn states_given_up(&mut self) {
         let Some(resume) = &mut self.resume else { return };
         let lost = |client| LostReader { client, rows: 0, unknown: false, not_back: true };

@@ -1,4 +1,4 @@
-//! What is lost with a task, a worker or a client, and how it comes back.
+//! What is lost with a task, a worker or a client, and how it is leased again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -101,7 +101,7 @@ impl Iteration {
         self.version += 1;
     }
 
-    /// A job with consumers goes on with all of them or not at all.
+    /// A job with consumers continues with all of them or not at all.
     fn early_leave(&self, client: ClientId, consumer: u32, gone: &Gone<'_>) -> Error {
         let count = self.even.as_ref().map_or(0, |e| e.consumers.count);
         Error::unavailable(format!(
@@ -133,7 +133,7 @@ impl Iteration {
                 found = true;
             }
             if !found && !rows.is_empty() && self.failure.is_none() {
-                // Its task is done: nobody computes them again.
+                // Its task is done, so they are not computed again.
                 self.missing.add(std::iter::once(rows.len()));
             }
         }
@@ -233,7 +233,7 @@ impl Iteration {
         self.last_loss = Some(reason.to_string());
         let flight = self.members.values().any(|m| m.flight == Some(worker));
         if flight && had_rows {
-            // Nobody knows which of its rows the Flight reader has: the epoch cannot be made whole.
+            // It is not known which of its rows the Flight reader has: the epoch cannot be completed.
             self.fail((&flight_loss(&self.describe(), reason)).into());
         } else {
             self.members.retain(|_, m| m.flight != Some(worker));

@@ -83,7 +83,7 @@ pub struct State {
     pub saves: BTreeMap<String, Save>,
     /// Where each task of [`State::iterations`] is found.
     pub task_index: BTreeMap<TaskId, IterationId>,
-    /// Iterations changed since somebody last took this set; not part of the state proper.
+    /// The iterations that changed since this set was last taken; not part of the state proper.
     #[serde(skip)]
     touched: Touched,
 }

@@ -1,10 +1,10 @@
-//! An iteration that goes on behind states of readers: which rows were taken before it began.
+//! An iteration that continues behind states of readers: which rows were taken before it began.
 //!
 //! Splits of which every row was taken are skipped, and the other ones are leased with their taken rows as
 //! [`super::Lease::done`], as if tasks of this iteration had delivered them. Where elements are counted, or their order is
 //! promised, all rows have to pass the stages again, so no split is skipped there.
 //!
-//! The iteration begins when the states of all readers that had taken rows are there. Until then it has no tasks.
+//! The iteration begins when the states of all readers that had taken rows have arrived. Until then it has no tasks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -182,7 +182,7 @@ impl Resume {
         self.needed.difference(&self.given).copied().collect()
     }
 
-    /// Goes on without the states that are missing.
+    /// Continues without the missing states.
     pub(super) fn give_up_missing(&mut self) {
         self.needed.clone_from(&self.given);
         self.earlier.clear();

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Iteration, Task, TaskState};
 
-/// Rows that tasks emitted and nobody acknowledged.
+/// Rows that tasks emitted and no client acknowledged.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Missing {
     /// How many.
@@ -69,7 +69,7 @@ impl Iteration {
         self.missing.rows > 0 || self.strict && !self.lost_readers.is_empty() || self.has_unknown_rows()
     }
 
-    /// Whether readers vanished of whose users nobody knows which rows they took.
+    /// Whether readers vanished whose users took rows that are not known.
     pub fn has_unknown_rows(&self) -> bool {
         self.lost_readers.iter().any(|r| r.unknown)
     }
@@ -158,7 +158,7 @@ impl Iteration {
         }
     }
 
-    /// A task is done; rows of it that nobody acknowledged are missing.
+    /// A task is done; rows of it that no client acknowledged are missing.
     pub(super) fn settle_task(&mut self, id: TaskId, missing: &[(u64, u64)], taken: &[(ClientId, u64)]) {
         let Some(task) = self.tasks.get_mut(&id).filter(|t| t.state == TaskState::Ended) else { return };
         let splits: Vec<u64> = task.leases.keys().copied().collect();

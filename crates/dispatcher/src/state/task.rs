@@ -48,7 +48,7 @@ pub struct Task {
     /// count them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to_flight: Option<Vec<(u64, u64)>>,
-    /// Its worker is gone without a report, after every client had read the task to its end.
+    /// Its worker was lost without a report, after every client had read the task to its end.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub worker_gone: bool,
     /// Of a job with consumers: what it keeps at its end.

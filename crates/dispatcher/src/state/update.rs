@@ -117,14 +117,14 @@ pub enum Update {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         attempt: Option<Box<Attempt>>,
     },
-    /// Further readers gave their states to an iteration that goes on from states.
+    /// Further readers gave their states to an iteration that continues from states.
     StatesGiven {
         /// The iteration.
         iteration: IterationId,
         /// The states, as one.
         states: Box<Resume>,
     },
-    /// An iteration goes on without the states of readers that did not come back after a dispatcher had lost its state.
+    /// An iteration continues without the states of readers that did not come back after a dispatcher had lost its state.
     StatesGivenUp {
         /// The iteration.
         iteration: IterationId,
@@ -245,7 +245,7 @@ pub enum Update {
     TaskSettled {
         /// The task.
         task: TaskId,
-        /// Rows that nobody acknowledged, per split.
+        /// Rows that no client acknowledged, per split.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         missing: Vec<(u64, u64)>,
         /// Rows of its splits that the users of present clients took: they count if the client vanishes later.
@@ -314,7 +314,7 @@ pub enum Update {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         to_flight: Option<Vec<(u64, u64)>>,
     },
-    /// A worker gave a task up without its rows being wrong, as when it is told to stop.
+    /// A worker abandoned a task whose rows are correct, as when it has to stop.
     TaskLost {
         /// The task.
         task: TaskId,
@@ -341,7 +341,7 @@ pub enum Update {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         emitted: Option<Vec<(u64, u64)>>,
     },
-    /// A client lost its connection to a task, or was told that the task is lost.
+    /// A client lost its connection to a task, or was notified that the task is lost.
     ClientLost {
         /// The client.
         client: ClientId,
@@ -400,7 +400,7 @@ pub enum Update {
         /// Why.
         failure: Failure,
     },
-    /// An iteration that nobody reads is removed; its job keeps how it went.
+    /// An iteration without readers is removed; its job keeps the outcome.
     IterationDropped {
         /// Which.
         iteration: IterationId,
@@ -410,7 +410,7 @@ pub enum Update {
         /// Which.
         dataset: DatasetId,
     },
-    /// A job that nobody has read for long is forgotten, with the epochs that it has finished.
+    /// A job without readers for a long time is forgotten, with the epochs that it has finished.
     JobForgotten {
         /// Which.
         job: JobName,

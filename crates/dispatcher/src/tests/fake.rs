@@ -14,7 +14,7 @@ use futures::StreamExt as _;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use crate::catalog::{Bound, Catalog, SplitShuffle};
+use crate::catalog::{Bound, Catalog, ListedSplit, SplitShuffle};
 use crate::config::{DispatcherConfig, Timers};
 use crate::control::Core;
 use crate::journal::{Journal, MemoryJournal};
@@ -70,7 +70,7 @@ impl Catalog for FakeCatalog {
             shards: Arc::new(|_| panic!("definitions of these tests have no shards")),
             splits: Arc::new(move || {
                 let v = version.load(Ordering::Relaxed);
-                let split = move |i: u64| Ok(json!({ "i": i, "v": v }).to_string());
+                let split = move |i: u64| Ok(ListedSplit::from_json(json!({ "i": i, "v": v }).to_string()));
                 let (list_error, list_panic) = (list_error.clone(), list_panic.clone());
                 let end = futures::stream::once(async move {
                     assert!(list_panic.is_none(), "{list_panic:?}");
@@ -118,7 +118,7 @@ impl Clock for TestClock {
     async fn sleep(&self, duration: Duration) {
         let until = self.now() + duration;
         let mut now = self.now.subscribe();
-        // The clock outlives whoever sleeps by it.
+        // The clock outlives the tasks that sleep by it.
         let _ = now.wait_for(|now| *now >= until).await;
     }
 }

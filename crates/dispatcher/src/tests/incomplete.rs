@@ -53,7 +53,7 @@ fn rows_that_nobody_acknowledged_make_an_epoch_incomplete() {
         let (me, task) = ((open.client_id, open.iteration_id), open.tasks[0].task_id);
         lease_all(&w, task, worker).await;
         w.take(me.0, me.1, &[(0, 0, 5), (1, 0, 2)], &[task]).await;
-        // The worker says that it sent three rows more: somebody else has them.
+        // The worker reports three rows more than this client has: another client has them.
         w.finish_counted(task, worker, Some(&[(0, 5), (1, 5)])).await;
         let view = w.beat(me.0, me.1, &[], &[]).await;
         let missing = view.incomplete.unwrap();

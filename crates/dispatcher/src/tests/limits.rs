@@ -193,7 +193,7 @@ fn jobs_and_nameless_datasets_are_forgotten_in_time() {
         world.core.register_dataset(registration("kept")).await.unwrap();
         let open = world.open(&json!({"splits": 1, "path": "read"}), "job").await;
         world.close(open.client_id, open.iteration_id, vec![]).await;
-        // First the iteration goes, which nobody reads, then the job and its dataset.
+        // First the iteration is removed, which has no readers, then the job and its dataset.
         world.silence(Duration::from_secs(500), &[], &[]).await;
         assert_eq!(world.core.snapshot().jobs.len(), 1);
         world.silence(Duration::from_secs(1300), &[], &[]).await;

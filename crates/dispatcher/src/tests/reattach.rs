@@ -191,7 +191,7 @@ fn a_reader_gets_no_element_before_the_others_know_that_it_takes_some() {
         call(&w, beat(&w, second.client_id, third.version, false)).await;
         let again = call(&w, beat(&w, first.client_id, third.version, true)).await;
         assert_eq!(again.unnotified, 0);
-        // It leaves without having taken an element: nobody needs its state.
+        // It leaves without having taken an element, so its state is not needed.
         w.close(first.client_id, id, Vec::new()).await;
         let after = call(&w, beat(&w, second.client_id, third.version, false)).await;
         assert!(after.taking.is_empty() && after.readers.is_empty(), "{after:?}");
@@ -208,7 +208,7 @@ fn a_reader_gets_no_element_before_the_others_know_that_it_takes_some() {
     });
 }
 
-/// The state of a reader that lives was loaded by another process, and the epoch goes on behind it.
+/// The state of a reader that lives was loaded by another process, and the epoch continues behind it.
 #[test]
 fn a_reader_in_whose_place_another_process_has_come_does_not_end_its_epoch() {
     run(async {

@@ -134,6 +134,7 @@ impl Replanned {
         }
         let output = v1::StageStats {
             name: "output".into(),
+            kind: v1::StageKind::Output.into(),
             rows_out: rows_per_s * 10,
             wait_out_s: self.flight.unwrap_or(0.0),
             ..Default::default()
@@ -354,7 +355,12 @@ fn an_epoch_is_replanned_once_all_its_workers_have_reported() {
         w.world.close(client, iteration, Vec::new()).await;
         for (n, (task, worker)) in runs.into_iter().enumerate() {
             assert_eq!(w.job().replan.read_rate, None, "{n} have reported");
-            let output = v1::StageStats { name: "output".into(), rows_out: 10_000, ..Default::default() };
+            let output = v1::StageStats {
+                name: "output".into(),
+                kind: v1::StageKind::Output.into(),
+                rows_out: 10_000,
+                ..Default::default()
+            };
             let ended = v1::FinishTaskRequest {
                 task_id: task,
                 worker_id: worker,

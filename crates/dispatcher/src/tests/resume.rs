@@ -1,4 +1,4 @@
-//! Epochs that go on behind states of readers.
+//! Epochs that continue behind states of readers.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;

@@ -114,8 +114,8 @@ async fn the_target_follows_what_workers_and_readers_report() {
     assert_eq!(after, [2, 2, 0]);
 }
 
-/// A worker in the reader's own process is there anyway: the target has what it does not reach. While no other worker has
-/// come, it stands for those that are to come; then its cores count.
+/// A worker in the reader's own process runs in any case: the target counts only the workers that are needed in addition. While
+/// there is no other worker, it counts as one; then it counts by its cores.
 #[tokio::test]
 async fn workers_in_readers_are_not_in_the_target() {
     let mut running = Running::on("memory://reader", v1::TargetWorkers::Auto).await;

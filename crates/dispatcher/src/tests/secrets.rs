@@ -1,4 +1,4 @@
-//! Nobody acts in another one's name.
+//! No peer can act in the name of another one.
 
 use std::time::Duration;
 

@@ -63,7 +63,7 @@ fn a_late_job_goes_on_with_the_others_and_ends_with_what_it_missed() {
         let mut early = Sharer::open(&world, &def, "early", worker).await;
         assert_eq!(early.ask(&world, 8, &[]).await.unwrap(), (0..8).collect::<Vec<_>>());
         let mut late = Sharer::open(&world, &def, "late", worker).await;
-        // What is in the window, the oldest first, then what nobody was given.
+        // First the splits in the window, the oldest first, then splits that no task was given.
         assert_eq!(late.ask(&world, 2, &[6, 7]).await.unwrap(), [6, 7]);
         assert_eq!(late.ask(&world, 1, &[6, 7]).await.unwrap(), [8]);
         assert_eq!(early.ask(&world, 1, &[8]).await.unwrap(), [8]);

@@ -100,7 +100,7 @@ fn a_list_of_tasks_is_sent_once() {
     });
 }
 
-/// Leases are news for nobody: a reader that waits goes on waiting.
+/// Leases wake no reader: a waiting one keeps waiting.
 #[test]
 fn leases_wake_no_reader() {
     run(async {

@@ -152,7 +152,7 @@ fn bind_opened(
     let level = Level { depth: 0, keep_hints, shards };
     let mut root = bind_branch(def, registry, source, String::new(), level)?;
     plan.finish_steps(&mut root.steps);
-    let stats_stages = std::iter::once(("source".to_string(), StageKind::Rows))
+    let stats_stages = std::iter::once(("source".to_string(), StageKind::Source))
         .chain(
             def.stages.iter().enumerate().map(|(i, s)| (format!("{i}.{}", s.op.name()), stage_kind(&s.op))),
         )
@@ -164,9 +164,10 @@ fn bind_opened(
     Ok(BoundPipeline { def, fingerprint, root, plan, stats_stages, hints, local_end, chunk_bytes })
 }
 
-/// What a stage is to the planner.
+/// What a stage is to the planner and to advice about bottlenecks.
 fn stage_kind(op: &StageOp) -> StageKind {
     match op {
+        StageOp::ParseExample { .. } => StageKind::Parse,
         StageOp::Autocache { .. } => StageKind::Hint,
         StageOp::Sleep(_) | StageOp::Burn(_) => StageKind::Serial,
         StageOp::Take(_) => StageKind::Take,

@@ -48,7 +48,7 @@ fn rows_known(source: &SourceDef) -> bool {
         SourceDef::Files(f) => {
             matches!(f.format, FileFormat::Parquet { .. } | FileFormat::Arrow { .. } | FileFormat::Images)
         }
-        SourceDef::Range { .. } | SourceDef::Memory { .. } | SourceDef::Held { .. } => true,
+        SourceDef::Range { .. } | SourceDef::Memory { .. } | SourceDef::InlineTable { .. } => true,
         // A part may belong to a save that is still being written: then the count of all is not known.
         SourceDef::Load { .. } => false,
         SourceDef::Concatenate(children) => {
@@ -58,7 +58,7 @@ fn rows_known(source: &SourceDef) -> bool {
     }
 }
 
-/// Whether every row that goes in comes out once, in its place.
+/// Whether the stages keep the number and the order of rows.
 fn keeps_rows(op: &StageOp) -> bool {
     op.is_split_local()
         && !matches!(op, StageOp::Filter(_) | StageOp::Unnest { .. } | StageOp::FlatMap { .. })
@@ -66,7 +66,7 @@ fn keeps_rows(op: &StageOp) -> bool {
 }
 
 impl SplitPlan {
-    /// The plan of a definition, as it is run in a static processing mode or in none.
+    /// The plan of a definition under a static processing mode, or without one.
     pub(crate) fn of(def: &DatasetDef, by: Option<ShardBy>) -> Self {
         // A promised order and composition of batches needs one stream of rows.
         let ordered = def.options.deterministic;

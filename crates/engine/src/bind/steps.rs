@@ -28,7 +28,7 @@ pub(crate) enum Step {
         elements: usize,
         stats: usize,
     },
-    /// Only the elements of a shard go on.
+    /// Passes on only the elements of a shard.
     Shard(ShardStep),
     /// A cross-split stage.
     Stream {
@@ -43,7 +43,8 @@ pub(crate) struct ShardStep {
     pub(crate) numbers: ShardNumbers,
     /// Its rows are chosen per split, as the splits say. Else elements are counted.
     pub(crate) planned: bool,
-    /// The index of its counters; none for the shards of the processing mode `data`, which no stage stands for.
+    /// The index of its counters; none for the shards of the processing mode `data`, which have no stage in the
+    /// definition.
     pub(crate) stats: Option<usize>,
 }
 
@@ -136,7 +137,7 @@ pub(crate) fn bind_stages(
         let place = format!("{place}steps[{i}].{}", stage.op.name());
         let position =
             u32::try_from(def.stage_position_without_hints(i)).unwrap_or(u32::MAX) + depth * NESTED_POSITIONS;
-        let at = Place { place, position, stats: if depth == 0 { i + 1 } else { 0 } };
+        let at = StageSite { place, position, stats: if depth == 0 { i + 1 } else { 0 } };
         if streaming && matches!(stage.op, StageOp::Unnest { .. } | StageOp::FlatMap { .. }) {
             return Err(Error::invalid(format!(
                 "{}: rows cannot be multiplied below a stream stage; put it above the first shuffle, batch, take, skip or repeat",
@@ -179,7 +180,7 @@ fn first_to_front(steps: &mut Vec<Step>) {
     }
 }
 
-/// Where a definition stands: nested in others or not, and whether its hints are of use.
+/// The context of a definition: whether it is nested in others, and whether its hints are kept.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Level {
     pub(crate) depth: u32,
@@ -196,13 +197,13 @@ pub(crate) struct PlannedShards {
     pub(crate) has_stride: bool,
 }
 
-struct Place {
+struct StageSite {
     place: String,
     position: u32,
     stats: usize,
 }
 
-impl Place {
+impl StageSite {
     fn rows(self, op: RowOp, schema: SchemaRef) -> Step {
         Step::Rows(Arc::new(RowStage {
             op,
@@ -230,7 +231,7 @@ impl Place {
     }
 }
 
-fn bind_stage(op: &StageOp, registry: &Registry, schema: &SchemaRef, at: Place) -> Result<Option<Step>> {
+fn bind_stage(op: &StageOp, registry: &Registry, schema: &SchemaRef, at: StageSite) -> Result<Option<Step>> {
     Ok(Some(match op {
         StageOp::Autocache { .. } => return Ok(None),
         StageOp::Prefetch(n) => Step::Prefetch { elements: count(*n), stats: at.stats },
@@ -288,7 +289,7 @@ fn bind_stage(op: &StageOp, registry: &Registry, schema: &SchemaRef, at: Place) 
     }))
 }
 
-fn bind_stream(op: &StageOp, registry: &Registry, schema: &SchemaRef, at: Place) -> Result<StreamOp> {
+fn bind_stream(op: &StageOp, registry: &Registry, schema: &SchemaRef, at: StageSite) -> Result<StreamOp> {
     Ok(match op {
         StageOp::Shuffle { buffer, seed, max_bytes } => StreamOp::Shuffle {
             place: at.place,
@@ -366,7 +367,7 @@ fn check_padding(name: &str, length: u32, size: u64, schema: &Schema, registry: 
     )))
 }
 
-fn project(at: Place, exprs: Option<BoundExprs>, out: Vec<OutColumn>, fields: Fields) -> Step {
+fn project(at: StageSite, exprs: Option<BoundExprs>, out: Vec<OutColumn>, fields: Fields) -> Step {
     at.rows(RowOp::Project { exprs, out }, Arc::new(Schema::new(fields)))
 }
 
@@ -375,7 +376,7 @@ fn bind_with_columns(
     exprs: &[(String, String)],
     registry: &Registry,
     schema: &SchemaRef,
-    at: Place,
+    at: StageSite,
 ) -> Result<Step> {
     let bound = registry.bind(&at.place, exprs, schema)?;
     let mut out: Vec<OutColumn> = (0..schema.fields().len()).map(OutColumn::Input).collect();

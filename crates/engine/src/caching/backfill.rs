@@ -17,7 +17,8 @@ use super::{Entry, TaskCache};
 use crate::cache_plan::CachePlan;
 use crate::lease::LeasedSplit;
 
-/// Background writers of the splits that ended before the decision. More would take the store from splits that go on.
+/// Background writers of the splits that ended before the decision. With more of them, splits that are still running
+/// would get too little of the store's bandwidth.
 const BACKFILL_WRITERS: usize = 8;
 
 /// A split that is stored from its buffered rows and from those that still come.
@@ -84,7 +85,7 @@ impl TaskCache {
             let Some(writer) = self.writers.register() else { return };
             let (items, queue) = mpsc::channel(rows.batches.len() + QUEUED_BATCHES);
             rows.batches.into_iter().for_each(|b| drop(items.try_send(PartItem::Rows(b))));
-            // Splits that have ended are cancelled together, splits that go on by their own stall budget.
+            // Splits that have ended are cancelled together, splits that are still running by their own stall budget.
             let cancel = if rows.skipped.is_some() { all.child_token() } else { CancellationToken::new() };
             let split = buffered.split;
             let backfill =

@@ -7,7 +7,7 @@ use caju_types::{Error, ErrorKind};
 /// Consecutive failures after which the breaker opens. Each of them is a request that was retried several times.
 const MAX_FAILURES: u32 = 3;
 
-/// Whether a task goes on writing to the store, or reading from it.
+/// Whether a task may continue to write to the store, or to read from it.
 ///
 /// A full cache or a missing permission opens the breaker at once, other failures open it when they are consecutive. It
 /// stays open until the end of the task; the next task starts with a closed one.

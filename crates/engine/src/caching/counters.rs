@@ -22,7 +22,7 @@ impl SplitCounters {
             put: self.put.load(Ordering::Relaxed),
             get: self.get.load(Ordering::Relaxed),
             fell_back: self.fell_back.load(Ordering::Relaxed),
-            kept: self.backfilled.load(Ordering::Relaxed),
+            backfilled: self.backfilled.load(Ordering::Relaxed),
         }
     }
 

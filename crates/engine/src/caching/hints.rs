@@ -1,4 +1,4 @@
-//! The hints of one task: how its rows stand there.
+//! The hints of one task, found by their index or by a plan.
 
 use std::sync::Arc;
 
@@ -48,7 +48,7 @@ impl TaskHints {
         Some(hint)
     }
 
-    /// Whether the hint stands behind a cross-split stage, where rows are stored as a set of parts.
+    /// Whether the hint is behind a cross-split stage, where rows are stored as a set of parts.
     pub(super) fn is_set(&self, hint: usize) -> bool {
         self.hints.get(hint).is_some_and(|h| h.set.is_some())
     }
@@ -68,8 +68,9 @@ impl TaskHints {
         !self.is_random(hint) || self.ctx.draws_as_frozen()
     }
 
-    /// Makes the stages above a hint draw as in epoch 0 for this split. Stored rows are drawn so, whoever computes the
-    /// split; rows that are computed and not stored must be the same as stored ones.
+    /// Makes the stages above a hint draw as in epoch 0 for this split. Stored rows are drawn this way by every task that
+    /// computes the split. Rows that are computed and not stored must be equal to stored ones, so they are drawn this way
+    /// too.
     pub(super) fn freeze(&self, hint: usize, lease: &LeasedSplit) {
         let Some(bound) = self.hints.get(hint).filter(|h| h.random) else { return };
         // Repetitions share the part of a split; a set has the rows of every repetition.

@@ -151,7 +151,7 @@ impl TaskCache {
         self.hints.stats_index(hint)
     }
 
-    /// Whether the hint stands behind a cross-split stage.
+    /// Whether the hint is behind a cross-split stage.
     pub(crate) fn is_set(&self, hint: usize) -> bool {
         self.hints.is_set(hint)
     }
@@ -182,7 +182,7 @@ impl TaskCache {
             Some(plan) => self.enter_planned(lease, plan).await,
             None if self.decision.is_expected() => match self.enter_hit(lease.index, &lease.split).await {
                 Entry::Compute => match (self.enter_undecided(lease), self.adopted(lease)) {
-                    // The decision came while parts were looked up.
+                    // The decision arrived while parts were being looked up.
                     (Entry::Compute, Some(plan)) => self.enter_planned(lease, plan).await,
                     (entry, _) => entry,
                 },
@@ -290,13 +290,13 @@ impl TaskCache {
         self.in_flight.lock().insert(index, InFlightSplit::resumed(hint, rows));
     }
 
-    /// Whether the task has computed rows down to a hint. A part says what its rows cost, by which it is kept or evicted, and a
-    /// task that only reads rows of others does not know that.
+    /// Whether the task has computed rows down to a hint. A part records the CPU time of its rows, which decides about its
+    /// eviction. A task that only reads rows of other tasks cannot measure that time.
     pub(crate) fn knows_cost_above(&self, hint: usize) -> bool {
         self.hints.cpu_s_per_row_above(hint) > 0.0
     }
 
-    /// The rows of a split cannot be stored after all: its part is given up.
+    /// Abandons the part of a split whose rows cannot be stored after all.
     pub(crate) fn give_up(&self, index: u64) {
         self.in_flight.lock().remove(index);
     }
@@ -319,7 +319,7 @@ impl TaskCache {
         self.set.open_group(leases).await
     }
 
-    /// Waits until every part whose split has ended is committed or given up.
+    /// Waits until every part whose split has ended is committed or abandoned.
     ///
     /// # Errors
     /// The permanent failure of a save, once.

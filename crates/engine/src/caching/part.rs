@@ -19,7 +19,7 @@ pub(super) const FOUND: &str = "caju-found-columns";
 pub(super) enum Opened {
     /// It can be read.
     Part(Box<OpenPart>),
-    /// It is damaged or gone, and was discarded.
+    /// It is damaged or missing, and was discarded.
     Bad,
     /// It is valid, but does not fit this job or cannot be read now.
     Unusable,

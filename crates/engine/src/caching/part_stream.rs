@@ -1,4 +1,4 @@
-//! Rows of one split at a hint: they go to the writer of its part while the split goes on.
+//! Rows of one split at a hint: they go to the writer of its part while the split is still running.
 
 use std::sync::Arc;
 
@@ -99,7 +99,7 @@ impl TaskCache {
         }
     }
 
-    /// Gives rows to the writer of a part. One that takes no more loses its split.
+    /// Gives rows to the writer of a part. A writer that accepts no further rows loses its split.
     async fn write(&self, sender: &PartSender, index: u64, rows: &[RecordBatch]) {
         for batch in rows.iter().filter(|b| b.num_rows() > 0) {
             let item = PartItem::Rows(batch.clone());

@@ -97,8 +97,8 @@ impl TaskSet {
         description.splits = Some(target.whole.splits);
         let schema = with_provenance(&self.snapshots.stored_schema(bound), &shape);
         self.snapshots.mark_used(&snapshot);
-        // The key is unique in the attempt: no other task of the attempt begins with this split. A split that comes back
-        // from a lost task is not stored.
+        // The key is unique in the attempt: no other task of the attempt begins with this split. A split that is run
+        // again after its task was lost is not stored.
         let name = format!("{} {} {first}", target.attempt, cache.writer_id());
         let key = SplitKey(hash128(name.as_bytes()));
         let writer = match snapshot.put(key, &description, Arc::clone(&schema), plan.encoding).await? {

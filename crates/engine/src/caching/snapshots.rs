@@ -32,7 +32,7 @@ pub(super) struct TaskSnapshots {
 /// A snapshot that is opened once per task; none if the cache cannot be read.
 pub(super) type SnapshotCell = OnceCell<Option<SnapshotView>>;
 
-/// A snapshot, with the parts that it had when the task first looked.
+/// A snapshot, with the parts that it had when the task first listed it.
 pub(super) struct SnapshotView {
     snapshot: Snapshot,
     pub(super) index: PartIndex,

@@ -86,7 +86,7 @@ impl Sample {
         })
     }
 
-    /// Drops all rows, and takes no more.
+    /// Drops all rows, and accepts no further ones.
     pub(super) fn clear(&mut self) {
         (self.rows, self.first, self.bytes) = (Vec::new(), 0, usize::MAX);
     }

@@ -47,7 +47,7 @@ pub(crate) struct RowStage {
 /// One column of a projection's output.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum OutColumn {
-    /// An input column, as it is.
+    /// An input column, unchanged.
     Input(usize),
     /// The n-th expression.
     Expr(usize),
@@ -80,10 +80,10 @@ pub(crate) struct Made {
 
 /// What takes rows back from a slow stage.
 pub(crate) trait TakesBack {
-    /// The stage waits for something that is not its work: no row is at work.
+    /// The stage waits for something other than its own work: no row is being computed.
     fn waiting(&mut self);
 
-    /// A row is at work.
+    /// A row is being computed.
     fn working(&mut self);
 
     /// The stage spent this time without work.
@@ -160,7 +160,7 @@ impl RowStage {
         runs: &[Run],
         taker: Option<&mut dyn TakesBack>,
     ) -> Result<Made> {
-        // Rows of a batch with a bad row are run again, one by one, which must not find some of them gone.
+        // Rows of a batch with a bad row are run again, one by one, so the batch must still have all of them.
         match self.within_budget(ctx, batch, runs, taker.filter(|_| !ctx.skips())) {
             Ok(done) => Ok(done),
             Err(e) => {

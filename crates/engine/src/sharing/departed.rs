@@ -5,14 +5,15 @@ use std::collections::{HashMap, VecDeque};
 use super::job::SharingJob;
 use super::shared_split::SplitId;
 
-/// The most splits that a window remembers when their rows are gone: about 6 MiB. A split that it has forgotten is computed.
+/// The most splits that a window remembers after their rows were evicted: about 6 MiB. A split that it does not remember is
+/// computed.
 const MAX_DEPARTED: usize = 65_536;
 
 /// The splits that left a window, the last ones.
 #[derive(Debug, Default)]
 pub(super) struct Departed {
     splits: HashMap<SplitId, DepartedSplit>,
-    /// In the order in which they left. A split that left twice is there twice.
+    /// In the order of eviction. A split that was evicted twice is listed twice.
     order: VecDeque<SplitId>,
 }
 
@@ -25,7 +26,7 @@ struct DepartedSplit {
 }
 
 impl Departed {
-    /// All rows of a split are gone. `by`: who computed it.
+    /// All rows of a split were evicted. `by`: the job that computed it.
     pub(super) fn add(&mut self, id: SplitId, rows: u64, by: SharingJob) {
         self.splits.insert(id, DepartedSplit { rows, iteration: by.iteration, epoch: by.epoch });
         self.order.push_back(id);

@@ -22,6 +22,6 @@ pub(crate) enum MayShare {
     Store(usize),
     /// It reads rows that others compute, and gives those that it computes.
     Read,
-    /// And it may leave the split out, if its job may.
+    /// It reads and gives rows as [`Self::Read`], and may leave the split out if its job may.
     Skip,
 }

@@ -47,7 +47,7 @@ impl SharingMember {
         self.counters.snapshot()
     }
 
-    /// The task ends: nobody waits for it, or computes for it.
+    /// The task ends: no other task waits for it, or computes rows for it.
     pub(crate) fn leave(&self) {
         self.window.leave(self.id);
     }
@@ -137,7 +137,7 @@ pub(crate) struct SharedRows {
 }
 
 impl SharedRows {
-    /// The next rows; [`Next::Gone`] if nobody has given any for as long as the settings say.
+    /// The next rows; [`Next::Unavailable`] if no task has added any within `--sharing-wait`.
     pub(crate) async fn next(&mut self) -> Next {
         let window = &self.member.window;
         let deadline = window.clock.now() + window.wait();
@@ -156,7 +156,7 @@ impl SharedRows {
             }
             let left = deadline.saturating_sub(window.clock.now());
             if left.is_zero() {
-                return Next::Gone;
+                return Next::Unavailable;
             }
             tokio::select! {
                 () = changed => {}
@@ -172,7 +172,8 @@ impl Drop for SharedRows {
     }
 }
 
-/// Puts the rows of a split into the window as they pass a point. Dropped before the end, it gives the rest up.
+/// Puts the rows of a split into the window as they pass a point. If it is dropped before the end, the remaining rows are
+/// not added.
 #[derive(Debug)]
 pub(super) struct Writer {
     member: Arc<SharingMember>,

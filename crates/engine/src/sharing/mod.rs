@@ -27,7 +27,7 @@ pub use job::SharingJob;
 pub(crate) use member::SharedRows;
 pub use member::SharingMember;
 pub use point::SharingPoint;
-pub(crate) use point::{END, entry_place};
+pub(crate) use point::{END, entry_index};
 pub use settings::{SharingLag, SharingSettings};
 pub(crate) use shared_split::Next;
 pub use stats::{SharedCounts, WindowUsage};

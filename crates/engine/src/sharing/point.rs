@@ -15,7 +15,7 @@ pub(crate) const END: usize = usize::MAX;
 const FROM_WINDOW: usize = 1 << (usize::BITS - 2);
 
 /// The place at which rows of the window enter for a sharing point.
-pub(crate) fn entry_place(place: usize) -> usize {
+pub(crate) fn entry_index(place: usize) -> usize {
     if place == END { END } else { place + FROM_WINDOW }
 }
 
@@ -29,7 +29,7 @@ pub struct SharingPoint {
 }
 
 impl SharingPoint {
-    /// A short name of the rows there, for a dispatcher that looks for jobs with common points.
+    /// A short name of the rows there, by which the dispatcher finds jobs with common points.
     pub fn name(&self) -> u64 {
         #[expect(clippy::cast_possible_truncation, reason = "the halves of a hash")]
         let (high, low) = ((self.key >> 64) as u64, self.key as u64);
@@ -39,8 +39,8 @@ impl SharingPoint {
 
 impl BoundPipeline {
     /// The places at which tasks of a job with this seed can share the rows of an epoch, from the source on. None where a
-    /// task sees only some rows of a split, or reads stored parts alone. With `caching` there are none either where a random
-    /// stage stands above a hint: rows of stored splits have the draws of another epoch.
+    /// task sees only some rows of a split, or reads stored parts alone. With `caching` there are none where a random stage
+    /// is above a hint: rows of stored splits have the draws of another epoch.
     pub fn sharing_points(&self, seed: u64, epoch: u64, caching: bool) -> Vec<SharingPoint> {
         let Some(end) = self.local_end() else { return Vec::new() };
         if self.def().options.cache_only || caching && self.hints().iter().any(|h| h.random) {

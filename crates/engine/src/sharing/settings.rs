@@ -60,12 +60,12 @@ pub struct SharingSettings {
 /// cache would be 256 MiB; decoded images take four times the bytes of stored ones.
 const DEFAULT_WINDOW_BYTES: u64 = 1 << 30;
 
-/// The default of [`SharingSettings::backlog_bytes`]: as much as a task buffers for its readers, so that a job which is alone
-/// takes hardly more memory, and no time for it, than a job that does not share.
+/// The default of [`SharingSettings::backlog_bytes`]: as much as a task buffers for its readers. A job that runs alone then
+/// needs little more memory, and no more time, than a job that does not share.
 const DEFAULT_BACKLOG_BYTES: u64 = 64 << 20;
 
 /// The default of [`SharingSettings::wait`]: longer than a chunk takes to compute, except of the slowest stages, and short
-/// enough that a job whose neighbour stands still hardly notices it.
+/// enough that a job loses little time when the job that it waits for makes no progress.
 const DEFAULT_WAIT: Duration = Duration::from_secs(2);
 
 impl Default for SharingSettings {

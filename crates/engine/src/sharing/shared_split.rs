@@ -58,8 +58,8 @@ enum State {
     Growing,
     /// These are all rows. `skipped`: rows that `on_error: skip` left out.
     Whole { skipped: u64 },
-    /// It left the window.
-    Gone,
+    /// The window dropped its rows.
+    Evicted,
 }
 
 /// What a reader finds.
@@ -72,8 +72,8 @@ pub(crate) enum Next {
         /// Rows that were skipped when the split was computed.
         skipped: u64,
     },
-    /// Nobody gives the remaining rows.
-    Gone,
+    /// The remaining rows do not come: the window dropped them, or no task adds any.
+    Unavailable,
     /// None yet.
     Pending,
 }
@@ -103,7 +103,7 @@ impl SharedSplit {
         rows.bytes - before
     }
 
-    /// All rows of the split, and no more.
+    /// Exactly the rows of the split.
     pub(super) fn whole_rows(&self) -> Option<u64> {
         let rows = self.rows.lock();
         matches!(rows.state, State::Whole { .. }).then_some(rows.count)
@@ -121,7 +121,7 @@ impl SharedSplit {
     /// It leaves the window. Returns the bytes that are freed.
     pub(super) fn remove(&self) -> u64 {
         let mut rows = self.rows.lock();
-        rows.state = State::Gone;
+        rows.state = State::Evicted;
         rows.batches = Vec::new();
         std::mem::take(&mut rows.bytes)
     }
@@ -130,7 +130,7 @@ impl SharedSplit {
     pub(super) fn read(&self, batches: usize) -> Next {
         let rows = self.rows.lock();
         match (rows.state, rows.batches.get(batches)) {
-            (State::Gone, _) => Next::Gone,
+            (State::Evicted, _) => Next::Unavailable,
             (_, Some(batch)) => Next::Batch(batch.clone()),
             (State::Whole { skipped }, None) => Next::End { skipped },
             (State::Growing, None) => Next::Pending,
@@ -141,7 +141,7 @@ impl SharedSplit {
         self.rows.lock().writers += 1;
     }
 
-    /// A task computes it no more. Whether nobody will give its remaining rows.
+    /// A task stops computing this split. Returns whether no other task will add its remaining rows.
     pub(super) fn remove_writer(&self) -> bool {
         let mut rows = self.rows.lock();
         rows.writers = rows.writers.saturating_sub(1);
@@ -227,7 +227,7 @@ mod tests {
         let split = split();
         split.add(0, &[batch(0..4)]);
         assert_eq!(split.remove(), 32);
-        assert!(matches!(split.read(0), Next::Gone));
+        assert!(matches!(split.read(0), Next::Unavailable));
         assert_eq!((split.bytes(), split.add(4, &[batch(4..5)])), (0, 0));
         assert!(!split.finish(4, 0));
     }

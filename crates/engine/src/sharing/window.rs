@@ -58,7 +58,7 @@ struct Member {
     points: Vec<u128>,
     /// Splits that it computed or read.
     had: HashSet<SplitRef>,
-    /// It was behind for too long: nobody waits for it until it begins its next split.
+    /// It was behind for too long: no other task waits for it until it begins its next split.
     is_out: bool,
     /// It waits for others: they do not wait for it.
     is_waiting: bool,
@@ -112,7 +112,7 @@ impl SharingWindow {
         let unread = state.splits.values().filter(|s| of.needs(s));
         let mut names = Vec::new();
         for split in unread {
-            // A split is there once per point.
+            // The window has a split once per point.
             if !names.contains(&split.name) {
                 names.push(split.name);
             }
@@ -199,7 +199,7 @@ impl SharingWindow {
                 }
                 if let Some(me) = state.members.get_mut(&member).filter(|m| !m.is_waiting) {
                     me.is_waiting = true;
-                    // Nobody waits for this one.
+                    // No task waits for this one.
                     self.freed.notify_waiters();
                 }
             }
@@ -242,7 +242,7 @@ impl SharingWindow {
         split.changed.notify_waiters();
     }
 
-    /// A task computes a split no more.
+    /// A task has stopped computing a split.
     pub(super) fn remove_writer(&self, split: &Arc<SharedSplit>) {
         let mut state = self.state.lock();
         if split.remove_writer() {
@@ -253,7 +253,7 @@ impl SharingWindow {
         self.freed.notify_waiters();
     }
 
-    /// A task reads a split no more.
+    /// A task has stopped reading a split.
     pub(super) fn remove_reader(&self, split: &Arc<SharedSplit>) {
         let mut state = self.state.lock();
         split.remove_reader();
@@ -311,7 +311,7 @@ impl State {
         ids.find_map(|id| self.departed.skipped(&id, member.job))
     }
 
-    /// All rows of a split are gone: tasks that are in its epoch need to know that.
+    /// All rows of a split were evicted: tasks of its epoch have to know that.
     fn depart(&mut self, split: &SharedSplit, rows: u64) {
         if self.members.values().any(|m| m.is_in(split.id.point, split.by.epoch)) {
             self.departed.add(split.id, rows, split.by);
@@ -447,7 +447,7 @@ impl State {
             self.remove(&victim);
             victim.changed.notify_waiters();
             if victim.number == growing.number {
-                // What was there before it is within the bound.
+                // The bytes before it are within the bound.
                 return;
             }
         }

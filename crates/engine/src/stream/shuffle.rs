@@ -111,7 +111,7 @@ struct Slot {
     ordinal: u64,
 }
 
-struct Held {
+struct BufferedBatch {
     batch: RecordBatch,
     bytes: usize,
     live: usize,
@@ -120,7 +120,7 @@ struct Held {
 /// Waiting rows, as places in the batches that they came in.
 #[derive(Default)]
 struct RowBuffer {
-    held: Vec<Held>,
+    held: Vec<BufferedBatch>,
     slots: Vec<Slot>,
     held_bytes: usize,
 }
@@ -137,7 +137,7 @@ impl RowBuffer {
         for piece in &chunk.pieces {
             let batch = self.held.len();
             let bytes = batch_bytes(piece);
-            self.held.push(Held { batch: piece.clone(), bytes, live: piece.num_rows() });
+            self.held.push(BufferedBatch { batch: piece.clone(), bytes, live: piece.num_rows() });
             self.held_bytes += bytes;
             for row in 0..piece.num_rows() {
                 let (split, ordinal) = rows.next().unwrap_or((u64::MAX, 0));
@@ -225,7 +225,7 @@ impl RowBuffer {
         }
         self.held = fresh
             .into_iter()
-            .map(|batch| Held { bytes: batch_bytes(&batch), live: batch.num_rows(), batch })
+            .map(|batch| BufferedBatch { bytes: batch_bytes(&batch), live: batch.num_rows(), batch })
             .collect();
         self.held_bytes = self.held.iter().map(|h| h.bytes).sum();
         Ok(())

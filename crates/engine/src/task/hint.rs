@@ -9,7 +9,7 @@ use futures::stream::StreamExt;
 
 use super::{Item, Items};
 use crate::caching::TaskCache;
-use crate::sharing::{Flights, entry_place};
+use crate::sharing::{Flights, entry_index};
 
 /// Renumbers the rows of every split consecutively.
 #[derive(Debug, Default)]
@@ -44,7 +44,7 @@ pub(super) fn at_hint(hint: usize, dirty: bool, items: Items, cache: &Arc<TaskCa
                     },
                     Ok(Item::Entry { hint: h, chunk }) if h == hint => Ok(Item::Chunk(chunk)),
                     // Rows of the window come from below this hint, as the rows that another job had there.
-                    Ok(Item::Entry { hint: h, chunk }) if h == entry_place(hint) => {
+                    Ok(Item::Entry { hint: h, chunk }) if h == entry_index(hint) => {
                         if let Some(run) = chunk.runs.first() {
                             cache.pass_shared(hint, run.split, &chunk.pieces).await;
                         }
@@ -65,7 +65,7 @@ pub(super) fn at_hint(hint: usize, dirty: bool, items: Items, cache: &Arc<TaskCa
 
 /// Rows that other jobs computed enter here, and rows that this task computed go to the window.
 pub(super) fn at_sharing_point(place: usize, items: Items, sharing: &Arc<Flights>) -> Items {
-    let (sharing, entry) = (Arc::clone(sharing), entry_place(place));
+    let (sharing, entry) = (Arc::clone(sharing), entry_index(place));
     let passing = move |item| match item {
         Ok(Item::Entry { hint, chunk }) if hint == entry => Some(Ok(Item::Chunk(chunk))),
         Ok(Item::Chunk(chunk)) => sharing.pass(place, chunk).map(|chunk| Ok(Item::Chunk(chunk))),

@@ -292,7 +292,8 @@ impl TaskRun {
     }
 
     /// A function that takes the decision of a task that began without a plan: a plan, or that nothing is stored. The rows in
-    /// the backfill buffer are stored then, or dropped. Leases carry the same plan; this is for tasks that lease no more.
+    /// the backfill buffer are stored then, or dropped. Leases carry the same plan; this is for tasks that have stopped
+    /// leasing.
     pub fn decider(&self) -> impl Fn(Option<&CachePlan>) + Send + Sync + use<> {
         let cache = Arc::clone(&self.cache);
         move |plan| cache.decide(plan)

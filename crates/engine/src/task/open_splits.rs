@@ -38,7 +38,7 @@ impl OpenSplits {
     }
 }
 
-/// The same items. Their end is an error if a leased split has not ended.
+/// Passes the items on. Their end is an error if a leased split has not ended.
 pub(super) fn checked(items: Items, splits: OpenSplits) -> Items {
     stream::unfold(Some((items, splits)), |state| async move {
         let (mut items, splits) = state?;

@@ -14,7 +14,7 @@ use super::{Item, Items};
 use crate::context::TaskContext;
 use crate::row::pay;
 
-/// The same items, computed by a task of their own: one item is ready while the next one is computed. Without that a stage
+/// Computes the items on a task of their own: one item is ready while the next one is computed. Without that a stage
 /// that waits without using a CPU would stall all stages above it.
 fn readahead(mut items: Items) -> Items {
     const NAME: &str = "the stages above a slow one";

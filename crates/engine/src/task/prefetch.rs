@@ -24,7 +24,7 @@ struct Buffered {
     _elements: OwnedSemaphorePermit,
 }
 
-/// The same items, computed by a task of their own. Nothing is computed before the first item is asked for.
+/// Computes the items on a task of their own, ahead of their reader. Nothing is computed before the first item is asked for.
 pub(super) fn prefetched(items: Items, elements: usize, stats: usize, ctx: &Arc<TaskContext>) -> Items {
     let ctx = Arc::clone(ctx);
     stream::once(async move { start(items, elements, stats, ctx) }).flatten().boxed()
@@ -42,7 +42,7 @@ fn start(items: Items, elements: usize, stats: usize, ctx: Arc<TaskContext>) -> 
     .boxed()
 }
 
-/// Fills the buffer until the items end, or nobody reads it any more.
+/// Fills the buffer until the items end or the reader is dropped.
 async fn fill(
     mut items: Items,
     elements: usize,

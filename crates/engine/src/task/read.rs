@@ -18,7 +18,7 @@ use crate::bind::{BoundPipeline, Branch, BranchKind, Step};
 use crate::caching::{Entry, OpenPart, StoredGroup, TaskCache};
 use crate::context::TaskContext;
 use crate::lease::LeasedSplit;
-use crate::sharing::{Begin, END, Flights, MayShare, Next, SharedRows, entry_place};
+use crate::sharing::{Begin, END, Flights, MayShare, Next, SharedRows, entry_index};
 use crate::stats::SplitReads;
 
 /// How splits are read.
@@ -27,7 +27,7 @@ pub(super) struct Reading {
     pub(super) batch_rows: usize,
     pub(super) batch_bytes: usize,
     pub(super) readers: usize,
-    /// Keeps the order of leases; otherwise rows of different splits come as they are read.
+    /// Keeps the order of leases; otherwise rows of different splits come in the order in which they are read.
     pub(super) ordered: bool,
 }
 
@@ -76,8 +76,8 @@ impl Reader {
         self.reading.sized(stages.get(stage..end).unwrap_or_default())
     }
 
-    /// Sends the rows of a part of a set. If the part is damaged the task fails, and another task computes what is left of
-    /// its splits: the provenance of the rows says which ones were delivered.
+    /// Sends the rows of a part of a set. If the part is damaged the task fails, and another task computes the remaining rows
+    /// of its splits: the provenance of the rows says which ones were delivered.
     pub(super) async fn get_group(
         &self,
         mut group: Group,
@@ -188,7 +188,7 @@ impl Reader {
                         let run = Run { split: lease.index, start: ordinal, len };
                         ordinal += len;
                         let chunk = Chunk::rows_of(batch, vec![run]);
-                        out.send(Item::Entry { hint: entry_place(place), chunk }).await?;
+                        out.send(Item::Entry { hint: entry_index(place), chunk }).await?;
                     }
                 }
                 Next::End { skipped } => {
@@ -198,7 +198,7 @@ impl Reader {
                     }
                     return self.ctx.count_stored_skips(lease.index, skipped);
                 }
-                Next::Gone | Next::Pending => break,
+                Next::Unavailable | Next::Pending => break,
             }
         }
         drop(rows);

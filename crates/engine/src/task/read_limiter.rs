@@ -55,8 +55,8 @@ impl ReadLimiter {
 }
 
 impl ReadPermit {
-    /// Returns what the remainder of a part does not use, so that the next split is leased in time. One request is
-    /// kept, because decoding takes time too.
+    /// Returns what the remainder of a part does not use, so that the next split is leased in time. The permit of one
+    /// request is kept, because decoding takes time too.
     pub(super) fn shrink(&mut self, requests: Option<usize>) {
         let more = requests.and_then(|n| self.0.num_permits().checked_sub(n.max(1)));
         drop(more.and_then(|more| self.0.split(more)));

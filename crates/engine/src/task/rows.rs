@@ -1,8 +1,8 @@
 //! Row stages over chunks, each within the memory limit of a chunk.
 //!
 //! Most chunks pass all stages in one piece. A chunk that needs too much memory at a stage is split in two there, and again
-//! if that is not enough: the first piece goes on, and the remainder waits. A batch whose rows grow therefore costs time, not
-//! memory; only a single row that is too large is an error.
+//! if that is not enough: the first piece continues, and the remainder waits. A batch whose rows grow therefore costs time,
+//! not memory; only a single row that is too large is an error.
 //!
 //! A stage that runs a user's function row by row gives rows back when it is slow: [`TakingBack`].
 
@@ -178,8 +178,8 @@ impl Time {
     }
 }
 
-/// One stage at work on a chunk. If it is slow, the rows that are ready and those that are not begun are given back to the
-/// slice, and the stage goes on with the row at which it is.
+/// One stage that computes a chunk. If it is slow, the rows that are ready and those that are not begun are given back to the
+/// slice, and the stage continues with the row that it is computing.
 struct TakingBack<'a> {
     work: &'a mut RowWork,
     index: usize,
@@ -190,7 +190,7 @@ struct TakingBack<'a> {
     /// The rows that have passed, and have not been given back.
     pieces: Vec<arrow_array::RecordBatch>,
     runs: Vec<Run>,
-    /// The first row of the piece at work, and the provenance of the piece.
+    /// The first row of the piece that is being computed, and the provenance of the piece.
     at: usize,
     here: Vec<Run>,
     /// The rows of the chunk before this one are this work's own.
@@ -263,7 +263,7 @@ impl<'a> TakingBack<'a> {
         Ok(self.passed())
     }
 
-    /// Rows of the piece at work have passed the stage.
+    /// Rows of the piece that is being computed have passed the stage.
     fn pass(&mut self, made: Made) {
         let Range { start, end } = made.ran;
         match made.kept {

@@ -58,7 +58,7 @@ async fn the_second_epoch_computes_nothing() {
         let (rows, modes) = decided(&pair, &cache, 32, &plan).await;
         assert_eq!(rows, want);
         assert_eq!((modes.compute, modes.put, modes.fell_back), (0, SPLITS, 0), "{modes:?}");
-        assert!((20..=32).contains(&modes.kept), "{modes:?}");
+        assert!((20..=32).contains(&modes.backfilled), "{modes:?}");
         let (rows, modes) = pair.with(&cache, how(1), &plan).await;
         assert_eq!((rows.len(), modes.get), (want.len(), SPLITS));
         assert_eq!(rows, want);
@@ -136,7 +136,7 @@ async fn random_rows_are_buffered_in_epoch_0_alone() {
 
     let late = cache_with(&place("kept"), memory(64 << 20)).await;
     let (own, modes) = decided_in(&pair, &late, 3, 32, &plan).await;
-    assert_eq!((modes.kept, modes.compute), (0, 32), "{modes:?}");
+    assert_eq!((modes.backfilled, modes.compute), (0, 32), "{modes:?}");
     assert_ne!(own, first, "what is not stored is drawn by epoch 3");
     let (rows, modes) = pair.with(&late, how(4), &plan).await;
     assert_eq!((modes.put, modes.get, rows), (32, SPLITS - 32, first));
@@ -166,7 +166,7 @@ async fn a_task_that_leases_no_more_gets_the_decision() {
         let modes = task.modes();
         assert_eq!((modes.put, modes.compute), want, "{modes:?}");
         // The other split may begin only now.
-        assert!(modes.kept <= modes.put && (modes.put == 0 || modes.kept > 0), "{modes:?}");
+        assert!(modes.backfilled <= modes.put && (modes.put == 0 || modes.backfilled > 0), "{modes:?}");
         assert!(rows > 2000, "{rows}");
     }
 }
@@ -222,7 +222,7 @@ async fn ended_splits_are_stored_concurrently() {
     let (end, ()) = tokio::join!(task.next(), seen);
     let modes = task.modes();
     assert!(end.is_none());
-    assert_eq!((modes.put, modes.kept), (SPLITS, SPLITS), "{modes:?}");
+    assert_eq!((modes.put, modes.backfilled), (SPLITS, SPLITS), "{modes:?}");
 }
 
 /// A split is stored even if the decision comes while its part is looked up, before its rows are buffered.
@@ -233,7 +233,7 @@ async fn a_split_that_begins_during_the_decision_is_stored() {
     let gate = Arc::new(tokio::sync::Semaphore::new(0));
     faults.add(Rule::new(Op::List, Fault::Gate(Arc::clone(&gate))).always());
     let cache = faulty_with(&place("kept"), &faults, memory(64 << 20)).await;
-    // Without the first one, which is not looked for.
+    // Without the first one, whose part is not looked up.
     let leases = (1u64..).zip(&pair.splits[1..]).map(|(i, s)| LeasedSplit::new(i, s.clone())).collect();
     let mut options = TaskOptions::new(CpuPool::new(2).unwrap(), SystemClock::shared());
     options.cache = Some(cache);
@@ -300,7 +300,7 @@ async fn the_next_part_is_requested_before_the_last_one_ends() {
     assert!(all > modes.put * 8, "{all} requests, {modes:?}");
     let (faults, gate) = gated(0);
     let one_by_one = async {
-        // There is room for 16; while parts end together, three readers alone would have down to 6.
+        // The buffer fits 16; while parts end together, three readers alone would have down to 6.
         const AT_ONCE: u64 = 10;
         // At first it is not known how large parts are, and at last there are none to ask for.
         const EDGE: u64 = 64;

@@ -1,4 +1,4 @@
-//! A part that turns bad in its middle: the split goes on by computing, and no row is lost or doubled.
+//! A part that turns bad in its middle: the split is computed from there on, and no row is lost or duplicated.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -259,7 +259,7 @@ async fn types_found_in_other_files_do_not_mix() {
     let (rows, modes) = both.with(&cache(&root).await, How::default(), &plan).await;
     assert_eq!(rows, want);
     assert_eq!((modes.get, modes.compute, modes.put), (0, 1, 1));
-    // And nobody's part was thrown away.
+    // And no part was discarded.
     let (rows, modes) = alone.with(&cache(&root).await, How::default(), &plan).await;
     assert_eq!(rows, numbers);
     assert_eq!(modes.get, 1);

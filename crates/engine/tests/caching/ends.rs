@@ -1,4 +1,4 @@
-//! What ends before its time is stored nowhere, and holds nobody up.
+//! A split that ends early is not stored, and delays no other work.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Running a pipeline with a cache, and telling rows apart.
+//! Runs a pipeline with a cache, and compares rows.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -147,7 +147,7 @@ impl Pair {
             modes.put += m.put;
             modes.fell_back += m.fell_back;
             modes.get += m.get;
-            modes.kept += m.kept;
+            modes.backfilled += m.backfilled;
         }
         if !how.deterministic {
             rows.sort();

@@ -118,7 +118,7 @@ impl World {
             modes.compute += m.compute;
             modes.put += m.put;
             modes.fell_back += m.fell_back;
-            modes.kept += m.kept;
+            modes.backfilled += m.backfilled;
             modes.get += m.get;
         }
         (rows, modes, failed)
@@ -132,7 +132,7 @@ impl World {
         (rows, modes)
     }
 
-    /// An epoch on what is stored, as the dispatcher would run it: what a task that was given up has not sent is
+    /// An epoch on what is stored, as the dispatcher would run it: rows that an abandoned task has not sent are
     /// computed by another.
     async fn read(&self, cache: &Arc<Cache>, how: How) -> (Vec<Row>, SplitModes) {
         let set = self.set(cache).await.expect("a whole set");
@@ -297,7 +297,7 @@ async fn what_is_not_covered_once_does_not_count() {
     let (root, how) = (place("sets"), How::default());
     let cache = cache(&root).await;
     assert!(world.pair.splits.len() > 4);
-    // One of two workers is lost; the other one goes on with its splits, and stores nothing more.
+    // One of two workers is lost; the other one continues its splits, and stores nothing more.
     let (writes, not) = (world.write("a"), world.plan(None));
     world.run(&cache, how, vec![world.dealt(&writes, 0, 2)]).await;
     let mut second = world.dealt(&writes, 1, 2);

@@ -116,7 +116,7 @@ async fn rows_that_another_job_computed_are_stored_with_their_cost() {
     assert_eq!((rows, modes.get), (want[1].clone(), SPLITS), "what was stored is what would be computed");
 }
 
-/// Wherever the job that computes stands still: the one that stores delivers every row once, and a part is whole or not there.
+/// Wherever the job that computes stops: the one that stores delivers every row once, and a part is whole or absent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_split_that_is_given_up_in_its_middle_is_computed_and_never_stored_twice() {
     let folder = place("shared");
@@ -134,7 +134,7 @@ async fn a_split_that_is_given_up_in_its_middle_is_computed_and_never_stored_twi
             has_more = has_more && computing.next().await.is_some();
         }
         let root = place("cache");
-        // The job that computes takes no more rows, so it stands still somewhere behind them.
+        // The reader of the job that computes takes no more rows, so the job stops somewhere behind them.
         let (rows, modes) = finish(task(&second, &members[1], Some((&cache(&root).await, &plan)))).await;
         drop(computing);
         assert_eq!(rows, want, "after {chunks} chunks");

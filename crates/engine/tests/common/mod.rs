@@ -38,7 +38,7 @@ pub struct How {
     pub seed: u64,
     pub epoch: u64,
     pub deterministic: bool,
-    /// Nobody has decided yet what the cache is used for: what is stored is tried, parts that are there are read.
+    /// There is no decision yet about the cache: encodings are probed, and existing parts are read.
     pub undecided: bool,
 }
 

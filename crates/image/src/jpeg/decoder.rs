@@ -1,9 +1,9 @@
-//! The sequential decoder: walks over the entropy-coded data and turns what is needed into pixels.
+//! The sequential decoder: reads the entropy-coded data and turns the needed blocks into pixels.
 //!
-//! Blocks outside the region are walked over without being stored, and nothing behind the last needed MCU
-//! is read at all; with restart markers, whole intervals are skipped. The needed blocks of one row of MCUs
-//! are collected in strips, transformed in pairs into rings of sample rows, and pixel rows leave as soon as
-//! their neighbours are there.
+//! Blocks outside the region are decoded without being stored, and nothing behind the last needed MCU is
+//! read; with restart markers, whole intervals are skipped. The needed blocks of one row of MCUs are
+//! collected in strips, transformed in pairs into rings of sample rows, and a pixel row is emitted as soon
+//! as its neighbours are decoded.
 
 use caju_types::{Error, Result};
 
@@ -116,11 +116,12 @@ pub(super) fn decode(
     }
     b.strips.prepare(plan);
     b.output.prepare(plan);
-    let mut walk = Walk { plan, strips: &mut b.strips, output: &mut b.output, row: None, file: bytes.len() };
-    walk.run(&steps, &b.scan, h.tables.restart_interval, out)
+    let mut decoder =
+        ScanDecoder { plan, strips: &mut b.strips, output: &mut b.output, row: None, file: bytes.len() };
+    decoder.run(&steps, &b.scan, h.tables.restart_interval, out)
 }
 
-struct Walk<'a> {
+struct ScanDecoder<'a> {
     plan: &'a Plan,
     strips: &'a mut Strips,
     output: &'a mut Output,
@@ -129,8 +130,8 @@ struct Walk<'a> {
     file: usize,
 }
 
-impl Walk<'_> {
-    /// Walks over the restart intervals that hold a needed MCU.
+impl ScanDecoder<'_> {
+    /// Decodes the restart intervals that have a needed MCU.
     fn run(&mut self, steps: &[Step<'_>], scan: &ScanData, interval: usize, out: &mut [u8]) -> Result<()> {
         let p = self.plan;
         let total = p.mcus.0 * p.mcus.1;
@@ -169,17 +170,17 @@ impl Walk<'_> {
     ) -> Result<()> {
         #[cfg(target_arch = "x86_64")]
         if crate::cpu::bmi2() {
-            /// The same code with shifts by a register that cost one operation.
+            /// The portable code, compiled for BMI2: a shift by a register is one operation there.
             #[target_feature(enable = "bmi1,bmi2")]
             fn with_bmi2(
-                walk: &mut Walk<'_>,
+                decoder: &mut ScanDecoder<'_>,
                 steps: &[Step<'_>],
                 bits: Bits<'_>,
                 limit: usize,
                 mcus: std::ops::Range<usize>,
                 out: &mut [u8],
             ) -> Result<()> {
-                walk.interval_here(steps, bits, limit, mcus, out)
+                decoder.interval_here(steps, bits, limit, mcus, out)
             }
             #[allow(unsafe_code, reason = "the features were detected")]
             // SAFETY: BMI1 and BMI2 are present.

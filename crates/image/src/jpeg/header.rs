@@ -96,7 +96,7 @@ pub enum ColorSpace {
     Grey,
     /// Luma and two chroma differences (JFIF).
     YCbCr,
-    /// Red, green, blue as they are.
+    /// Red, green and blue, unchanged.
     Rgb,
     /// Cyan, magenta, yellow, black.
     Cmyk,
@@ -190,7 +190,7 @@ fn segments<'a>(
     until: Until,
 ) -> Result<Stop> {
     loop {
-        // Fill bytes may stand before a marker; anything else there is skipped as libjpeg does.
+        // Fill bytes may precede a marker; anything else there is skipped as libjpeg does.
         while *data.get(at).ok_or_else(|| early(data, "its header"))? != 0xFF {
             at += 1;
         }

@@ -326,7 +326,7 @@ pub(super) fn dc_difference(r: &mut Bits<'_>, table: &DcTable) -> Result<i32> {
 }
 
 /// Decodes the AC coefficients of a block that holds zeros; gives the position behind the last one, in the
-/// file's order (1 if there is none). With `STORE` off it only walks over them.
+/// file's order (1 if there is none). With `STORE` off it only skips them.
 #[inline(always)]
 pub(super) fn ac_block<const STORE: bool>(
     bits: &mut Bits<'_>,

@@ -1,4 +1,4 @@
-//! JPEG: windows and reduced scales of an image, decoded without touching the rest.
+//! JPEG: windows and reduced scales of an image, decoded without the remaining pixels.
 //!
 //! The decoder reads sequential and progressive Huffman-coded images of 8 bits with one, three or four components. Its
 //! pixels are those of libjpeg-turbo with default settings (accurate integer transform, smooth chroma upsampling), to

@@ -99,7 +99,7 @@ fn upsample(
     line: &mut [u8],
 ) -> usize {
     let (fx, fy) = c.factor;
-    // Samples lo..hi are under the pixels. In a ring's row, sample 0 would stand `base` before its start.
+    // Samples lo..hi are under the pixels. In a ring's row, sample 0 would be `base` before its start.
     let (lo, hi) = (x / fx, (x + w - 1) / fx + 1);
     let (n, base) = (hi - lo, c.x.0 * c.size);
     let near_at = row_at(c, y / fy);
@@ -119,7 +119,7 @@ fn upsample(
                 samples(far_at, left, right),
                 &mut sums[pad..pad + inner],
             );
-            // Beyond the image's first and last sample stands that sample again.
+            // The image's first and last sample are repeated beyond its border.
             if pad == 1 {
                 sums[0] = sums[1];
             }

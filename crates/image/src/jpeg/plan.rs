@@ -1,4 +1,4 @@
-//! What a decode has to do: which blocks of which component, and how their samples become pixels.
+//! The work of a decode: which blocks of which component, and how their samples become pixels.
 
 use caju_types::{Error, Result};
 
@@ -42,7 +42,7 @@ pub(super) struct Comp {
     /// Columns and rows of blocks that are needed: `x.0..x.1`, `y.0..y.1`.
     pub(super) x: (usize, usize),
     pub(super) y: (usize, usize),
-    /// Blocks that a row of blocks has room for: the needed ones, rounded up to an even number.
+    /// The capacity of a row of blocks, in blocks: the needed ones, rounded up to an even number.
     pub(super) columns: usize,
     /// Where the component's strip of coefficients begins, in blocks.
     pub(super) strip: usize,

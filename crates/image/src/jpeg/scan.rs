@@ -14,7 +14,7 @@ pub(super) struct ScanData {
     pub(super) ends: Vec<usize>,
 }
 
-/// What stands behind a scan.
+/// The marker behind a scan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum After {
     /// A marker other than a restart, and the position of its 0xFF.

@@ -30,7 +30,7 @@ pub(super) fn find_ff(data: &[u8]) -> usize {
     data.iter().position(|&b| b == 0xFF).unwrap_or(data.len())
 }
 
-/// The 8 x 8 transform of two blocks that stand side by side: eight rows of 16 samples.
+/// The 8 x 8 transform of two adjacent blocks: eight rows of 16 samples.
 pub(super) fn idct8_pair(c: &[i16; 128], q: &[i16; 64], out: &mut [u8], stride: usize) {
     #[cfg(target_arch = "x86_64")]
     if avx2() {

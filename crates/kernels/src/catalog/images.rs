@@ -202,7 +202,7 @@ pub(super) static FUNCTIONS: &[Function] = &[
         "to_float",
         &[IMAGE],
         "float32 image of the input's size",
-        "`x / 255`; float images stay as they are.",
+        "`x / 255`; float images are not changed.",
         false,
         |_| plain(ImageOp::ToFloat),
     ),

@@ -17,7 +17,7 @@ pub(super) static FUNCTIONS: &[Function] = &[
                     "null_as",
                     Kind::Literal,
                     "null",
-                    "the value that stands for null; without it null stays null",
+                    "the value that means null; without it null stays null",
                 ),
             ],
             returns: "int64 from 0 to n - 1",

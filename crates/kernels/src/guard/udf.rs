@@ -83,7 +83,8 @@ impl ScalarUDFImpl for Guarded {
     }
 }
 
-/// The first argument as it is. The steps of matching it by the second one, a pattern, are charged.
+/// The first argument, unchanged. The steps of matching it by the second one, a pattern, are
+/// charged.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(super) struct ChargedText {
     steps: Steps,

@@ -54,17 +54,17 @@ impl Rewrite<'_> {
     /// `InvalidArgument` for unknown functions, wrong arguments, and anything that is not a scalar
     /// expression.
     pub(crate) fn run(&self, expr: &mut Expr) -> Result<Rewritten> {
-        let mut walk = Walk {
+        let mut visitor = CallVisitor {
             env: self,
             calls: Vec::new(),
             sites: Vec::new(),
             random_calls: 0,
             out: Rewritten::default(),
         };
-        if let ControlFlow::Break(e) = VisitMut::visit(expr, &mut walk) {
+        if let ControlFlow::Break(e) = VisitMut::visit(expr, &mut visitor) {
             return Err(*e);
         }
-        let Walk { calls, mut out, .. } = walk;
+        let CallVisitor { calls, mut out, .. } = visitor;
         out.kernels = calls.into_iter().map(ReplacedCall::into_udf).collect();
         Ok(out)
     }
@@ -99,7 +99,7 @@ impl ReplacedCall {
     }
 }
 
-struct Walk<'a> {
+struct CallVisitor<'a> {
     env: &'a Rewrite<'a>,
     calls: Vec<ReplacedCall>,
     /// The call sites of the functions around the current expression.
@@ -130,7 +130,7 @@ fn name_of(f: &SqlFunction) -> (String, String) {
     }
 }
 
-impl VisitorMut for Walk<'_> {
+impl VisitorMut for CallVisitor<'_> {
     type Break = Box<Error>;
 
     fn pre_visit_query(&mut self, _: &mut Query) -> ControlFlow<Self::Break> {
@@ -183,7 +183,7 @@ impl VisitorMut for Walk<'_> {
     }
 }
 
-impl Walk<'_> {
+impl CallVisitor<'_> {
     /// The column that a function without parentheses names. To the parser, words such as `user` are functions.
     fn as_column(&self, f: &SqlFunction) -> Option<Ident> {
         let [part] = f.name.0.as_slice() else { return None };

@@ -24,7 +24,7 @@ use datafusion_physical_expr::expressions::BinaryExpr as PhysicalBinary;
 
 use crate::kernel::Fault;
 
-/// An operation that also tells whether it overflowed.
+/// An operation that also returns whether it overflowed.
 type Overflowing<N> = fn(N, N) -> (N, bool);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -87,7 +87,7 @@ struct Checked {
     signature: Signature,
 }
 
-/// Wrapping arithmetic that also tells whether it wrapped.
+/// Wrapping arithmetic that also returns whether it wrapped.
 trait Wrapping: Copy {
     fn add(self, other: Self) -> (Self, bool);
     fn sub(self, other: Self) -> (Self, bool);

@@ -157,7 +157,7 @@ fn memory(at: At<'_>, example: &'static str) -> Result<SourceDef> {
         let sha256 = name.str(expected)?.to_owned();
         let hexadecimal = sha256.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
         return if sha256.len() == 64 && hexadecimal {
-            Ok(SourceDef::Held { sha256 })
+            Ok(SourceDef::InlineTable { sha256 })
         } else {
             Err(name.wrong(expected))
         };

@@ -19,7 +19,7 @@ pub(super) fn check(source: &SourceDef, path: &str, depth: usize) -> Result<()> 
         SourceDef::Files(files) => check_files(files, &path, depth),
         SourceDef::Range { start, end, step } => check_range(*start, *end, *step, &path),
         SourceDef::Memory { ipc } if ipc.is_empty() => Err(bad(&join(&path, "ipc"), "it holds no bytes")),
-        SourceDef::Memory { .. } | SourceDef::Held { .. } => Ok(()),
+        SourceDef::Memory { .. } | SourceDef::InlineTable { .. } => Ok(()),
         SourceDef::Concatenate(list) | SourceDef::Zip(list) => {
             if list.is_empty() {
                 return Err(bad(&path, "it holds no dataset; give at least one"));

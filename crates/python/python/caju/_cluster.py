@@ -268,7 +268,7 @@ def start_worker(
     Datasets of this process read its rows without a socket. With `local_only=True` it opens no port: only this process
     reads from it, also for a dispatcher that is elsewhere.
 
-    With `allow_python` it runs functions that readers send, in processes of this interpreter: whoever reaches the
+    With `allow_python` it runs functions that readers send, in processes of this interpreter: a program that reaches the
     dispatcher can then run code here.
     """
     whole("cpu_threads", cpu_threads, 1)

@@ -18,7 +18,7 @@ TIMES = {"M": {"D", "s", "ms", "us", "ns"}, "m": {"s", "ms", "us", "ns"}}
 _FINER = {"Y": "D", "M": "D", "W": "D", "D": "s", "h": "s", "m": "s"}
 
 NAN = {np.dtype(t): t("nan") for t in (np.float16, np.float32, np.float64)}
-"""The NaN objects that stand for null floats in rows. By its identity such a value is recognised as null when it is returned."""
+"""The NaN objects that represent null floats in rows. A returned value is recognised as null by its identity."""
 
 _NULL_IDS = frozenset(map(id, NAN.values()))
 

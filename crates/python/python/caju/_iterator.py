@@ -185,7 +185,7 @@ class DatasetIterator(Iterator[T], Generic[T]):
     ) -> None:
         """Moves to the position of another iterator, or goes back to an earlier one of this iterator.
 
-        A job of several readers goes on from the states of all of them at one step: each reader loads its own, or each
+        A job of several readers continues from the states of all of them at one step: each reader loads its own, or each
         loads the states of all as a list. With the list, the number of readers may differ from before. The epoch begins
         when all states were given. Rows that readers of this job took after the state are read again.
 
@@ -347,7 +347,7 @@ class DatasetIterator(Iterator[T], Generic[T]):
     def __del__(self) -> None:
         ended = getattr(self, "_ended", None)
         if ended is not None and not sys.is_finalizing():
-            # Errors of a state that nobody may ask for are nobody's.
+            # A state that is never asked for must raise no error.
             with contextlib.suppress(Exception):
                 ended.append(self.state_dict())
 

@@ -12,7 +12,7 @@ from ._errors import InvalidPipeline
 from ._numbers import whole
 
 MAX_CORES = 4096
-"""More cores than a host has: a mistake of whoever wrote the number."""
+"""More cores than any host has: a larger number is a mistake of the caller."""
 
 RANKS_OF_HOST = ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 """Variables in which torchrun, Slurm, Open MPI and MPICH give the number of training processes of a host."""

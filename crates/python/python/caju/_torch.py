@@ -150,7 +150,7 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
     def load_state_dict(self, state: Mapping[str, Any], *, attempt: str | None = None) -> None:
         """Goes on from a position with the next loop. `attempt` is that of `DatasetIterator.load_state_dict`.
 
-        With the states of several ranks, as the dicts of `state_dict` of all ranks merged into one, this rank goes on from
+        With the states of several ranks, as the dicts of `state_dict` of all ranks merged into one, this rank continues from
         all of them: then the number of ranks may be another one, provided that every rank loads the same.
         """
         if state == {}:

@@ -42,7 +42,7 @@ impl Stores {
     /// The entry of one file.
     ///
     /// # Errors
-    /// `NotFound`, and what the store says.
+    /// `NotFound`, and the errors of the store.
     pub async fn head(&self, url: &str, io: &Arc<IoCounters>) -> Result<Listed> {
         head(&self.resolve(url)?, io).await
     }
@@ -154,7 +154,7 @@ fn lists_in_order(scheme: &str) -> bool {
 fn below(at: &Location, filter: Filter, io: &Arc<IoCounters>) -> Result<BoxStream<'static, Result<Listed>>> {
     let filter = Arc::new(filter);
     if at.local.is_some() {
-        return Ok(local::walk(&at.url, filter, Arc::clone(io)));
+        return Ok(local::list_files(&at.url, filter, Arc::clone(io)));
     }
     let root = at.url.clone();
     let store = CountingStore::new(Arc::clone(&at.store), Arc::clone(io));

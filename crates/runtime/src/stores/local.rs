@@ -1,4 +1,4 @@
-//! Walking local folders in the order of whole keys, with the metadata that identify versions of files.
+//! Lists local folders in the order of whole keys, with the metadata that identify versions of files.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -33,8 +33,8 @@ struct Folder {
     entries: Vec<Entry>,
 }
 
-/// A walk in progress: the open folders, innermost last.
-struct Walk {
+/// A traversal in progress: the open folders, innermost last.
+struct Traversal {
     root: StoreUrl,
     filter: Arc<Filter>,
     io: Arc<IoCounters>,
@@ -42,26 +42,26 @@ struct Walk {
 }
 
 /// The files below `base` that pass the filter, in the order of their keys. A missing folder is empty.
-pub(super) fn walk(
+pub(super) fn list_files(
     base: &StoreUrl,
     filter: Arc<Filter>,
     io: Arc<IoCounters>,
 ) -> BoxStream<'static, Result<Listed>> {
-    let walk = Walk { root: base.clone(), filter, io, stack: Vec::new() };
+    let traversal = Traversal { root: base.clone(), filter, io, stack: Vec::new() };
     let start = Some(base.key.clone());
-    stream::try_unfold((walk, start), |(mut walk, start)| async move {
+    stream::try_unfold((traversal, start), |(mut traversal, start)| async move {
         let step = move || {
             if let Some(key) = start {
-                walk.enter(key, 0)?;
+                traversal.enter(key, 0)?;
             }
-            walk.step()
+            traversal.step()
         };
-        let (files, walk) = blocking(step).await?;
+        let (files, traversal) = blocking(step).await?;
         let files = match files {
             Some(files) => Some(super::settled::settled(files).await?),
             None => None,
         };
-        Ok::<_, Error>(files.map(|f| (stream::iter(f.into_iter().map(Ok)), (walk, None))))
+        Ok::<_, Error>(files.map(|f| (stream::iter(f.into_iter().map(Ok)), (traversal, None))))
     })
     .try_flatten()
     .boxed()
@@ -71,7 +71,7 @@ async fn blocking<T: Send + 'static>(f: impl FnOnce() -> Result<T> + Send + 'sta
     crate::tasks::blocking("listing a folder", f).await?
 }
 
-impl Walk {
+impl Traversal {
     fn enter(&mut self, key: String, level: usize) -> Result<()> {
         let url = self.root.with_key(key.clone());
         if level > MAX_DEPTH {
@@ -93,8 +93,8 @@ impl Walk {
         Ok(())
     }
 
-    /// The next files, at most a batch; none at the end of the walk.
-    fn step(mut self) -> Result<(Option<Vec<Listed>>, Walk)> {
+    /// The next files, at most a batch; none at the end of the traversal.
+    fn step(mut self) -> Result<(Option<Vec<Listed>>, Traversal)> {
         let mut found = Vec::new();
         let mut looked = 0;
         while looked < STAT_BATCH {

@@ -128,7 +128,7 @@ impl Stores {
     /// Resolves a URL or an absolute path for reading.
     ///
     /// # Errors
-    /// `InvalidArgument` for any other text, `PermissionDenied` for what may not be read, and what the store says about its
+    /// `InvalidArgument` for any other text, `PermissionDenied` for what may not be read, and the errors of the store about its
     /// options.
     pub fn resolve(&self, url: &str) -> Result<Location> {
         let url = StoreUrl::parse(url)?;

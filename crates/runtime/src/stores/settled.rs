@@ -18,7 +18,7 @@ use caju_types::Result;
 const FINE_STEP: Duration = Duration::from_millis(20);
 /// The clock step of file systems that store whole seconds. FAT stores even seconds.
 const COARSE_STEP: Duration = Duration::from_secs(2);
-/// How often a file that keeps changing is waited for. It is listed as it is then.
+/// How often a file that keeps changing is waited for. After that it is listed with its metadata of that moment.
 const MAX_ROUNDS: usize = 3;
 /// Nanoseconds of a second.
 const SECOND_NS: i64 = 1_000_000_000;
@@ -38,12 +38,12 @@ pub fn is_settled(metadata: &Metadata, clock: &dyn Clock) -> bool {
 
 /// The remaining time until a file that changed at `ctime_ns` is settled. Times are in nanoseconds since 1970.
 fn unsettled_for(now_ns: i64, mtime_ns: i64, ctime_ns: i64) -> Duration {
-    // A time in the future comes from another clock, and tells nothing.
+    // A time in the future comes from another clock, and says nothing about the file's age.
     let Ok(age) = u64::try_from(now_ns.saturating_sub(ctime_ns)) else { return Duration::ZERO };
     step(mtime_ns, ctime_ns).saturating_sub(Duration::from_nanos(age))
 }
 
-/// Waits until files are settled, and gives their metadata then. Files that are gone by then are left out.
+/// Waits until files are settled, and gives their metadata then. Files that were deleted meanwhile are left out.
 pub(super) async fn settled(mut files: Vec<Listed>) -> Result<Vec<Listed>> {
     let clock = SystemClock::shared();
     for _ in 0..MAX_ROUNDS {

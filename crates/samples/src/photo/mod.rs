@@ -1,6 +1,6 @@
 //! Synthetic photos: smooth skies and walls, edges at every scale, textures, and a little sensor noise.
 //!
-//! They stand in for real photos of about 500x375 pixels and 110 KB: a decoder, a resizer or a compressor does the same
+//! They replace real photos of about 500x375 pixels and 110 KB: a decoder, a resizer or a compressor does the same
 //! amount of work on them. A photo is painted row by row in floating point with additions and multiplications only, so
 //! its bytes are the same on every machine.
 

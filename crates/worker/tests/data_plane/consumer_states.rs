@@ -20,7 +20,7 @@ fn consumer(index: u32, count: u32, uneven: Uneven) -> ReadRequest {
     }
 }
 
-/// A client whose readers hold a few elements only, so that nobody gets far ahead.
+/// A client whose readers hold a few elements only, so that none gets far ahead.
 async fn client(cluster: &Cluster) -> Client {
     cluster.client_with(|c| c.prefetch_bytes = 4 << 10).await
 }
@@ -112,7 +112,7 @@ async fn consumers_go_on_from_the_states_of_another_number_of_consumers() {
             };
             readers.push(client.read(of_all).await.unwrap());
         }
-        // In the middle they are stopped again, and a reader that is no consumer reads the rest.
+        // In the middle they are stopped again, and a reader that is no consumer reads the remaining rows.
         for reader in &mut readers {
             step(reader, &mut rows).await;
         }
@@ -142,7 +142,7 @@ async fn states_of_different_steps_are_refused_for_another_number_of_consumers()
     assert!(e.kind() == ErrorKind::InvalidArgument && said.iter().all(|s| e.message().contains(s)), "{e}");
 }
 
-/// One consumer of two is gone in mid-epoch, and comes back.
+/// One consumer of two is lost in mid-epoch, and comes back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_consumer_that_is_gone_comes_back_under_its_index_or_with_its_state() {
     for with_state in [false, true] {
@@ -178,7 +178,7 @@ async fn a_consumer_that_is_gone_comes_back_under_its_index_or_with_its_state() 
     }
 }
 
-/// How consumers go on from their states.
+/// How consumers continue from their states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Loads {
     Own,

@@ -70,7 +70,7 @@ async fn a_flight_client_that_leaves_ends_its_task() {
     assert_eq!(cluster.workers[0].tasks().len(), 1);
     drop(batches);
     tokio::time::timeout(PATIENCE, cluster.workers[0].idle()).await.expect("the task ends with its reader");
-    // Nobody knows what the reader has: the epoch cannot be read on as if nothing had happened.
+    // The rows that the Flight reader has are not known, so the epoch cannot be continued.
     let mut again = connect(cluster.workers[0].address()).await;
     let info = dispatcher.get_flight_info(FlightDescriptor::new_cmd(command.to_string())).await.unwrap();
     let rest = match again.do_get(info.endpoint[0].ticket.clone().unwrap()).await {

@@ -203,7 +203,8 @@ async fn readers_of_two_processes_share_a_local_job_exactly_once() {
     let mut second = two.read(slow_request("shared", TargetWorkers::Local)).await.unwrap();
     let got = crate::cluster::ids(&first.next().await.unwrap().unwrap().batch);
     second.next().await.unwrap().unwrap();
-    // The second process is gone with what it had in hand, which counts as taken; the rest goes to the first one.
+    // The second process has ended with the element that it had in hand, which counts as taken; the other rows go to the
+    // first one.
     let taken = second.stats().rows as i64;
     second.close().await;
     cluster.workers.remove(1).kill();

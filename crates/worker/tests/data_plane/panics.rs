@@ -16,8 +16,8 @@ fn slow() -> serde_json::Value {
     range(ROWS as u64, &[json!({"sleep": {"per_row": "20us"}}), json!({"batch": 25})])
 }
 
-/// Reads what is left of the epoch after a reader with `elements` is gone: with `b`, and with readers that join. While a reader
-/// lives, others may end although it has rows in hand; these come to whoever joins after it is gone.
+/// Reads the remaining rows of the epoch after a reader with `elements` has ended: with `b`, and with readers that join. While
+/// a reader lives, others may end although it has rows in hand; these go to readers that join after it has ended.
 async fn assert_others_get_the_rest(cluster: &Cluster, mut b: Reader, mut elements: Vec<Vec<i64>>) {
     elements.extend(drain(&mut b).await.unwrap());
     b.close().await;
@@ -88,7 +88,7 @@ async fn a_listener_of_events_that_panics_ends_its_reader_and_loses_no_row() {
     cluster.workers.remove(0).kill();
     let e = failure(&mut a, &mut elements).await;
     assert!(e.message().contains("the listener of events panicked: the listener broke down"), "{e}");
-    // Its session lives, so it says what its user had taken, and the other reader gets the rest.
+    // Its session lives, so it reports what its user had taken, and the other reader gets the remaining rows.
     assert_others_get_the_rest(&cluster, b, elements).await;
 }
 

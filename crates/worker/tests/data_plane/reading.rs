@@ -94,7 +94,7 @@ async fn xfr_04_the_protocol_is_the_one_that_was_asked_for() {
 async fn workers_of_this_process_need_no_socket() {
     let mut cluster = Cluster::start(0).await;
     let local = cluster.local.clone();
-    // Nobody listens where this worker says it can be reached.
+    // No process listens at the address that this worker announces.
     let dead = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     let (shared, address) = (local.clone(), dead.clone());
     cluster
@@ -209,7 +209,7 @@ async fn what_nobody_reads_is_bounded_in_bytes() {
         cluster.read(&range(1_000_000, &[json!({"batch": {"size": 256, "drop_remainder": false}})])).await;
     let monitor = reader.monitor();
     let first = reader.next().await.unwrap().unwrap();
-    // Both workers fill what they may, then stand still.
+    // Both workers fill their buffers, then wait.
     let mut calm = 0;
     let mut last = (0, 0);
     while calm < 20 {

@@ -317,7 +317,7 @@ async fn states_of_two_steps_after_another_are_those_of_the_last() {
     assert_parts(&taken, &rest, &whole);
 }
 
-/// Nobody says how many readers there are: the states name each other.
+/// The number of readers is not given: the states name each other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn states_with_the_first_element_in_hand_name_all_readers() {
     // Rows come slowly, so that several readers wait for them. One that is late may still get none.
@@ -362,7 +362,7 @@ async fn states_name_a_reader_that_left_only_if_its_user_took_rows() {
         let request = request(&def, "ranks");
         let mut first = cluster.client().await.read(request.clone()).await.unwrap();
         let mut second = cluster.client().await.read(request.clone()).await.unwrap();
-        // Rows go to whoever asks first: one that is late may get none.
+        // Rows go to the reader that asks first: a late one may get none.
         let (mine, others) = (take_of(&mut first, 1).await.len(), take_of(&mut second, takes).await.len());
         assert_eq!(first.state().unwrap().all_readers.len(), mine + others);
         second.close().await;

@@ -1,5 +1,5 @@
-//! Two dispatchers that give out the same identifiers, as after a clock that was set back with no journal: the worker tells
-//! their tasks apart, and no reader gets the rows, or the end, of another one's task.
+//! Two dispatchers that give out the same identifiers, as after a clock that was set back with no journal: the worker
+//! distinguishes their tasks, and no reader gets the rows, or the end, of another one's task.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -115,7 +115,7 @@ async fn rows_are_shared_where_the_draws_are_equal() {
     assert_eq!((uses[2].computed_rows, uses[3].computed_rows), (ROWS, ROWS), "{uses:?}");
 }
 
-/// A job that joins late reads what is in the window, goes on with the others, and computes what it has missed.
+/// A job that joins late reads the rows in the window, continues with the others, and computes the rows that it missed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_late_job_computes_what_it_has_missed() {
     let window = 16 * SPLIT * 250;
@@ -203,7 +203,7 @@ async fn pipelines_share_down_to_their_common_hint() {
     assert!(uses[1].window_rows > 0 && uses[2].window_rows > 0, "{uses:?}");
 }
 
-/// Every job gets each row of its epoch once, whatever the window, whoever is slow and whenever it joins.
+/// Every job gets each row of its epoch once, whatever the window, whichever job is slow and whenever it joins.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn xtr_05_each_job_gets_its_epoch_at_any_speed() {
     for seed in 0..10u64 {

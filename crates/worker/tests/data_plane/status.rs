@@ -61,7 +61,7 @@ async fn the_status_shows_how_far_readers_and_splits_are() {
     assert!(worker.running.is_empty());
 }
 
-/// SRV-05: a reader that always waits wants more workers, and one that hardly asks wants one.
+/// SRV-05: a reader that always waits wants more workers, and one that seldom asks wants one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn srv_05_the_status_says_how_many_workers_are_wanted() {
     let cluster = Cluster::start(1).await;

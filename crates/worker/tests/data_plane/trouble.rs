@@ -283,7 +283,7 @@ async fn a_dispatcher_that_stays_away_is_an_error_in_time() {
     drop(workers);
 }
 
-/// A clock whose wait of 77 ms breaks down: so does whoever runs a `sleep` of that length.
+/// A clock whose wait of 77 ms panics: so does a task that runs a `sleep` of that length.
 #[derive(Debug)]
 struct Faulty(Arc<dyn caju_runtime::Clock>);
 

@@ -32,7 +32,7 @@ fn refuses(size: usize) -> bool {
     if size <= MOST.load(Ordering::Relaxed) {
         return false;
     }
-    // Whoever asked dies of it, or takes it for an error: both are to be seen, and neither can say where it began.
+    // The requester aborts, or reports an error: both are visible, and neither has the place of the allocation.
     let (label, len) = (LABEL.load(Ordering::Acquire), LABEL_LEN.load(Ordering::Acquire));
     if !label.is_null() {
         // SAFETY: `watch` keeps the label alive in OWNER until it replaces pointer and length, which happens between

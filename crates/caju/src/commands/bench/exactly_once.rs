@@ -1,7 +1,8 @@
 //! `caju bench exactly-once`: what exactly-once delivery with a journal on disk costs against at-most-once.
 //!
-//! Two clusters of a dispatcher and a worker, each in a process of its own, stand by: one dispatcher has its journal on disk, and
-//! its reader tracks and acknowledges rows; the other one has none, and its reader does neither. Epochs of both alternate.
+//! Two clusters of a dispatcher and a worker, each in a process of its own, are started: one dispatcher has its journal on
+//! disk, and its reader tracks and acknowledges rows; the other one has none, and its reader does neither. Epochs of both
+//! alternate.
 
 use std::ffi::OsString;
 use std::path::Path;

@@ -175,7 +175,7 @@ impl<'a> Bench<'a> {
         let jobs = Box::pin(self.jobs(global, policy, repeat, &cache));
         let trials = tokio::select! {
             trials = jobs => trials,
-            () = trial_process::requester_gone(self.args.trial.is_some()) => Err(trial_process::abandoned()),
+            () = trial_process::requester_ended(self.args.trial.is_some()) => Err(trial_process::abandoned()),
         };
         if let Err(e) = cache.remove().await {
             // The measurement counts although its cache is left over.
@@ -243,7 +243,7 @@ impl<'a> Bench<'a> {
             warm,
             epochs: outcome.report.epochs,
             stored_bytes: cache.bytes().await?,
-            choice: outcome.report.decision.as_ref().and_then(|d| d.get("choice").cloned()),
+            choice: outcome.report.decision.as_ref().map(|d| d.choice.clone()),
             decision: outcome.report.decision,
             cpu_s,
         })

@@ -77,6 +77,13 @@ impl Server {
         line.and_then(|l| l.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) * 1024
     }
 
+    /// The cores that the process may use, as the system lists them (`0-1`); empty where it does not say.
+    pub(super) fn cores(&self) -> String {
+        let status = self.of_process("status");
+        let line = status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:"));
+        line.unwrap_or_default().trim().to_string()
+    }
+
     fn of_process(&self, file: &str) -> String {
         let pid = self.child.id().unwrap_or(0);
         std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join(file)).unwrap_or_default()

@@ -22,9 +22,9 @@ const STATES: u64 = 20;
 /// A state of a reader.
 #[derive(Debug, Clone, Copy, Default)]
 struct Taken {
-    /// `Reader::state`.
+    /// The time of `Reader::state`.
     state: Duration,
-    /// The same, and its JSON.
+    /// The time of `Reader::state` and of writing its JSON.
     json: Duration,
     bytes: usize,
 }

@@ -1,5 +1,6 @@
 //! The result of a bench, policy by policy.
 
+use caju_planner::Choice;
 use serde::Serialize;
 
 use super::stats::{median, median_interval, spread};
@@ -11,11 +12,11 @@ pub(crate) struct Line {
     pub(crate) policy: String,
     /// Seconds of all epochs of a cold job, median.
     pub(crate) total_s: f64,
-    /// The same for a warm job.
+    /// Seconds of all epochs of a warm job, median.
     pub(crate) warm_total_s: Option<f64>,
     /// Seconds of the whole horizon of a cold job, median. Epochs that were not measured count like the last ones.
     pub(crate) horizon_s: f64,
-    /// The same for a warm job.
+    /// Seconds of the whole horizon of a warm job, median.
     pub(crate) warm_horizon_s: Option<f64>,
     /// Seconds of each epoch of a cold job, medians.
     pub(crate) epoch_s: Vec<f64>,
@@ -31,7 +32,7 @@ pub(crate) struct Line {
     pub(crate) cpu_s: f64,
     /// The first epoch of a cold job that read all of its splits from the cache.
     pub(crate) cached_from: Option<u64>,
-    /// The same for a warm job.
+    /// The first epoch of a warm job that read all of its splits from the cache.
     pub(crate) warm_cached_from: Option<u64>,
     /// Rounds that ran it.
     pub(crate) rounds: usize,
@@ -39,7 +40,7 @@ pub(crate) struct Line {
     pub(crate) regret: f64,
     /// The confidence interval of that median. Unknown after one round.
     pub(crate) regret_between: Option<(f64, f64)>,
-    /// The same for a warm job, against the best warm one.
+    /// Time lost over the horizon by a warm job against the best measured warm job, median.
     pub(crate) warm_regret: Option<f64>,
     /// Regret over the measured epochs alone.
     pub(crate) measured_regret: f64,
@@ -190,12 +191,10 @@ impl Line {
 }
 
 /// A decision's choice in a few words.
-fn choice_text(choice: &serde_json::Value) -> String {
-    let text = |key: &str| choice.get(key).and_then(|v| v.as_str()).unwrap_or_default().to_string();
-    if text("kind") != "materialize" {
-        return text("kind");
-    }
-    let fraction = choice.get("fraction").and_then(serde_json::Value::as_f64).unwrap_or(1.0);
-    let part = if fraction < 1.0 { format!("{:.0} % of ", 100.0 * fraction) } else { String::new() };
-    format!("{part}{} as {}/{}", text("hint"), text("format"), text("compression"))
+fn choice_text(choice: &Choice) -> String {
+    let Choice::Materialize { hint, format, compression, fraction } = choice else {
+        return "compute".to_string();
+    };
+    let part = if *fraction < 1.0 { format!("{:.0} % of ", 100.0 * fraction) } else { String::new() };
+    format!("{part}{hint} as {format}/{compression}")
 }

@@ -84,7 +84,7 @@ fn warm_jobs_are_judged_by_warm_jobs() {
         warm("compute", &[1.0, 1.0], 2),
         trial("hint:a", &[2.0, 0.5], 3),
         warm("hint:a", &[0.5, 0.5], 0),
-        // Nobody looked at it warm.
+        // No warm job was run.
         trial("hint:b", &[2.0, 0.5], 3),
         trial("auto", &[2.0, 0.5], 3),
         warm("auto", &[0.7, 0.5], 1),

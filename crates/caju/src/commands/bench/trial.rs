@@ -1,5 +1,6 @@
 //! One measured job.
 
+use caju_planner::{Choice, Decision};
 use serde::{Deserialize, Serialize};
 
 use super::stats::median;
@@ -19,9 +20,9 @@ pub(crate) struct Trial {
     /// Bytes in the cache afterwards.
     pub(crate) stored_bytes: u64,
     /// What a planning policy chose.
-    pub(crate) choice: Option<serde_json::Value>,
+    pub(crate) choice: Option<Choice>,
     /// The whole decision: the prediction for every option, and the reason.
-    pub(crate) decision: Option<serde_json::Value>,
+    pub(crate) decision: Option<Decision>,
     /// CPU seconds of the process.
     pub(crate) cpu_s: f64,
 }

@@ -62,8 +62,8 @@ pub(super) async fn respond(trials: impl Future<Output = Result<Vec<Trial>>>) ->
     output::say(format_args!("{text}"))
 }
 
-/// Returns when the process that requested a trial is gone. Never returns if no process `requested` it.
-pub(super) async fn requester_gone(requested: bool) {
+/// Returns when the process that requested a trial has ended. Never returns if no process `requested` it.
+pub(super) async fn requester_ended(requested: bool) {
     if !requested {
         return future::pending().await;
     }
@@ -71,7 +71,7 @@ pub(super) async fn requester_gone(requested: bool) {
     drop(caju_runtime::blocking("waiting for the end of standard input", read_to_end).await);
 }
 
-/// The error of a trial whose requester is gone.
+/// The error of a trial whose requester has ended.
 pub(super) fn abandoned() -> Error {
     Error::cancelled("the process that requested the trial is gone")
 }

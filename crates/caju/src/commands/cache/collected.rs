@@ -116,7 +116,7 @@ fn line(e: &Eviction) -> String {
 
 fn reason(why: CollectReason) -> &'static str {
     match why {
-        CollectReason::Expired => "expired: of snapshots that nobody used for --ttl",
+        CollectReason::Expired => "expired: of snapshots that were not used for --ttl",
         CollectReason::OrphanedPart => "orphaned: parts that no record names",
         CollectReason::Superseded => {
             "superseded: old manifests and records, and single notes of what was read"

@@ -67,7 +67,7 @@ pub(super) async fn open(url: &str, options: CacheOptions) -> Result<Arc<Cache>>
     Cache::open(&stores, &url, options, clock, writer).await
 }
 
-/// Options for commands that only read a root, which may belong to somebody else.
+/// Options for commands that only read a root, which may belong to another user.
 pub(super) fn reading_only() -> CacheOptions {
     CacheOptions { read_only: true, ..CacheOptions::default() }
 }
@@ -172,7 +172,7 @@ async fn verify(global: &Global, root: &CacheRoot, digits: Option<&str>, repair:
         Some(digits) => vec![find(&cache, root, digits).await?],
         None => Vec::new(),
     };
-    // Nothing of a save is dropped: it may be the only copy of its rows.
+    // No part of a save is dropped: it may be the only copy of its rows.
     let save = repair && SaveDescription::load(&shared::stores()?, cache.url()).await?.is_some();
     let report = verify_all(global, &cache, chosen, repair && !save).await;
     // A reader holds a lease. Left behind, it would make `rm` refuse.

@@ -10,7 +10,7 @@ use caju_types::{Fingerprint, format_bytes, format_count, format_duration};
 
 use crate::text::table;
 
-/// Digits of a shortened fingerprint: enough to tell the snapshots of a cache apart.
+/// Digits of a shortened fingerprint: enough to distinguish the snapshots of a cache.
 const SHORT_DIGITS: usize = 12;
 /// The most characters of a line. Longer ones are truncated.
 const WIDTH: usize = 110;

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::state::{Explanation, HintState, Nearest};
 use crate::commands::cache::{ago, short};
+use crate::commands::decision::recorded_json;
 
 /// The most files, and differences, that are listed one by one.
 const MAX_LISTED: usize = 5;
@@ -147,7 +148,7 @@ pub(super) fn json(e: &Explanation) -> Value {
     let hints: Vec<Value> = e.hints.iter().map(|h| hint_json(h, all)).collect();
     let job = e.job.as_ref().map(|j| {
         json!({"job": j.job, "epoch": j.epoch, "policy": j.policy, "caching": j.caching,
-               "decision": parsed(&j.decision_json), "profile": parsed(&j.profile_json)})
+               "decision": recorded_json(&j.decision_json), "profile": recorded_json(&j.profile_json)})
     });
     json!({"schema": "caju.explain/v1", "pipeline": e.pipeline, "fingerprint": e.fingerprint, "cache": e.cache,
            "splits": all, "hints": hints, "job": job})
@@ -167,9 +168,4 @@ fn hint_json(h: &HintState, all: usize) -> Value {
            "random": h.prefix.random, "behind": h.behind, "set": h.set, "no_set": h.no_set, "state": h.name(all), "stored": h.stored,
            "splits": all, "parts": h.parts, "rows": h.rows, "bytes": h.bytes, "missing": h.missing,
            "nearest": near})
-}
-
-/// A recorded JSON document, or null.
-fn parsed(text: &str) -> Value {
-    serde_json::from_str(text).unwrap_or(Value::Null)
 }

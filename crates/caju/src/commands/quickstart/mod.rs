@@ -127,7 +127,7 @@ fn pipeline(out: &str) -> Result<DatasetDef> {
 
 /// The folder of the parts that the decision stored, if it stored any.
 fn snapshot_folder(def: &DatasetDef, outcome: &Outcome, cache: &str) -> Result<Option<String>> {
-    let hint = outcome.report.decision.as_ref().and_then(|d| d["choice"]["hint"].as_str());
+    let hint = outcome.report.decision.as_ref().and_then(|d| d.choice.hint());
     let prefixes = prefix_fingerprints(def, &shared::registry())?;
     let prefix = prefixes.iter().find(|p| Some(p.hint.as_str()) == hint);
     Ok(prefix.map(|p| format!("{}/v1/{}/parts", cache.trim_end_matches('/'), p.fingerprint)))

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use caju_planner::Choice;
 use caju_types::format_duration;
 
 use crate::report::{EpochReport, RunReport};
@@ -98,7 +99,10 @@ fn from_earlier_run(epochs: &[EpochReport]) -> bool {
 
 /// Where the rows are, and a line that shows them.
 fn stored_rows(report: &RunReport, cache: &str, parts: &str) -> String {
-    let format = report.decision.as_ref().and_then(|d| d["choice"]["format"].as_str()).unwrap_or("arrow");
+    let format = match report.decision.as_ref().map(|d| &d.choice) {
+        Some(Choice::Materialize { format, .. }) => format.as_str(),
+        Some(Choice::Compute) | None => "arrow",
+    };
     let name = if format == "parquet" { "Parquet" } else { "Arrow" };
     let query = "select label, count(*) as photos from rows group by label order by label";
     format!(
@@ -114,6 +118,7 @@ fn stored_rows(report: &RunReport, cache: &str, parts: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::commands::decision::tests::decision;
     use crate::report::SplitsReport;
 
     fn epoch(epoch: u64, wall_s: f64, splits: SplitsReport) -> EpochReport {
@@ -145,9 +150,13 @@ mod tests {
     }
 
     fn report(epochs: Vec<EpochReport>) -> RunReport {
-        let decision =
-            serde_json::json!({"choice": {"kind": "materialize", "hint": "resized", "format": "arrow"}});
-        RunReport { epochs, decision: Some(decision), ..RunReport::new() }
+        let choice = Choice::Materialize {
+            hint: "resized".into(),
+            format: "arrow".into(),
+            compression: "none".into(),
+            fraction: 1.0,
+        };
+        RunReport { epochs, decision: Some(decision(choice, "Reading is faster.")), ..RunReport::new() }
     }
 
     #[test]

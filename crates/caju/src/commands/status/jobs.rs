@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use caju_proto::v1::{JobStatus, ReaderStatus, StageStats};
 use caju_types::{ClientId, format_bytes, format_count};
-use serde_json::Value;
 
 use super::span;
+use crate::commands::decision::decision;
 use crate::commands::summary::{advice, splits};
 use crate::report::SplitsReport;
 use crate::text::{aligned, table, wrapped};
@@ -82,8 +82,8 @@ fn caching(job: &JobStatus, out: &mut String) {
         put: modes.put,
         get: modes.get,
         fell_back: modes.fell_back,
-        backfilled: modes.kept,
-        kept: modes.kept,
+        backfilled: modes.backfilled,
+        kept: modes.backfilled,
     });
     let ran = if ran.is_empty() { ran } else { format!("; splits of ended tasks: {ran}") };
     let stored = match job.caching.as_str() {
@@ -95,9 +95,8 @@ fn caching(job: &JobStatus, out: &mut String) {
     };
     let head = format!("{} (policy {}): {stored}{ran}", job.job, job.policy);
     out.push_str(&format!("\n{}\n", wrapped(&head, 2)));
-    let decision: Option<Value> = serde_json::from_str(&job.decision_json).ok();
-    if let Some(reason) = decision.as_ref().and_then(|d| d["reason"].as_str()) {
-        out.push_str(&format!("  {}\n", wrapped(reason, 2)));
+    if let Some(decision) = decision(job) {
+        out.push_str(&format!("  {}\n", wrapped(&decision.reason, 2)));
     }
 }
 
@@ -123,7 +122,7 @@ fn details(job: &JobStatus) -> String {
         }
     }
     if !job.bottleneck.is_empty() {
-        out.push_str(&format!(", bottleneck {}: {}", job.bottleneck, advice(&job.bottleneck)));
+        out.push_str(&format!(", bottleneck {}: {}", job.bottleneck, advice(&job.bottleneck, &job.stages)));
     }
     out.push('\n');
     if state(job) == "abandoned" {

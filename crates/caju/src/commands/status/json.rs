@@ -6,6 +6,7 @@ use caju_proto::v1::{
 };
 use serde_json::{Value, json};
 
+use crate::commands::decision::recorded_json;
 use crate::report::SharedReport;
 
 pub(super) fn status(s: &GetStatusResponse) -> Value {
@@ -93,7 +94,7 @@ fn job_json(j: &JobStatus) -> Value {
            "splits": j.splits.as_ref().map(splits_json),
            "served": j.served.as_ref().map(served_json), "sharing": Some(&j.sharing).filter(|s| !s.is_empty()), "shares_with": j.shares_with,
            "workers_wanted": (j.workers_wanted > 0).then_some(j.workers_wanted),
-           "decision": document(&j.decision_json), "profile": document(&j.profile_json)})
+           "decision": recorded_json(&j.decision_json), "profile": recorded_json(&j.profile_json)})
 }
 
 fn splits_json(s: &SplitStates) -> Value {
@@ -104,17 +105,12 @@ fn splits_json(s: &SplitStates) -> Value {
 /// The splits of ended tasks by execution mode, as in `caju.run/v1`.
 fn modes_json(j: &JobStatus) -> Value {
     let m = j.modes.unwrap_or_default();
-    json!({"compute": m.compute, "put": m.put, "get": m.get, "fell_back": m.fell_back, "backfilled": m.kept,
-           "kept": m.kept})
+    json!({"compute": m.compute, "put": m.put, "get": m.get, "fell_back": m.fell_back, "backfilled": m.backfilled,
+           "kept": m.backfilled})
 }
 
 fn io_json(j: &JobStatus) -> Value {
     let io = j.io.unwrap_or_default();
     json!({"source_bytes_read": io.source_bytes_read, "source_requests": io.source_requests,
            "cache_bytes_read": io.cache_bytes_read, "cache_bytes_written": io.cache_bytes_written})
-}
-
-/// A recorded JSON document, or null.
-fn document(text: &str) -> Value {
-    serde_json::from_str(text).unwrap_or(Value::Null)
 }

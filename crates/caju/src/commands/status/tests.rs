@@ -1,11 +1,13 @@
 //! What the text and the JSON of a status show.
 
+use caju_planner::Choice;
 use caju_proto::v1::{
     CacheSize, JobStatus, ReaderStatus, SharedUse, SharingUsage, SplitStates, StageStats, TaskServed,
     WorkerStatus, WorkerUsage,
 };
 
 use super::*;
+use crate::commands::decision::tests::decision;
 
 #[test]
 fn an_idle_dispatcher_says_what_to_do() {
@@ -33,7 +35,7 @@ fn a_running_job_shows_its_stages() {
         stages: vec![stage],
         policy: "auto".into(),
         caching: "hint `a` as arrow/none".into(),
-        decision_json: r#"{"reason": "Because."}"#.into(),
+        decision_json: decision(Choice::Compute, "Because.").to_json(),
         modes: Some(caju_proto::v1::SplitModes { compute: 2, put: 1, ..Default::default() }),
         ..Default::default()
     };

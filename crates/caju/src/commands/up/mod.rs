@@ -143,14 +143,14 @@ impl Up {
     }
 
     /// Opens no epoch any more; ends the workers, which serve present readers to the end of their epochs; then ends the
-    /// dispatcher. False if work was still going on at the bound.
+    /// dispatcher. False if work was still running when the time was over.
     async fn end(self) -> bool {
         let Self { server, mut pool, .. } = self;
         server.dispatcher.open_no_more();
         if pool.end().await {
             return server.drain().await;
         }
-        // Nobody serves the readers that are left.
+        // No worker is left to serve the remaining readers.
         server.shutdown().await;
         false
     }

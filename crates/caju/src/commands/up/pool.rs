@@ -184,7 +184,7 @@ async fn run(
         let mut process = WorkerProcess::start(&command)?;
         let id = process.id();
         if let Some(address) = process.listening().await {
-            // The pool is there as long as this task.
+            // The pool lives as long as this task.
             drop(events.send(Event::Listening { worker, process: id, address }).await);
         }
         process.ended(leave, drain_timeout).await

@@ -23,7 +23,7 @@ pub(in crate::control) struct EndedTask<'a> {
     pub(in crate::control) profile: Option<&'a v1::TaskProfile>,
 }
 
-/// A job as it is now, for a decision that begins, or begins again after a restart.
+/// The present facts of a job, for a decision that begins, or begins again after a restart.
 pub(super) fn job_opened(state: &State, job: &JobName, config: &DispatcherConfig) -> Option<Event> {
     let job = state.jobs.get(job)?;
     let dataset = state.datasets.get(&job.spec.dataset)?;
@@ -54,7 +54,7 @@ fn decided(job: &Job) -> Option<Decided> {
     Some(Decided { plan: job.plan.clone(), decision, profile })
 }
 
-/// An iteration as it is now.
+/// The present facts of an iteration.
 pub(super) fn iteration(core: &Core, state: &State, id: IterationId) -> Option<IterationFacts> {
     let iteration = state.iterations.get(&id)?;
     let job = state.jobs.get(&iteration.job)?;

@@ -13,7 +13,7 @@ pub(super) fn task_report(profile: v1::TaskProfile) -> TaskReport {
         task: TaskId(profile.task_id),
         stages: profile.stages.into_iter().take(MAX_PER_REPORT).map(stage_report).collect(),
         probes: profile.probes.into_iter().take(MAX_PER_REPORT).map(probe_report).collect(),
-        checked_parts: profile.looked,
+        checked_parts: profile.parts_listed,
         all_probed: profile.complete,
         elapsed_s: profile.elapsed_s,
         threads: profile.threads,
@@ -45,8 +45,9 @@ fn probe_report(probe: v1::HintProbe) -> ProbeReport {
 /// What a stage did.
 pub(super) fn stage_report(stage: v1::StageStats) -> StageReport {
     let kind = match stage.kind() {
-        v1::StageKind::Unspecified => kind_of_old_worker(&stage.name),
-        v1::StageKind::Rows => StageKind::Rows,
+        v1::StageKind::Unspecified | v1::StageKind::Source | v1::StageKind::Parse | v1::StageKind::Rows => {
+            StageKind::Rows
+        }
         v1::StageKind::Serial => StageKind::Serial,
         v1::StageKind::CrossSplit => StageKind::CrossSplit,
         v1::StageKind::Take => StageKind::Take,
@@ -63,19 +64,5 @@ pub(super) fn stage_report(stage: v1::StageStats) -> StageReport {
         busy_s: stage.busy_s,
         wait_in_s: stage.wait_in_s,
         wait_out_s: stage.wait_out_s,
-    }
-}
-
-/// Workers of version 0.1 report no kinds. Their names of stages end in the operator.
-fn kind_of_old_worker(name: &str) -> StageKind {
-    match name.rsplit_once('.').map_or(name, |(_, operator)| operator) {
-        "autocache" => StageKind::Hint,
-        "sleep" | "burn" => StageKind::Serial,
-        "take" => StageKind::Take,
-        "shuffle" | "skip" | "batch" | "padded_batch" | "bucket_by_length" | "unbatch" => {
-            StageKind::CrossSplit
-        }
-        "output" => StageKind::Output,
-        _ => StageKind::Rows,
     }
 }

@@ -12,7 +12,6 @@ use futures::TryStreamExt as _;
 
 use crate::catalog::Bound;
 use crate::control::Core;
-use crate::control::manifests::Key;
 use crate::state::Dataset;
 
 /// Splits that are counted between two reports of progress.
@@ -91,9 +90,8 @@ impl Core {
         let mut stored: BTreeMap<(&str, String), u64> = BTreeMap::new();
         let (mut splits, mut all) = ((bound.splits)(), 0u64);
         while let Some(split) = splits.try_next().await? {
-            let key = serde_json::from_str::<Key>(&split).ok();
             // Repetitions have the parts of the first one, and may have no end.
-            if key.as_ref().is_some_and(|k| k.repetition > 0) {
+            if split.repetition() > 0 {
                 break;
             }
             all += 1;
@@ -105,7 +103,7 @@ impl Core {
                 tokio::task::yield_now().await;
             }
             for (hint, index) in &indexes {
-                if let Some(part) = key.as_ref().and_then(|k| index.get(&k.key)) {
+                if let Some(part) = split.key().and_then(|key| index.get(&key)) {
                     *stored.entry((hint.name.as_str(), part.encoding.to_string())).or_default() += 1;
                 }
             }

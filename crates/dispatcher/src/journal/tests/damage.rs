@@ -16,7 +16,7 @@ const NOW: Duration = Duration::from_secs(1000);
 const GROUPS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("groups");
 const META: TableDefinition<'_, &str, &str> = TableDefinition::new("meta");
 
-/// What somebody else may do to a database.
+/// Changes that another program may make to a database.
 #[derive(Debug, Clone)]
 enum Change {
     Foreign,

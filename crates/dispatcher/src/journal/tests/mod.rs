@@ -324,7 +324,7 @@ fn later_updates() -> Vec<Update> {
         Update::TaskEnded {
             task: TaskId(2006),
             rows_skipped: 0,
-            modes: SplitModes { compute: 1, put: 2, get: 3, fell_back: 0, kept: 0 },
+            modes: SplitModes { compute: 1, put: 2, get: 3, fell_back: 0, backfilled: 0 },
             emitted: None,
             to_flight: None,
         },

@@ -137,13 +137,13 @@ fn a_journal_is_compacted_when_it_has_grown() {
     assert_eq!(left(0, 3, bytes), 2, "a snapshot of {snapshot_bytes} bytes is not written for {group_bytes}");
 }
 
-/// A journal whose compaction waits until it may go on.
-struct Held {
+/// A journal whose compaction waits until the test lets it continue.
+struct PausedJournal {
     journal: MemoryJournal,
     may_go: Arc<Mutex<std::sync::mpsc::Receiver<()>>>,
 }
 
-impl Journal for Held {
+impl Journal for PausedJournal {
     fn replay(&mut self) -> Result<Vec<Vec<Update>>> {
         self.journal.replay()
     }
@@ -152,19 +152,19 @@ impl Journal for Held {
     }
     fn stored(&self) -> Result<Box<dyn Stored>> {
         let may_go = Arc::clone(&self.may_go);
-        Ok(Box::new(HeldStored { stored: self.journal.stored()?, may_go }))
+        Ok(Box::new(PausedStored { stored: self.journal.stored()?, may_go }))
     }
     fn describe(&self) -> String {
         "held".into()
     }
 }
 
-struct HeldStored {
+struct PausedStored {
     stored: Box<dyn Stored>,
     may_go: Arc<Mutex<std::sync::mpsc::Receiver<()>>>,
 }
 
-impl Stored for HeldStored {
+impl Stored for PausedStored {
     fn read(&mut self) -> Result<Vec<Vec<Update>>> {
         // The sender is dropped when the test has ended.
         assert!(self.may_go.lock().recv().is_err());
@@ -180,7 +180,7 @@ fn groups_are_durable_while_the_journal_is_compacted() {
     let updates = every_update();
     let (go, may_go) = std::sync::mpsc::sync_channel(1);
     let mut journal = MemoryJournal::default();
-    let held = Held { journal: journal.clone(), may_go: Arc::new(Mutex::new(may_go)) };
+    let held = PausedJournal { journal: journal.clone(), may_go: Arc::new(Mutex::new(may_go)) };
     run(async {
         let compact_after = CompactAfter { updates: 3, bytes: u64::MAX };
         let writer = JournalWriter::start_with(Box::new(held), 0, compact_after).unwrap();

@@ -108,7 +108,7 @@ async fn rows_that_no_job_needs_are_held_within_the_backlog() {
         assert!(run(&two, split).await);
     }
     assert_eq!(window.usage().bytes, 13 * SPLIT, "ten that it needs, and the backlog");
-    // What is read stays, whoever has had it.
+    // Rows that are being read stay, whatever other jobs have had them.
     let mut read = begin(&two, 30).await.read.unwrap();
     for split in 31..40 {
         assert!(run(&two, split).await);
@@ -117,7 +117,7 @@ async fn rows_that_no_job_needs_are_held_within_the_backlog() {
     assert!(matches!(read.next().await, Next::Batch(_)) && matches!(read.next().await, Next::End { .. }));
     drop(read);
     assert_eq!((window.usage().bytes, window.usage().evicted_unread), (3 * SPLIT, 0));
-    // Rows of a split that is computed while nobody needs it are bounded, too.
+    // Rows of a split that no other job needs are bounded, too.
     let mut begun = begin(&one, 50).await;
     for at in 0..10 {
         begun.write[0].pass(at * 100, &[rows()]);
@@ -139,7 +139,8 @@ async fn rows_that_all_have_had_leave_first() {
     assert_eq!(window.usage().evicted_unread, 0);
 }
 
-/// Where another job is behind, a job waits before it begins a split, until the other one has caught up, is gone, or waits itself.
+/// Where another job is behind, a job waits before it begins a split, until the other one has caught up, has ended, or waits
+/// itself.
 #[tokio::test]
 async fn a_full_window_throttles_those_who_are_ahead() {
     for leaves in [false, true] {
@@ -187,7 +188,7 @@ async fn a_reader_takes_over_when_the_writer_stops() {
     begun.write[0].pass(0, &[rows()]);
     let mut read = begin(&two, 0).await.read.unwrap();
     assert!(matches!(read.next().await, Next::Batch(_)));
-    assert!(matches!(read.next().await, Next::Gone), "no row came for as long as it waits");
+    assert!(matches!(read.next().await, Next::Unavailable), "no row came for as long as it waits");
     drop(read);
     let mut writer = two.take_over(of(0), 0, END).unwrap();
     writer.pass(0, &[rows()]);
@@ -200,7 +201,7 @@ async fn a_reader_takes_over_when_the_writer_stops() {
     let broken = begin(&one, 1).await;
     let mut read = begin(&two, 1).await.read.unwrap();
     drop(broken);
-    assert!(matches!(read.next().await, Next::Gone));
+    assert!(matches!(read.next().await, Next::Unavailable));
 }
 
 #[tokio::test]
@@ -217,7 +218,7 @@ async fn rows_go_to_the_last_point_that_each_other_job_has() {
     let read = begin(&differs, 2).await.read.unwrap();
     assert_eq!(read.place, 1);
     assert_eq!(begin(&equal, 2).await.read.unwrap().place, END);
-    // A stored part gives the rows at a hint: what is above it is of no use.
+    // A stored part gives the rows at a hint: rows of points above it cannot be used.
     let below = equal.begin(of(2), 2, Some(1), MayShare::Read).await;
     assert_eq!(below.read.unwrap().place, END);
     assert!(differs.begin(of(2), 2, Some(1), MayShare::Read).await.read.is_none());
@@ -253,7 +254,7 @@ async fn xtr_22_a_relaxed_job_skips_what_has_left_the_window() {
     let begun = begin(&late, 3).await;
     assert!(begun.is_skipped && begun.read.is_none() && begun.write.is_empty());
     assert_eq!((late.counts().skipped_rows, late.counts().window_rows), (100, 500));
-    // Rows that some of its readers have, and those of a split that nobody has computed.
+    // Rows that some of its readers have, and those of a split that no task has computed.
     assert!(!late.begin(of(4), 4, None, MayShare::Read).await.is_skipped && !run(&late, 30).await);
     for (of_job, what) in [
         (job(3, 0, false), "exact"),
@@ -262,7 +263,7 @@ async fn xtr_22_a_relaxed_job_skips_what_has_left_the_window() {
     ] {
         assert!(!begin(&join_as(&window, of_job, &[(1, END)]), 5).await.is_skipped, "{what}");
     }
-    // When nobody is in this epoch any more, it is computed again.
+    // When no job reads this epoch any more, the split is computed again.
     drop((first, late));
     assert!(!begin(&join_as(&window, job(5, 0, true), &[(1, END)]), 6).await.is_skipped);
 }

@@ -29,12 +29,12 @@ use tokio::sync::mpsc;
 
 use super::{Item, Items};
 pub(super) use row_time::{RowTime, rows_within};
-use slice::{Computed, Place};
+use slice::{Computed, SliceIndex};
 pub(super) use slice::{GivenBack, Slice, Work};
 pub(super) use window::Order;
 use window::{Slot, Window};
 
-/// The most items in the window, whatever their bytes: each is looked at when another one has been computed.
+/// The most items in the window, whatever their bytes: each is visited when another one has been computed.
 const MOST_ITEMS: usize = 1024;
 
 /// What is computed at once.
@@ -43,7 +43,7 @@ pub(super) struct Limits {
     pub(super) at_once: usize,
     /// Bytes of computed chunks that may wait before no further slice is begun.
     pub(super) most_bytes: usize,
-    /// Slices that may give rows back before anybody looks: as often as the running ones can.
+    /// The most slices whose rows can be given back before they are taken over: one per running slice.
     pub(super) given_back: usize,
 }
 
@@ -94,11 +94,11 @@ struct Concurrent<W, F> {
     limits: Limits,
     clock: Arc<dyn Clock>,
     /// Slices of the window that are not begun, in the order in which they will be.
-    waiting: VecDeque<(Place, W)>,
-    running: FuturesUnordered<BoxFuture<'static, (Place, Computed<W>)>>,
+    waiting: VecDeque<(SliceIndex, W)>,
+    running: FuturesUnordered<BoxFuture<'static, (SliceIndex, Computed<W>)>>,
     /// Where running slices give rows back, and where these arrive.
-    giving_back: mpsc::Sender<(Place, GivenBack<W>)>,
-    given_back: mpsc::Receiver<(Place, GivenBack<W>)>,
+    giving_back: mpsc::Sender<(SliceIndex, GivenBack<W>)>,
+    given_back: mpsc::Receiver<(SliceIndex, GivenBack<W>)>,
     window: Window<W>,
 }
 
@@ -108,8 +108,8 @@ impl<W: Work, F: Fn(Chunk) -> W> Concurrent<W, F> {
             // Threads get new work before a computed chunk leaves: what is below may take its time with it.
             while self.advance().await {}
             if let Some((item, rest)) = self.window.leave() {
-                if let Some((place, work)) = rest {
-                    self.run(place, work);
+                if let Some((index, work)) = rest {
+                    self.run(index, work);
                 }
                 return Some(item);
             }
@@ -119,17 +119,17 @@ impl<W: Work, F: Fn(Chunk) -> W> Concurrent<W, F> {
             let admits = self.admits();
             let pass = pass_in(&*self.clock, self.window.passes_in());
             tokio::select! {
-                Some((place, computed)) = self.running.next(), if !self.running.is_empty() => {
-                    self.computed(place, computed);
+                Some((index, computed)) = self.running.next(), if !self.running.is_empty() => {
+                    self.computed(index, computed);
                 }
-                Some((place, given)) = self.given_back.recv() => self.take_back(place, given),
+                Some((index, given)) = self.given_back.recv() => self.take_back(index, given),
                 () = pass => {}
                 item = self.items.next(), if admits => self.admit(item),
             }
         }
     }
 
-    /// Takes in what is there already. Whether a chunk was computed, so that there may be room for more.
+    /// Takes in everything that is ready. Returns whether a chunk was computed, so that further chunks may fit.
     async fn advance(&mut self) -> bool {
         self.begin();
         while self.admits() {
@@ -139,8 +139,8 @@ impl<W: Work, F: Fn(Chunk) -> W> Concurrent<W, F> {
             }
         }
         match futures::poll!(self.running.next()) {
-            Poll::Ready(Some((place, computed))) => {
-                self.computed(place, computed);
+            Poll::Ready(Some((index, computed))) => {
+                self.computed(index, computed);
                 true
             }
             Poll::Ready(None) | Poll::Pending => self.take_all_back(),
@@ -158,8 +158,8 @@ impl<W: Work, F: Fn(Chunk) -> W> Concurrent<W, F> {
     fn admit(&mut self, item: Option<Result<Item>>) {
         match item {
             Some(Ok(Item::Chunk(chunk))) => {
-                let place = self.window.admit(Slot::of_chunk(&chunk));
-                self.waiting.push_back((place, (self.start)(chunk)));
+                let index = self.window.admit(Slot::of_chunk(&chunk));
+                self.waiting.push_back((index, (self.start)(chunk)));
                 self.begin();
             }
             Some(item) => {
@@ -174,46 +174,46 @@ impl<W: Work, F: Fn(Chunk) -> W> Concurrent<W, F> {
     /// computed: rows that are computed may wait for it.
     fn begin(&mut self) {
         while self.may_begin() || self.running.is_empty() {
-            let Some((place, work)) = self.waiting.pop_front() else { return };
+            let Some((index, work)) = self.waiting.pop_front() else { return };
             let (first, left) = work.cut();
             if let Some(left) = left
-                && let Some(next) = self.window.insert_behind(place)
+                && let Some(next) = self.window.insert_behind(index)
             {
                 self.waiting.push_front((next, left));
             }
-            self.run(place, first);
+            self.run(index, first);
         }
     }
 
-    fn run(&mut self, place: Place, work: W) {
-        let slice = Slice::new(place, self.window.progress(place), self.giving_back.clone());
-        self.running.push(Box::pin(async move { (place, work.next(slice).await) }));
+    fn run(&mut self, index: SliceIndex, work: W) {
+        let slice = Slice::new(index, self.window.progress(index), self.giving_back.clone());
+        self.running.push(Box::pin(async move { (index, work.next(slice).await) }));
     }
 
-    fn computed(&mut self, place: Place, computed: Computed<W>) {
-        // Rows that it gave back are before or behind the others: they have their place while it has one.
+    fn computed(&mut self, index: SliceIndex, computed: Computed<W>) {
+        // Rows that it gave back are before or behind the others: they get an index while that slice still has one.
         self.take_all_back();
-        self.window.computed(place, computed);
+        self.window.computed(index, computed);
     }
 
     /// Takes in all rows that were given back. Whether there were any.
     fn take_all_back(&mut self) -> bool {
         let mut any = false;
-        while let Ok((place, given)) = self.given_back.try_recv() {
-            self.take_back(place, given);
+        while let Ok((index, given)) = self.given_back.try_recv() {
+            self.take_back(index, given);
             any = true;
         }
         any
     }
 
-    fn take_back(&mut self, place: Place, given: GivenBack<W>) {
+    fn take_back(&mut self, index: SliceIndex, given: GivenBack<W>) {
         if let Some(behind) = given.behind
-            && let Some(next) = self.window.insert_behind(place)
+            && let Some(next) = self.window.insert_behind(index)
         {
             self.waiting.push_front((next, behind));
         }
         let Some(ready) = given.ready else { return };
-        let Some(before) = self.window.insert_before(place) else { return };
+        let Some(before) = self.window.insert_before(index) else { return };
         match ready.finished() {
             Ok(chunk) => self.window.computed(before, Ok((chunk, None))),
             Err(work) => self.waiting.push_front((before, work)),

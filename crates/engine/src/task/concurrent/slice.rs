@@ -12,13 +12,13 @@ use tokio::sync::mpsc;
 /// is cut into slices, and four times as long as the work of a slice: a busy machine alone seldom makes a slice slow.
 pub(super) const SLOW: Duration = Duration::from_millis(200);
 
-/// Where a slice is: the number of its item in the input, and the slice's own among those of the item.
-pub(super) type Place = (u64, u32);
+/// Identifies a slice: the number of its item in the input, and its own number among the slices of that item.
+pub(super) type SliceIndex = (u64, u32);
 
 /// What computing gives: a chunk and the work that is left.
 pub(super) type Computed<W> = Result<(Chunk, Option<W>)>;
 
-/// Work that gives chunks one after the other.
+/// Work that produces one chunk after another.
 pub(in crate::task) trait Work: Send + Sized + 'static {
     /// The next chunk, and the work that is left.
     fn next(self, slice: Slice<Self>) -> impl Future<Output = Result<(Chunk, Option<Self>)>> + Send;
@@ -35,31 +35,31 @@ pub(in crate::task) trait Work: Send + Sized + 'static {
 pub(in crate::task) struct GivenBack<W> {
     /// The rows before the slow one.
     pub(in crate::task) ready: Option<W>,
-    /// The rows behind the slow one, which nobody has begun.
+    /// The rows behind the slow one, which were not begun.
     pub(in crate::task) behind: Option<W>,
 }
 
-/// Since when a slice is at work; none: it is not, or waits for something that is not its work.
+/// Since when a slice is being computed; none while it is not, or while it waits for something other than its own work.
 pub(super) type Progress = Arc<Mutex<Option<Instant>>>;
 
 /// A slice that is computed, as its work sees it.
 #[derive(Debug)]
 pub(in crate::task) struct Slice<W> {
-    place: Place,
+    index: SliceIndex,
     progress: Progress,
-    giving_back: mpsc::Sender<(Place, GivenBack<W>)>,
+    giving_back: mpsc::Sender<(SliceIndex, GivenBack<W>)>,
 }
 
 impl<W> Slice<W> {
     pub(super) fn new(
-        place: Place,
+        index: SliceIndex,
         progress: Progress,
-        giving_back: mpsc::Sender<(Place, GivenBack<W>)>,
+        giving_back: mpsc::Sender<(SliceIndex, GivenBack<W>)>,
     ) -> Self {
-        Self { place, progress, giving_back }
+        Self { index, progress, giving_back }
     }
 
-    /// From now on the slice is at work.
+    /// Marks the slice as being computed from now on.
     pub(in crate::task) fn working(&self) {
         *self.progress.lock() = Some(Instant::now());
     }
@@ -72,9 +72,10 @@ impl<W> Slice<W> {
     /// Gives rows back.
     ///
     /// # Errors
-    /// `Internal` if more rows are given back than can be under way: they are lost then. `Cancelled` if nobody wants them.
+    /// `Internal` if more slices are given back than can be running: their rows are lost then. `Cancelled` if the task has
+    /// ended.
     pub(in crate::task) fn give_back(&self, given: GivenBack<W>) -> Result<()> {
-        self.giving_back.try_send((self.place, given)).map_err(|e| match e {
+        self.giving_back.try_send((self.index, given)).map_err(|e| match e {
             mpsc::error::TrySendError::Full(_) => Error::internal("slices gave rows back too often"),
             mpsc::error::TrySendError::Closed(_) => Error::cancelled("the task is over"),
         })

@@ -105,7 +105,7 @@ impl Wake for Woken {
     }
 }
 
-/// The stages at work on these items, with one gate for each chunk, and the names of what left.
+/// Runs the stages on these items, with one gate for each chunk. Returns the names of the items that left.
 struct Bench {
     items: Items,
     gates: Gates,

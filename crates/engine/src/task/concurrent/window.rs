@@ -8,9 +8,9 @@ use caju_types::{Error, Result};
 use caju_wire::Chunk;
 
 use super::super::Item;
-use super::slice::{Computed, Place, Progress, SLOW};
+use super::slice::{Computed, Progress, SLOW, SliceIndex};
 
-/// The shortest wait for a slice to be slow: time passes between two looks at it.
+/// The shortest wait for a slice to become slow, because time passes between two checks.
 const MIN_WAIT: Duration = Duration::from_millis(1);
 
 /// In which order computed chunks leave.
@@ -24,8 +24,8 @@ pub(in crate::task) enum Order {
     Any,
 }
 
-/// An item that leaves, with the work that is left of it and the place of that work.
-pub(super) type Leaving<W> = (Result<Item>, Option<(Place, W)>);
+/// An item that leaves, with the work that is left of it and the index of that work.
+pub(super) type Leaving<W> = (Result<Item>, Option<(SliceIndex, W)>);
 
 /// The items that were taken from the input and have not left, by their numbers in it.
 pub(super) struct Window<W> {
@@ -102,7 +102,7 @@ impl<W> Slot<W> {
 }
 
 impl<W> Pending<W> {
-    /// How long until it is slow; none while it is not at work.
+    /// The time until it is slow; none while it is not being computed.
     fn slow_in(&self) -> Option<Duration> {
         self.progress.lock().map(|since| SLOW.saturating_sub(since.elapsed()))
     }
@@ -138,7 +138,7 @@ impl<W> Window<W> {
     }
 
     /// Takes in the next item of the input.
-    pub(super) fn admit(&mut self, slot: Slot<W>) -> Place {
+    pub(super) fn admit(&mut self, slot: Slot<W>) -> SliceIndex {
         let number = self.next;
         self.bytes += slot
             .slices
@@ -152,36 +152,36 @@ impl<W> Window<W> {
     }
 
     /// A new slice directly behind another one of its item; none if that one has left.
-    pub(super) fn insert_behind(&mut self, place: Place) -> Option<Place> {
-        self.insert(place, 1)
+    pub(super) fn insert_behind(&mut self, index: SliceIndex) -> Option<SliceIndex> {
+        self.insert(index, 1)
     }
 
     /// A new slice directly before another one of its item; none if that one has left.
-    pub(super) fn insert_before(&mut self, place: Place) -> Option<Place> {
-        self.insert(place, 0)
+    pub(super) fn insert_before(&mut self, index: SliceIndex) -> Option<SliceIndex> {
+        self.insert(index, 0)
     }
 
-    fn insert(&mut self, place: Place, behind: usize) -> Option<Place> {
-        let slot = self.slots.get_mut(&place.0)?;
-        let at = slot.index_of(place.1)? + behind;
+    fn insert(&mut self, index: SliceIndex, behind: usize) -> Option<SliceIndex> {
+        let slot = self.slots.get_mut(&index.0)?;
+        let at = slot.index_of(index.1)? + behind;
         let number = slot.next_slice;
         slot.next_slice += 1;
-        // Until a thread begins it, it counts as at work: it waits because others are slow.
+        // It counts as being computed before a thread begins it, because it waits for others that are slow.
         let progress = Arc::new(parking_lot::Mutex::new(Some(Instant::now())));
         slot.slices.insert(at, Pending { number, progress, ready: None });
         self.cut += usize::from(slot.slices.len() == 2);
-        Some((place.0, number))
+        Some((index.0, number))
     }
 
     /// Where the work on a slice says how far it is.
-    pub(super) fn progress(&self, place: Place) -> Progress {
-        let slice = self.slots.get(&place.0).and_then(|slot| slot.slices.get(slot.index_of(place.1)?));
+    pub(super) fn progress(&self, index: SliceIndex) -> Progress {
+        let slice = self.slots.get(&index.0).and_then(|slot| slot.slices.get(slot.index_of(index.1)?));
         slice.map(|s| Arc::clone(&s.progress)).unwrap_or_default()
     }
 
-    pub(super) fn computed(&mut self, place: Place, computed: Computed<W>) {
-        let Some(slot) = self.slots.get_mut(&place.0) else { return };
-        let Some(slice) = slot.index_of(place.1).and_then(|at| slot.slices.get_mut(at)) else { return };
+    pub(super) fn computed(&mut self, index: SliceIndex, computed: Computed<W>) {
+        let Some(slot) = self.slots.get_mut(&index.0) else { return };
+        let Some(slice) = slot.index_of(index.1).and_then(|at| slot.slices.get_mut(at)) else { return };
         let (item, rest) = match computed {
             Ok((chunk, rest)) => (Ok(Item::Chunk(chunk)), rest),
             Err(e) => (Err(e), None),
@@ -190,13 +190,13 @@ impl<W> Window<W> {
         slice.ready = Some((item, rest));
     }
 
-    /// An item that may leave, with the work that is left of it. That work keeps the item's place.
+    /// An item that may leave, with the work that is left of it. That work keeps the item's index.
     pub(super) fn leave(&mut self) -> Option<Leaving<W>> {
         let (number, at) = self.first_to_leave()?;
         let slot = self.slots.get_mut(&number)?;
         let slice = slot.slices.get_mut(at)?;
         let (item, rest) = slice.ready.take()?;
-        let place = (number, slice.number);
+        let index = (number, slice.number);
         self.bytes = self.bytes.saturating_sub(bytes_of(&item));
         if rest.is_none() {
             self.cut -= usize::from(slot.slices.len() == 2);
@@ -205,10 +205,10 @@ impl<W> Window<W> {
                 self.slots.remove(&number);
             }
         }
-        Some((item, rest.map(|work| (place, work))))
+        Some((item, rest.map(|work| (index, work))))
     }
 
-    /// Why the end of the input is no end: items that nobody computes have not left.
+    /// The error if the input ends while items are left that no thread computes.
     pub(super) fn unfinished(&self) -> Option<Error> {
         let number = self.slots.keys().next()?;
         Some(Error::internal(format!(
@@ -224,7 +224,7 @@ impl<W> Window<W> {
         }
         let held = |slot: &Slot<W>| {
             let ready = slot.slices.iter().position(|s| s.ready.is_some())?;
-            // All before it have to be slow. One that is not at work may begin at any time.
+            // All slices before it have to be slow. A slice that is not being computed may begin at any time.
             let before = slot.slices.iter().take(ready).map(|s| s.slow_in().unwrap_or(SLOW));
             before.max().map(|wait| wait.max(MIN_WAIT))
         };

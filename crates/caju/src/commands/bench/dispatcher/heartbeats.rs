@@ -13,11 +13,15 @@ use crate::cli::DispatcherBenchArgs;
 use crate::commands::bench::server::Server;
 use crate::commands::bench::source::LineSource;
 
-/// Heartbeats before the measurement, in intervals: everybody has reported once.
+/// Heartbeats before the measurement, in intervals: every peer has reported once.
 const WARM_UP: u32 = 3;
 
 /// What was measured.
 pub(super) struct Heartbeats {
+    /// Numbers of workers, clients and jobs.
+    peers: [usize; 3],
+    /// The cores that the dispatcher may use.
+    dispatcher_cores: String,
     workers: Latencies,
     clients: Latencies,
     leases: Latencies,
@@ -47,14 +51,14 @@ struct Schedule {
 }
 
 impl Schedule {
-    /// The same, where peer `i` of `n` acts at its own moment of each interval.
+    /// When peer `i` of `n` acts for the first time. The peers spread their actions evenly over an interval.
     fn first(&self, i: usize, n: usize) -> Instant {
         let offset = self.interval.mul_f64(i as f64 / n.max(1) as f64);
         self.measured_from.checked_sub(self.interval * WARM_UP).unwrap_or(self.measured_from) + offset
     }
 }
 
-/// Lets everybody report at the interval.
+/// Lets every peer send its heartbeats at the interval.
 ///
 /// # Errors
 /// Those of the calls.
@@ -101,6 +105,8 @@ pub(super) async fn measure(
     let clients = all(clients).await?;
     let leases = all(leasing).await?;
     Ok(Heartbeats {
+        peers: [n, m, peers.jobs()],
+        dispatcher_cores: server.cores(),
         splits_per_s: leases.splits as f64 / args.duration.as_secs_f64(),
         workers: workers.times,
         clients: clients.times,
@@ -214,7 +220,12 @@ impl Heartbeats {
     }
 
     pub(super) fn json(&self) -> Value {
+        let [workers, clients, jobs] = self.peers;
         json!({
+            "workers": workers,
+            "clients": clients,
+            "jobs": jobs,
+            "dispatcher_cores": self.dispatcher_cores,
             "join_s": self.join.as_secs_f64(),
             "cpu_share": self.cpu_share,
             "peak_bytes": self.peak_bytes,

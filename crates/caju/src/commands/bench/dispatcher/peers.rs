@@ -1,6 +1,6 @@
 //! Simulated workers and clients, each with a connection of its own.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -44,7 +44,7 @@ pub(super) struct Client {
 /// Leased splits that no client has acknowledged yet, by job.
 pub(super) type Unacknowledged = Vec<std::sync::Mutex<Vec<u64>>>;
 
-/// Everybody at one dispatcher.
+/// All simulated peers of one dispatcher.
 pub(super) struct Peers {
     pub(super) workers: Vec<Worker>,
     pub(super) clients: Vec<Client>,
@@ -87,7 +87,7 @@ impl Peers {
         Ok(Arc::new(Self { workers, clients, tasks, unacknowledged }))
     }
 
-    /// The same peers at a dispatcher that was started again at another address.
+    /// These peers, connected to a dispatcher that was started again at another address.
     ///
     /// # Errors
     /// `InvalidArgument` if the address is none.
@@ -121,7 +121,12 @@ impl Peers {
         })
     }
 
-    /// The tasks of a worker, by their places.
+    /// The number of jobs with tasks.
+    pub(super) fn jobs(&self) -> usize {
+        self.tasks.iter().map(|t| t.job).collect::<HashSet<_>>().len()
+    }
+
+    /// The indexes of a worker's tasks.
     pub(super) fn tasks_of(&self, worker: usize) -> Vec<usize> {
         (0..self.tasks.len()).filter(|t| self.tasks.get(*t).is_some_and(|t| t.worker == worker)).collect()
     }
@@ -185,13 +190,24 @@ impl Worker {
     /// # Errors
     /// Those of the call.
     pub(super) async fn heartbeat(&self, tasks: Vec<u64>) -> Result<v1::WorkerHeartbeatResponse> {
-        let stage =
-            |name: &str| v1::StageStats { name: name.into(), rows_in: 1, rows_out: 1, ..Default::default() };
+        let stage = |(name, kind): (&str, v1::StageKind)| v1::StageStats {
+            name: name.into(),
+            kind: kind.into(),
+            rows_in: 1,
+            rows_out: 1,
+            ..Default::default()
+        };
+        let stages = [
+            ("source", v1::StageKind::Source),
+            ("0.map", v1::StageKind::Rows),
+            ("1.batch", v1::StageKind::CrossSplit),
+            ("output", v1::StageKind::Output),
+        ];
         let request = v1::WorkerHeartbeatRequest {
             worker_id: self.id,
             address: self.address.clone(),
             tasks,
-            stages: ["read", "map", "batch", "output"].map(stage).into(),
+            stages: stages.map(stage).into(),
             secret: self.secret.clone(),
             ..Default::default()
         };

@@ -17,7 +17,7 @@ pub(super) struct Restart {
     listening: Duration,
     /// Every client and worker is known to it.
     back: Duration,
-    /// It has leased splits that nobody had.
+    /// It has leased a split for the first time.
     leased: Duration,
     peak_bytes: u64,
 }

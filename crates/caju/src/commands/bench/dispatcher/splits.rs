@@ -19,6 +19,7 @@ const CLIENTS: u32 = 16;
 
 /// What was measured.
 pub(super) struct Splits {
+    workers: usize,
     splits: usize,
     wall: Duration,
     leases: Latencies,
@@ -79,6 +80,7 @@ pub(super) async fn measure(
         task.await.map_err(|e| Error::internal(e.to_string()))??;
     }
     let measured = Splits {
+        workers: peers.workers.len(),
         splits: leased.load(Ordering::Relaxed),
         wall,
         leases,
@@ -121,6 +123,7 @@ impl Splits {
 
     pub(super) fn json(&self) -> Value {
         json!({
+            "workers": self.workers,
             "splits": self.splits,
             "wall_s": self.wall.as_secs_f64(),
             "splits_per_s": self.per_s(),

@@ -33,7 +33,7 @@ pub(super) fn append(kind: JournalKind, folder: &Path) -> Result<()> {
         journal.append(&groups)?;
         output::say(next)?;
         if next % COMPACT_EVERY < groups.len() as u64 {
-            // As a snapshot stands for all that came before it.
+            // As a journal's snapshot replaces all records before it.
             journal.stored()?.replace(&group(next))?;
             output::say(next)?;
         }
@@ -89,7 +89,7 @@ fn one(kind: JournalKind, folder: &Path, random: u128, counts: &mut KillCounts) 
     // Within a commit, not always right after one.
     std::thread::park_timeout(Duration::from_micros(u64::try_from(pause).unwrap_or(0)));
     writer.kill()?;
-    // What it said before its end and nobody read yet.
+    // The output that it wrote before its end and that was not read yet.
     while let Some(more) = writer.next()? {
         durable = more;
     }
