@@ -123,7 +123,10 @@ fn hints_without_names_count_all_hints() {
 fn settings() {
     let def = read("source: { range: 1 }\nseed: 7\non_error: skip\ndeterministic: true").unwrap();
     let on_error = OnError::Skip { limit: DEFAULT_SKIP_LIMIT };
-    assert_eq!(def.options, Options { seed: Some(7), on_error, deterministic: true, cache_only: false });
+    assert_eq!(
+        def.options,
+        Options { seed: Some(7), on_error, deterministic: true, cache_only: false, reorder: None }
+    );
     let def = read("source: { range: 1 }\non_error: { skip: { limit: 100 } }").unwrap();
     assert_eq!(def.options.on_error, OnError::Skip { limit: 100 });
     assert_eq!(def.with_seed(3).options.seed, Some(3));
