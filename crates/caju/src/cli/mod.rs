@@ -182,6 +182,17 @@ fn encoding(text: &str) -> Result<String, String> {
     text.parse::<caju_cache::Encoding>().map(|e| e.to_string()).map_err(|e| e.message().to_string())
 }
 
+/// In which order stages run.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct ReorderArgs {
+    /// Run stages that shrink rows earlier, where both orders give the same rows; as `reorder: true` in the pipeline
+    #[arg(long)]
+    pub(crate) reorder: bool,
+    /// The same, with the sizes of rows that a profile of this pipeline has measured (caju.profile/v1)
+    #[arg(long, value_name = "PROFILE.json", value_hint = ValueHint::FilePath)]
+    pub(crate) reorder_profile: Option<PathBuf>,
+}
+
 /// What is read, and what is reported about it.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct EpochArgs {
@@ -208,6 +219,8 @@ pub(crate) struct EpochArgs {
     /// Read stored rows only: the source may be gone. From the last autocache(), unless --policy names another
     #[arg(long)]
     pub(crate) cache_only: bool,
+    #[command(flatten)]
+    pub(crate) order: ReorderArgs,
     /// Write a report (caju.run/v1, JSON)
     #[arg(long, value_name = "OUT.json", value_hint = ValueHint::FilePath)]
     pub(crate) report: Option<PathBuf>,
@@ -412,4 +425,6 @@ pub(crate) struct CheckArgs {
     /// Pipeline file (YAML or JSON)
     #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) file: PathBuf,
+    #[command(flatten)]
+    pub(crate) order: ReorderArgs,
 }

@@ -36,6 +36,14 @@ fn stage(draw: &mut Draw, columns: &mut Vec<String>, new: &mut u32) -> String {
             let divisor = 2 + draw.below(5);
             format!("filter: '{from} % {divisor} <> 0'\n  - filter: '100 / ({from} % {divisor}) > 20'")
         }
+        9 if draw.one_in(2) => {
+            let divisor = 2 + draw.below(5);
+            let name = fresh(columns, new);
+            format!(
+                "flat_map: {{ name: {name}, expr: 'array_repeat(id, {from} % {divisor})' }}\n  \
+                 - filter: '100 / ({from} % {divisor}) > 20'"
+            )
+        }
         9 => format!("flat_map: {{ name: {}, expr: '[id, {from}]' }}", fresh(columns, new)),
         10 if has("tags", columns) => {
             columns.retain(|c| c != "tags");

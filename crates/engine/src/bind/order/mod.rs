@@ -42,6 +42,21 @@ impl StageOrder {
         self.stages.is_sorted()
     }
 
+    /// The order and what was moved, for people; nothing unless the definition has the setting `reorder`.
+    pub fn lines(&self, def: &DatasetDef) -> Vec<String> {
+        if def.options.reorder.is_none() {
+            return Vec::new();
+        }
+        let names = def.stage_names();
+        let run: Vec<&str> = self.stages.iter().filter_map(|i| names.get(*i)).map(String::as_str).collect();
+        let head = match self.is_written() {
+            true => "order        as written".to_owned(),
+            false => format!("order        {}", run.join(", ")),
+        };
+        let why = self.moved.iter().chain(&self.kept).map(|s| format!("  {s}"));
+        std::iter::once(head).chain(why).collect()
+    }
+
     /// The operators in this order.
     pub(super) fn ops<'d>(&self, def: &'d DatasetDef) -> Vec<&'d StageOp> {
         self.stages.iter().map(|&i| &def.stages[i].op).collect()
