@@ -90,8 +90,7 @@ async fn nothing_crosses_hints_and_stages_across_splits() {
 
 #[tokio::test]
 async fn columns_that_a_map_passes_on_are_not_in_the_way() {
-    let (stages, ..) =
-        order("  - map: { id: id, y: 'cast(id as varchar)' }\n  - filter: 'id > 3'").await;
+    let (stages, ..) = order("  - map: { id: id, y: 'cast(id as varchar)' }\n  - filter: 'id > 3'").await;
     assert_eq!(stages, ["1.filter", "0.map"]);
     let (stages, _, kept) = order("  - map: { id: id + 1, y: id }\n  - filter: 'id > 3'").await;
     assert_eq!(stages, ["0.map", "1.filter"]);
@@ -121,7 +120,10 @@ async fn with_skipped_rows_nothing_moves() {
     let yaml = "source: { range: 100 }\nreorder: true\non_error: skip\nsteps:\n  \
                 - with_columns: { y: 'id % 9' }\n  - filter: 'id > 3'\n";
     let (stages, _, kept) = order_of(yaml).await.unwrap();
-    assert!(stages.is_sorted() && kept[0].starts_with("no stage is moved: under `on_error: skip`"), "{kept:?}");
+    assert!(
+        stages.is_sorted() && kept[0].starts_with("no stage is moved: under `on_error: skip`"),
+        "{kept:?}"
+    );
 }
 
 /// A filter below an expensive stage: the expensive stage runs for the rows that pass, and no others.

@@ -133,6 +133,38 @@ fn settings() {
 }
 
 #[test]
+fn another_order_of_stages_may_be_allowed() {
+    let read = |setting: &str| {
+        read(&format!(
+            "source: {{ range: 1 }}\nsteps: [ filter: id > 0, map: {{ x: id }} ]\nreorder: {setting}"
+        ))
+    };
+    assert_eq!(read("false").unwrap().options.reorder, None);
+    assert_eq!(read("true").unwrap().options.reorder, Some(Reorder::default()));
+    let def = read("{ measured: { 1.map: 0.25 } }").unwrap();
+    assert_eq!(def.options.reorder.as_ref().unwrap().measured["1.map"], 0.25);
+    assert_eq!(DatasetDef::from_json(&def.to_json()).unwrap(), def);
+    for (setting, want) in [
+        (
+            "maybe",
+            "reorder: expected true, false or `{ measured: { 1.with_columns: 0.25 } }`, found \"maybe\"",
+        ),
+        ("{ measurd: {} }", "reorder: unknown argument `measurd`; did you mean `measured`?"),
+        (
+            "{ measured: { 1.mop: 1 } }",
+            "reorder.measured.\"1.mop\": there is no such stage; did you mean `1.map`?",
+        ),
+        (
+            "{ measured: { 1.map: -1 } }",
+            "reorder.measured.\"1.map\": expected a number of at least 0, found -1",
+        ),
+    ] {
+        let e = read(setting).unwrap_err();
+        assert!(e.contains(want), "{setting}\n  gives  {e}\n  wanted {want}");
+    }
+}
+
+#[test]
 fn what_is_wrong_with_the_text() {
     for (text, want) in [
         ("", "the pipeline file is empty; it needs at least a `source`"),

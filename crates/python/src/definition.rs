@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use caju_engine::BoundPipeline;
 use caju_functions::{Environment, Pool, PoolConfig};
 use caju_kernels::{Limits, Registry};
-use caju_engine::BoundPipeline;
 use caju_pipeline::DatasetDef;
 use caju_runtime::{IoCounters, Stores};
 use caju_sources::{SourceContext, SourceLimits};

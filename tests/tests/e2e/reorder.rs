@@ -42,8 +42,13 @@ fn another_order_of_stages_is_named_and_gives_the_same_rows() {
         assert_eq!((stored.splits(0)[1] > 0, read.splits(0)[2] > 0), (true, true), "{first} {second}");
     }
     let explained = caju_in(p.folder(), &["explain", "pipeline.yaml", "--cache", "a", "--reorder"]);
-    assert!(explained.stdout.contains(order) && explained.stdout.contains("hit, all"), "{}", explained.stdout);
-    let json = caju_in(p.folder(), &["explain", "pipeline.yaml", "--cache", "a", "--reorder", "--format", "json"]);
+    assert!(
+        explained.stdout.contains(order) && explained.stdout.contains("hit, all"),
+        "{}",
+        explained.stdout
+    );
+    let json =
+        caju_in(p.folder(), &["explain", "pipeline.yaml", "--cache", "a", "--reorder", "--format", "json"]);
     let json: Value = serde_json::from_str(&json.stdout).unwrap();
     assert_eq!(json["order"]["steps"], json!([1, 0, 2, 3, 4]), "{json:#}");
 }
@@ -63,7 +68,11 @@ fn a_profile_says_which_stages_shrink_rows() {
     assert!(by_types.stdout.contains("order        as written"), "{}", by_types.stdout);
     caju_in(p.folder(), &["profile", "pipeline.yaml", "--out", "profile.json", "--quiet"]).expect_code(0);
     let by_sizes = caju_in(p.folder(), &["check", "pipeline.yaml", "--reorder-profile", "profile.json"]);
-    assert!(by_sizes.stdout.contains("2.with_columns runs above 1.with_columns: measured are"), "{}", by_sizes.stdout);
+    assert!(
+        by_sizes.stdout.contains("2.with_columns runs above 1.with_columns: measured are"),
+        "{}",
+        by_sizes.stdout
+    );
     let rows = |more: &[&str]| p.report(&[&["--policy", "compute"], more].concat()).checksums();
     assert_eq!(rows(&[]), rows(&["--reorder-profile", "profile.json"]));
 

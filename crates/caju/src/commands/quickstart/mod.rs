@@ -69,7 +69,7 @@ pub(crate) async fn run(global: &Global, args: &QuickstartArgs) -> Result<u8> {
     say(global, &format!("\n{}\n", text::introduction(args.epochs)))?;
     let epochs = EpochArgs {
         cache_only: false,
-            order: ReorderArgs::default(),
+        order: ReorderArgs::default(),
         epochs: args.epochs,
         horizon: None,
         seed: None,
