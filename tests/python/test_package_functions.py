@@ -227,9 +227,9 @@ def test_a_function_that_changes_what_it_keeps_is_reported():
     def changes(row):
         return {"id": row["id"] + (row["id"] == 7)}
 
-    with pytest.raises(cj.InvalidPipeline, match=r"row 7\b.*`changes` changes column `id`.*take it out of `keeps`"):
+    with pytest.raises(cj.InvalidPipeline, match=r"row 7\b.*changes` changes column `id`.*take it out of `keeps`"):
         list(cj.range(10).map(changes, keeps=["id"]))
-    with pytest.raises(cj.InvalidPipeline, match="`keeps`: `<lambda>` makes `id` another column"):
+    with pytest.raises(cj.InvalidPipeline, match="`keeps`: .*<lambda>` makes `id` another column"):
         list(cj.range(10).map(lambda row: {"id": "x"}, keeps=["id"]))
 
 

@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use caju_planner::{JobSample, LocalWorkers, ScalingEvent, ScalingLoop, ScalingTarget};
+use caju_planner::{JobSample, LocalWorkers, Precedence, ScalingEvent, ScalingLoop, ScalingTarget};
 use caju_proto::v1;
 use caju_runtime::{OrderedMutex, catch};
-use caju_types::WorkerId;
+use caju_types::{JobName, WorkerId};
 use tokio::sync::watch;
 
 use super::reports::{ClientReport, Reports};
@@ -91,11 +91,19 @@ impl Core {
             return None;
         }
         let target = self.scaling.target.borrow();
-        let job = |(job, workers): &(String, u64)| v1::JobWorkers { job: job.clone(), workers: *workers };
+        let precedence = |job: &str| {
+            let job = JobName(job.to_owned());
+            self.store.read(|state| state.jobs.get(&job).map(|j| j.spec.precedence)).unwrap_or_default()
+        };
+        let job = |(i, (job, workers)): (usize, &(String, u64))| {
+            let (precedence, share) = (precedence(job), target.shares.get(i).map_or(0.0, |s| s.workers));
+            let (priority, weight) = (precedence.priority, precedence.weight());
+            v1::JobWorkers { job: job.clone(), workers: *workers, priority, weight, share }
+        };
         Some(v1::ScalingStatus {
             target_workers: target.workers,
             reason: target.reason.clone(),
-            jobs: target.jobs.iter().map(job).collect(),
+            jobs: target.jobs.iter().enumerate().map(job).collect(),
         })
     }
 
@@ -144,6 +152,10 @@ fn sample(
     JobSample {
         iteration: iteration.id.0,
         job: iteration.job.0.clone(),
+        precedence: state.jobs.get(&iteration.job).map_or_else(Precedence::default, |job| Precedence {
+            priority: job.spec.precedence.priority,
+            weight: job.spec.precedence.weight(),
+        }),
         rows: served.values().map(|s| s.rows).sum(),
         busy_s: busy_s(false),
         workers: active.filter(|task| !is_own(&task.worker) && !is_silent(task.worker)).count() as u64,

@@ -86,6 +86,8 @@ class Client:
         attempt: tuple[str, int | None] | None = None,
         consumer: tuple[int, int, str, str] | None = None,
         sharing: tuple[str, str | None] | None = None,
+        priority: int | None = None,
+        weight: float | None = None,
         compression: str = "none",
         data_transfer_protocol: str = "auto",
     ) -> Reader: ...

@@ -16,7 +16,7 @@ from ._errors import InvalidPipeline
 from ._iterator import DatasetIterator
 from ._memory import inline
 from ._schema import Schema
-from ._service import Service, consumers_of, sharing_of
+from ._service import Service, consumers_of, precedence_of, sharing_of
 from ._stages import Stages, given, names_of, plain, refuse_not_finite
 
 if TYPE_CHECKING:
@@ -96,6 +96,8 @@ class Dataset(Stages, Epochs):
         uneven: str | None = None,
         sharing: str | None = None,
         trainer_id: str | None = None,
+        priority: int | None = None,
+        weight: float | None = None,
         balance: str | None = None,
         policy: str | None = None,
         encoding: str | None = None,
@@ -135,6 +137,10 @@ class Dataset(Stages, Epochs):
         the job's status counts them. Trainers
         that read one `job_name` with different `trainer_id`s get all rows each, as jobs of different names do.
 
+        `priority` (0) and `weight` (1) belong to the job. Where the dispatcher may ask for too few workers for all jobs, its
+        status serves jobs of a higher priority first, and divides the rest by weight. Workers do not follow that: they divide
+        their time among the jobs that they have.
+
         `balance` says what the n-th elements of all consumers, a round, have in common. "bucket": they are of one worker and
         one class of `bucket_by_length`, and their padded lists have one length. "tokens": rows are packed so that they have
         nearly the same number of items. Then the consumers read at the same time, each in a process or thread of its own:
@@ -165,6 +171,7 @@ class Dataset(Stages, Epochs):
         out._service = Service.of(
             service, job_name, epochs, processing_mode, seed, policy, encoding, connect_timeout, lost_readers,
             target_workers, consumer, shares, compression, data_transfer_protocol, max_frame, local_workers,
+            precedence_of(job_name, priority, weight),
         )
         return out
 
