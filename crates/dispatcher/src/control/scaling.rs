@@ -10,7 +10,7 @@ use std::time::Duration;
 use caju_planner::{JobSample, LocalWorkers, Precedence, ScalingEvent, ScalingLoop, ScalingTarget};
 use caju_proto::v1;
 use caju_runtime::{OrderedMutex, catch};
-use caju_types::{JobName, WorkerId};
+use caju_types::WorkerId;
 use tokio::sync::watch;
 
 use super::reports::{ClientReport, Reports};
@@ -91,14 +91,11 @@ impl Core {
             return None;
         }
         let target = self.scaling.target.borrow();
-        let precedence = |job: &str| {
-            let job = JobName(job.to_owned());
-            self.store.read(|state| state.jobs.get(&job).map(|j| j.spec.precedence)).unwrap_or_default()
-        };
         let job = |(i, (job, workers)): (usize, &(String, u64))| {
-            let (precedence, share) = (precedence(job), target.shares.get(i).map_or(0.0, |s| s.workers));
-            let (priority, weight) = (precedence.priority, precedence.weight());
-            v1::JobWorkers { job: job.clone(), workers: *workers, priority, weight, share }
+            let share = target.shares.get(i);
+            let (priority, weight) = share.map_or((0, 1.0), |s| (s.priority, s.weight));
+            let (job, share) = (job.clone(), share.map_or(0.0, |s| (s.workers * 1000.0).round() / 1000.0));
+            v1::JobWorkers { job, workers: *workers, priority, weight, share }
         };
         Some(v1::ScalingStatus {
             target_workers: target.workers,
