@@ -193,6 +193,46 @@ def test_how_long_a_function_may_take_is_a_setting():
             cj.range(3).map(slow, timeout=bad)
 
 
+def test_a_function_gets_the_columns_that_it_reads():
+    ds = cj.range(20).with_columns(y="id * 2", z="id * 3")
+    two = ds.map(lambda row: {"names": ",".join(sorted(row))}, reads=["z", "id"])
+    assert list(two)[0]["names"] == "id,z"
+    assert [int(r["id"]) for r in ds.filter(lambda row: len(row) == 1 and row["y"] > 30, reads=["y"])] == [16, 17, 18, 19]
+    assert two.fingerprint != ds.map(lambda row: {"names": ",".join(sorted(row))}).fingerprint, "it may tell the difference"
+    with pytest.raises(cj.InvalidPipeline, match="unknown column `w`"):
+        list(ds.map(lambda row: row, reads=["w"], schema={"id": "int64"}))
+    with pytest.raises(cj.InvalidPipeline, match="reads='id' must be a list of columns"):
+        ds.map(lambda row: row, reads="id")
+
+
+def test_a_filter_runs_before_a_function_that_keeps_its_column():
+    def fails(row):
+        if row["id"] % 10:
+            raise ValueError("a row that the filter drops")
+        return {"id": row["id"], "square": row["id"] ** 2}
+
+    schema = {"id": "int64", "square": "int64"}
+    ds = cj.range(100).map(fails, schema=schema, keeps=["id"]).filter("id % 10 = 0").with_options(reorder=True)
+    assert [int(r["square"]) for r in ds] == [(10 * i) ** 2 for i in range(10)]
+    assert "1.filter runs above 0.python: it drops rows" in ds.explain()
+    with pytest.raises(cj.CajuError, match="a row that the filter drops"):
+        list(ds.with_options(reorder=False))
+    unmarked = cj.range(100).map(fails, schema=schema).filter("id % 10 = 0").with_options(reorder=True)
+    assert "it reads `id`, which 0.python computes; `keeps` names columns" in unmarked.explain()
+    with pytest.raises(cj.CajuError, match="a row that the filter drops"):
+        list(unmarked)
+
+
+def test_a_function_that_changes_what_it_keeps_is_reported():
+    def changes(row):
+        return {"id": row["id"] + (row["id"] == 7)}
+
+    with pytest.raises(cj.InvalidPipeline, match=r"row 7\b.*changes` changes column `id`.*take it out of `keeps`"):
+        list(cj.range(10).map(changes, keeps=["id"]))
+    with pytest.raises(cj.InvalidPipeline, match="`keeps`: .*<lambda>` makes `id` another column"):
+        list(cj.range(10).map(lambda row: {"id": "x"}, keeps=["id"]))
+
+
 def test_generators_of_flat_map_belong_to_their_row():
     def f(row):
         for i in range(int(row["x"])):

@@ -193,6 +193,8 @@ impl Client {
             sharing: request.sharing.as_str().to_string(),
             trainer_id: request.sharing.trainer_id().to_string(),
             balance: request.consumer.map_or("", |c| c.balance.as_str()).to_string(),
+            priority: request.priority,
+            weight: request.weight,
             reattached_client: 0,
             announces_asking: true,
             attempt: attempt(

@@ -143,6 +143,11 @@ pub struct ReadRequest {
     pub consumer: Option<Consumer>,
     /// Whether the job shares computed rows with other jobs.
     pub sharing: Sharing,
+    /// Where the workers are too few for all jobs, those of a higher priority count as served first; absent: as the job has it, 0
+    /// for a new one.
+    pub priority: Option<i32>,
+    /// The job's fraction of the workers, relative to other jobs of its priority; absent: as the job has it, 1 for a new one.
+    pub weight: Option<f64>,
     /// From which workers to read; unspecified: as the job does it already, else from all but the colocated workers of other
     /// processes.
     pub target: TargetWorkers,
@@ -350,6 +355,8 @@ impl ReadRequest {
             attempt: None,
             consumer: None,
             sharing: Sharing::default(),
+            priority: None,
+            weight: None,
             transfer: Transfer::default(),
         }
     }

@@ -19,7 +19,7 @@ mod stream;
 mod task;
 mod typename;
 
-pub use bind::{BoundPipeline, Hints, SetBase, bind, bind_with};
+pub use bind::{BoundPipeline, Hints, SetBase, StageOrder, bind, bind_with};
 pub use cache_plan::{
     CachePlan, GroupLease, SavePlan, SetPlan, SetTarget, SplitModes, cover, cover_of, set_id,
 };

@@ -398,3 +398,23 @@ async fn a_split_that_is_run_again_must_give_the_rows_that_it_gave_before() {
         assert!(named && e.message().contains("run again"), "{e}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stages_that_take_turns_do_not_stop_each_other() {
+    // A stage between the two does not poll the upper one while its output waits for the lower one.
+    let yaml = "
+source: { range: 3000 }
+steps:
+  - burn: { per_row: 100ns }
+  - filter: 'id % 7 <> 2'
+  - burn: { per_row: 100ns }
+  - filter: 'id % 5 <> 2'
+  - burn: { per_row: 100ns }
+";
+    let how = How { batch_rows: 50, ..How::default() };
+    for round in 0..60 {
+        let ran = tokio::time::timeout(std::time::Duration::from_secs(30), chunks(yaml, how)).await;
+        let rows = rows(&ran.unwrap_or_else(|_| panic!("round {round} hangs")).unwrap());
+        assert_eq!(rows.len(), (0..3000).filter(|i| i % 7 != 2 && i % 5 != 2).count());
+    }
+}

@@ -9,7 +9,10 @@ use caju_runtime::{budget, interrupt};
 use caju_types::{Error, ErrorKind, format_bytes};
 use datafusion_common::DataFusionError;
 use datafusion_physical_expr::PhysicalExpr;
+use datafusion_physical_expr::expressions::Column;
+use datafusion_physical_expr::utils::collect_columns;
 
+use crate::infallible::is_infallible;
 use crate::kernel::Fault;
 
 /// The expressions of one stage, bound to its input schema. They are immutable: any number of threads may evaluate them
@@ -110,6 +113,40 @@ impl BoundExprs {
     /// schema without the other columns: they compute the same values.
     pub fn columns(&self) -> &[usize] {
         &self.columns
+    }
+
+    /// For each expression: the input column that it passes on as it is, as an index into the bound schema; none if it computes
+    /// something.
+    pub fn passed(&self) -> Vec<Option<usize>> {
+        let passed = |computed: &Computed| {
+            let column = computed.expr.downcast_ref::<Column>()?;
+            self.columns.get(column.index()).copied()
+        };
+        self.inner.outputs.iter().map(passed).collect()
+    }
+
+    /// The input columns on which computed values depend, as sorted indices into the bound schema: those of
+    /// [`Self::columns`] that are not only passed on.
+    pub fn computed_from(&self) -> Vec<usize> {
+        let computed = self.inner.outputs.iter().filter(|o| !o.expr.is::<Column>()).map(|o| &o.expr);
+        let mut used: Vec<usize> = self
+            .inner
+            .common
+            .iter()
+            .chain(computed)
+            .flat_map(collect_columns)
+            .filter_map(|column| self.columns.get(column.index()).copied())
+            .collect();
+        used.sort_unstable();
+        used.dedup();
+        used
+    }
+
+    /// Whether no row can make an evaluation fail, whatever the values of its columns. False where that is not known.
+    pub fn is_infallible(&self) -> bool {
+        let common = self.inner.common.iter().map(|e| (e, &self.inner.narrow));
+        let outputs = self.inner.outputs.iter().map(|o| (&o.expr, &self.inner.wide));
+        common.chain(outputs).all(|(e, schema)| is_infallible(e, schema))
     }
 
     /// Computes the columns for the rows of `batch`, which has the bound schema. `keys` has one word per row, mixed from

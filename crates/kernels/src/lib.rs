@@ -20,6 +20,7 @@ mod eval;
 mod functions;
 mod guard;
 mod image_udf;
+mod infallible;
 mod kernel;
 mod limits;
 mod plan_error;

@@ -6,6 +6,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::reorder::Reorder;
+
 /// A pipeline definition. It is immutable, and named by its fingerprint.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DatasetDef {
@@ -30,11 +32,13 @@ pub struct Options {
     pub deterministic: bool,
     /// Whether rows are read only from a snapshot at a hint. The source is not accessed at all.
     pub cache_only: bool,
+    /// Whether stages may run in another order than the written one; none: they may not.
+    pub reorder: Option<Reorder>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { seed: None, on_error: OnError::Fail, deterministic: false, cache_only: false }
+        Self { seed: None, on_error: OnError::Fail, deterministic: false, cache_only: false, reorder: None }
     }
 }
 
@@ -256,7 +260,11 @@ pub struct PythonFunction {
     pub schema: bytes::Bytes,
     /// The time that it may take for a row, or for a batch if it takes batches; the server's timeout if absent. It is not
     /// part of the fingerprint.
-    pub timeout: Option<std::time::Duration>,
+    pub timeout: Option<Duration>,
+    /// The columns that it gets; all if absent.
+    pub reads: Option<Vec<String>>,
+    /// The columns that a `map` or `flat_map` passes on as they are, for [`Reorder`]. They are not part of the fingerprint.
+    pub keeps: Vec<String>,
 }
 
 /// The kind of a Python function: what it makes from a row.

@@ -124,6 +124,8 @@ pub fn prefix_json(def: &DatasetDef, hint: &str) -> Result<Value> {
     let mut prefix = def.clone();
     prefix.stages.truncate(def.hint(hint)?.stage_index);
     prefix.stages.retain(|s| !matches!(s.op, StageOp::Autocache { .. }));
+    // The rows do not depend on it.
+    prefix.options.reorder = None;
     Ok(prefix.to_json())
 }
 
@@ -328,7 +330,9 @@ impl Canonicalizer<'_> {
                         map.insert("payload_sha256".into(), content_name(&f.payload).into());
                     }
                     map.shift_remove("name");
-                    map.shift_remove("timeout");
+                    for key in ["timeout", "keeps"] {
+                        map.shift_remove(key);
+                    }
                 }
             }
             StageOp::Unnest { .. }

@@ -14,6 +14,7 @@ mod functions;
 mod path;
 mod place;
 mod read;
+mod reorder;
 mod saving;
 mod shape;
 mod spelling;
@@ -32,6 +33,7 @@ pub use fingerprint::{
     prefix_at, prefix_fingerprints, prefix_json, reseeded,
 };
 pub use functions::Functions;
+pub use reorder::Reorder;
 pub use saving::{SAVE_HINT, SavedForm};
 pub use shape::Hint;
 pub use validate::{MAX_DEPTH, validate};

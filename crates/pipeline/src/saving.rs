@@ -3,6 +3,7 @@
 use caju_types::{Error, Result};
 
 use crate::def::{DatasetDef, SourceDef, StageDef, StageOp};
+use crate::reorder::Reorder;
 
 /// The name of the hint at which a save stores rows.
 pub const SAVE_HINT: &str = "save";
@@ -41,6 +42,8 @@ impl SavedForm {
             left_out: Vec::new(),
         };
         form.def.options.deterministic = false;
+        // Factors belong to stages by their index, which changes here.
+        form.def.options.reorder = def.options.reorder.as_ref().map(|_| Reorder::default());
         // These stages count elements: all stages above them have to stay.
         let counts = |op: &StageOp| matches!(op, StageOp::Take(_) | StageOp::Skip(_) | StageOp::Shard { .. });
         let counted = def.stages.iter().rposition(|s| counts(&s.op));

@@ -121,6 +121,11 @@ impl DatasetDef {
         self
     }
 
+    /// The names of the stages in profiles: `1.with_columns` is `steps[1]`.
+    pub fn stage_names(&self) -> Vec<String> {
+        self.ops().enumerate().map(|(i, op)| format!("{i}.{}", op.name())).collect()
+    }
+
     /// The operators of the stages.
     pub(crate) fn ops(&self) -> impl Iterator<Item = &StageOp> {
         self.stages.iter().map(|s| &s.op)

@@ -10,6 +10,7 @@ use crate::def::{
     ColumnType, Cost, DatasetDef, FileFormat, FileShard, FileSource, OnError, PythonFunction, SourceDef,
     StageDef, StageOp,
 };
+use crate::reorder::Reorder;
 use crate::spelling::{HINT, duration_text};
 
 impl DatasetDef {
@@ -28,6 +29,9 @@ impl DatasetDef {
         out.insert("deterministic".into(), self.options.deterministic.into());
         if self.options.cache_only {
             out.insert("cache_only".into(), true.into());
+        }
+        if let Some(reorder) = &self.options.reorder {
+            out.insert("reorder".into(), write_reorder(reorder));
         }
         Value::Object(out)
     }
@@ -50,6 +54,13 @@ impl DatasetDef {
         out.insert("source".into(), source(&self.source));
         out.insert("steps".into(), self.stages.iter().map(StageDef::to_json).collect());
         out
+    }
+}
+
+fn write_reorder(reorder: &Reorder) -> Value {
+    match reorder.measured.is_empty() {
+        true => true.into(),
+        false => json!({ "measured": object(reorder.measured.iter().map(|(n, f)| (n.clone(), number(*f)))) }),
     }
 }
 
@@ -179,6 +190,12 @@ fn python(f: &PythonFunction) -> Value {
     });
     if let Some(timeout) = f.timeout {
         map["timeout"] = json!(duration_text(timeout));
+    }
+    if let Some(reads) = &f.reads {
+        map["reads"] = json!(reads);
+    }
+    if !f.keeps.is_empty() {
+        map["keeps"] = json!(f.keeps);
     }
     map
 }

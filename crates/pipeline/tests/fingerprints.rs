@@ -148,6 +148,7 @@ fn what_matters() {
         ("name: imagenet-train", "deterministic: true", 1),
         ("seed: 7 }", "seed: 7, max_bytes: 1MiB }", 0),
         ("name: imagenet-train", "seed: 0", 0),
+        ("name: imagenet-train", "reorder: true", 0),
     ] {
         assert!(base.contains(from), "{from}");
         let now = of(&base.replace(from, to));

@@ -123,10 +123,45 @@ fn hints_without_names_count_all_hints() {
 fn settings() {
     let def = read("source: { range: 1 }\nseed: 7\non_error: skip\ndeterministic: true").unwrap();
     let on_error = OnError::Skip { limit: DEFAULT_SKIP_LIMIT };
-    assert_eq!(def.options, Options { seed: Some(7), on_error, deterministic: true, cache_only: false });
+    assert_eq!(
+        def.options,
+        Options { seed: Some(7), on_error, deterministic: true, cache_only: false, reorder: None }
+    );
     let def = read("source: { range: 1 }\non_error: { skip: { limit: 100 } }").unwrap();
     assert_eq!(def.options.on_error, OnError::Skip { limit: 100 });
     assert_eq!(def.with_seed(3).options.seed, Some(3));
+}
+
+#[test]
+fn another_order_of_stages_may_be_allowed() {
+    let read = |setting: &str| {
+        read(&format!(
+            "source: {{ range: 1 }}\nsteps: [ filter: id > 0, map: {{ x: id }} ]\nreorder: {setting}"
+        ))
+    };
+    assert_eq!(read("false").unwrap().options.reorder, None);
+    assert_eq!(read("true").unwrap().options.reorder, Some(Reorder::default()));
+    let def = read("{ measured: { 1.map: 0.25 } }").unwrap();
+    assert_eq!(def.options.reorder.as_ref().unwrap().measured["1.map"], 0.25);
+    assert_eq!(DatasetDef::from_json(&def.to_json()).unwrap(), def);
+    for (setting, want) in [
+        (
+            "maybe",
+            "reorder: expected true, false or `{ measured: { 1.with_columns: 0.25 } }`, found \"maybe\"",
+        ),
+        ("{ measurd: {} }", "reorder: unknown argument `measurd`; did you mean `measured`?"),
+        (
+            "{ measured: { 1.mop: 1 } }",
+            "reorder.measured.\"1.mop\": there is no such stage; did you mean `1.map`?",
+        ),
+        (
+            "{ measured: { 1.map: -1 } }",
+            "reorder.measured.\"1.map\": expected a number of at least 0, found -1",
+        ),
+    ] {
+        let e = read(setting).unwrap_err();
+        assert!(e.contains(want), "{setting}\n  gives  {e}\n  wanted {want}");
+    }
 }
 
 #[test]

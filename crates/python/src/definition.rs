@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use caju_engine::BoundPipeline;
 use caju_functions::{Environment, Pool, PoolConfig};
 use caju_kernels::{Limits, Registry};
 use caju_pipeline::DatasetDef;
@@ -127,6 +128,31 @@ pub(crate) fn check_encoding(py: Python<'_>, encoding: &str) -> PyResult<()> {
     known.map(drop).map_err(|e| e.context("encoding")).into_py(py)
 }
 
+/// Binds a definition to its source.
+fn bound<T: Send + 'static>(
+    py: Python<'_>,
+    definition: &str,
+    bounds: Option<Bounds>,
+    then: impl FnOnce(&BoundPipeline) -> Result<T> + Send + 'static,
+) -> PyResult<T> {
+    let def = parse(definition).into_py(py)?;
+    let limits = bounds.unwrap_or_default().limits(py)?;
+    let ctx = SourceContext::new(Arc::new(stores().into_py(py)?), Arc::new(IoCounters::new()))
+        .with_limits(SourceLimits::from_limits(&limits));
+    let registry = registry_with_python(py, limits, 1, FunctionOrigin::ThisProcess)?;
+    wait(py, async move {
+        let bound = Box::pin(caju_engine::bind(&def, &registry, &ctx, None)).await?;
+        then(&bound)
+    })
+}
+
+/// The order in which the stages run, and why, for people; nothing unless the definition has the setting `reorder`.
+#[pyfunction]
+#[pyo3(signature = (definition, bounds=None))]
+pub(crate) fn stage_order(py: Python<'_>, definition: &str, bounds: Option<Bounds>) -> PyResult<Vec<String>> {
+    bound(py, definition, bounds, |bound| Ok(bound.order().lines(bound.def())))
+}
+
 /// Binds a definition to its source: the schema of the rows after the source and after each stage, as Arrow IPC streams.
 #[pyfunction]
 #[pyo3(signature = (definition, bounds=None))]
@@ -135,13 +161,7 @@ pub(crate) fn bind<'py>(
     definition: &str,
     bounds: Option<Bounds>,
 ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
-    let def = parse(definition).into_py(py)?;
-    let limits = bounds.unwrap_or_default().limits(py)?;
-    let ctx = SourceContext::new(Arc::new(stores().into_py(py)?), Arc::new(IoCounters::new()))
-        .with_limits(SourceLimits::from_limits(&limits));
-    let registry = registry_with_python(py, limits, 1, FunctionOrigin::ThisProcess)?;
-    let schemas = wait(py, async move {
-        let bound = Box::pin(caju_engine::bind(&def, &registry, &ctx, None)).await?;
+    let schemas = bound(py, definition, bounds, |bound| {
         bound.stage_schemas().iter().map(|s| schema_to_ipc(s)).collect::<Result<Vec<_>>>()
     })?;
     Ok(schemas.iter().map(|s| PyBytes::new(py, s)).collect())

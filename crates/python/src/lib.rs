@@ -42,7 +42,8 @@ mod _caju {
     use crate::command::command;
     #[pymodule_export]
     use crate::definition::{
-        bind, check, check_encoding, describe, fingerprint, from_yaml, prefix_fingerprints, to_yaml,
+        bind, check, check_encoding, describe, fingerprint, from_yaml, prefix_fingerprints, stage_order,
+        to_yaml,
     };
     #[pymodule_export]
     use crate::functions::{FunctionPool, read_rows};

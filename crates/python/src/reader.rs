@@ -66,7 +66,8 @@ impl Client {
     #[pyo3(signature = (
         definition, *, job="", epoch=0, seed=None, mode="dynamic", dataset_id=None, policy="", encoding="", epochs=0,
         lost_readers="fail", target_workers=None, states=Vec::new(), num_states=0,
-        states_of_all=false, restored_beginning=false, attempt=None, consumer=None, sharing=None, compression="none", data_transfer_protocol="auto"
+        states_of_all=false, restored_beginning=false, attempt=None, consumer=None, sharing=None, priority=None, weight=None,
+        compression="none", data_transfer_protocol="auto"
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn read(
@@ -90,6 +91,8 @@ impl Client {
         attempt: Option<(String, Option<u32>)>,
         consumer: Option<(u32, u32, String, String)>,
         sharing: Option<(String, Option<String>)>,
+        priority: Option<i32>,
+        weight: Option<f64>,
         compression: &str,
         data_transfer_protocol: &str,
     ) -> PyResult<Reader> {
@@ -142,6 +145,8 @@ impl Client {
                 Some((name, trainer_id)) => Sharing::from_name(&name, trainer_id).into_py(py)?,
                 None => Sharing::AsJob,
             },
+            priority,
+            weight,
         };
         let client = self.client.clone();
         let opened = self.runtime.wait(py, async move { Box::pin(client.read(request)).await })?;

@@ -118,6 +118,8 @@ impl FlightOnWorker {
             sharing: String::new(),
             trainer_id: String::new(),
             balance: String::new(),
+            priority: None,
+            weight: None,
             reattached_client: 0,
             announces_asking: false,
             attempt: None,

@@ -23,7 +23,9 @@ use curve::{Curve, Point};
 pub use policy::{CachewScaler, Hpa, SCALING_POLICIES, ScalingPolicy, ScalingSample};
 pub use pool::{JobShare, PoolJob, PoolScaling, scale_pool};
 pub use range::TargetRange;
-pub use target::{JobSample, LocalWorkers, ScalingEvent, ScalingLoop, ScalingSettings, ScalingTarget};
+pub use target::{
+    JobSample, LocalWorkers, Precedence, ScalingEvent, ScalingLoop, ScalingSettings, ScalingTarget,
+};
 
 /// The schema of a serialised [`Scaling`].
 pub const SCALING_SCHEMA: &str = "caju.scaling/v1";

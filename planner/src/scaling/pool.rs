@@ -67,6 +67,10 @@ fn compute_s_per_row(profile: &Profile) -> f64 {
 pub struct JobShare {
     /// The job.
     pub name: String,
+    /// Its priority.
+    pub priority: i64,
+    /// Its weight among jobs of the same priority.
+    pub weight: f64,
     /// The number of workers that it would need alone.
     pub alone: u64,
     /// The workers' worth of time that it gets.
@@ -145,7 +149,8 @@ pub fn scale_pool(jobs: &[PoolJob], limits: WorkerLimits) -> Result<PoolScaling>
 fn share(job: &PoolJob, workers: u64) -> JobShare {
     let spread = if job.spread > workers as f64 { workers as f64 / job.spread } else { 1.0 };
     let alone = whole(job.busy_workers.max(job.spread));
-    JobShare { name: job.name.clone(), alone, workers: 0.0, served: spread }
+    let (priority, weight) = (job.priority, job.weight);
+    JobShare { name: job.name.clone(), priority, weight, alone, workers: 0.0, served: spread }
 }
 
 /// Divides what is left among jobs of one priority by their weights; no job gets more than it needs.

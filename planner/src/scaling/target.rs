@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::pool::{PoolJob, scale_pool, whole};
+use super::pool::{JobShare, PoolJob, scale_pool, whole};
 use super::range::TargetRange;
 use super::{DEFAULT_MAX_WORKERS, WorkerLimits};
 use crate::format::{count, percent, rate};
@@ -75,6 +75,21 @@ pub struct LocalWorkers {
     pub worth: f64,
 }
 
+/// How a job stands to others where the workers are too few for all.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Precedence {
+    /// Jobs of a higher priority are served first.
+    pub priority: i32,
+    /// Its fraction of the workers, relative to those of other jobs of the same priority; above 0.
+    pub weight: f64,
+}
+
+impl Default for Precedence {
+    fn default() -> Self {
+        Self { priority: 0, weight: 1.0 }
+    }
+}
+
 /// What a job has done since it began.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct JobSample {
@@ -82,6 +97,8 @@ pub struct JobSample {
     pub iteration: u64,
     /// The job's name.
     pub job: String,
+    /// How it stands to other jobs.
+    pub precedence: Precedence,
     /// Rows that its workers gave out.
     pub rows: u64,
     /// Seconds of the workers that the target counts, added up, without those in which they waited for readers.
@@ -133,6 +150,8 @@ pub struct ScalingTarget {
     pub reason: String,
     /// What each running job would need alone, in the order of the sample; 0 while too little is known.
     pub jobs: Vec<(String, u64)>,
+    /// What each of them gets of these workers, in the same order.
+    pub shares: Vec<JobShare>,
 }
 
 /// What is known of one iteration.
@@ -193,7 +212,7 @@ impl ScalingLoop {
     /// Without any sample. The target is the fewest workers.
     pub fn new(settings: ScalingSettings) -> Self {
         let reason = "No job runs.".to_string();
-        let target = ScalingTarget { workers: settings.min_workers, reason, jobs: Vec::new() };
+        let target = ScalingTarget { workers: settings.min_workers, reason, ..ScalingTarget::default() };
         Self { settings, target, ..Self::default() }
     }
 
@@ -240,15 +259,7 @@ impl ScalingLoop {
             .collect();
         let fewest = self.fewest(&known);
         let total = |factor: f64| {
-            let pool: Vec<PoolJob> = (known.iter().zip(&needs))
-                .map(|(k, need)| PoolJob {
-                    name: k.last.job.clone(),
-                    priority: 0,
-                    weight: 1.0,
-                    busy_workers: need.map_or_else(|| k.first_need(), |n| k.beyond_local(n * factor)),
-                    spread: 0.0,
-                })
-                .collect();
+            let pool = pool(&known, &needs, factor);
             let is_local = pool.iter().all(|job| job.busy_workers <= 0.0);
             let workers = scale_pool(&pool, self.limits()).map_or(self.limits().min(), |p| p.workers);
             if is_local { fewest } else { workers }
@@ -271,8 +282,10 @@ impl ScalingLoop {
             // What is not known yet is no reason to take workers away.
             range.high = range.high.max(present);
         }
-        let next = ScalingTarget { workers: 0, reason, jobs };
+        let pool = pool(&known, &needs, 1.0);
+        let next = ScalingTarget { reason, jobs, ..ScalingTarget::default() };
         self.settle(range, present.clamp(fewest, self.limits().max()), next, is_known);
+        self.target.shares = shares(&pool, self.target.workers);
     }
 
     /// No job runs. The next epoch may be about to begin, so the workers are kept for as long as others that are not needed.
@@ -287,7 +300,7 @@ impl ScalingLoop {
         let falls =
             format!(" The target falls when that has been so for {}.", caju_types::format_duration(after));
         let reason = format!("No job runs.{}", if due { "" } else { &falls });
-        self.target = ScalingTarget { workers, reason, jobs: Vec::new() };
+        self.target = ScalingTarget { workers, reason, ..ScalingTarget::default() };
     }
 
     /// Moves the target: up at once, down when fewer workers were enough for long enough. `is_known`: every job has shown what
@@ -316,7 +329,7 @@ impl ScalingLoop {
             n if n != range.best => " The number stays until every job has shown its rates.".to_string(),
             _ => String::new(),
         };
-        self.target = ScalingTarget { workers, reason: next.reason + &held, jobs: next.jobs };
+        self.target = ScalingTarget { workers, reason: next.reason + &held, ..next };
     }
 
     fn reason(&self, known: &[&Known], needs: &[Option<f64>], best: u64) -> String {
@@ -333,6 +346,24 @@ impl ScalingLoop {
     }
 }
 
+/// The jobs with what they need beyond the workers in their readers' processes, times a factor.
+fn pool(known: &[&Known], needs: &[Option<f64>], factor: f64) -> Vec<PoolJob> {
+    let job = |(k, need): (&&Known, &Option<f64>)| PoolJob {
+        name: k.last.job.clone(),
+        priority: i64::from(k.last.precedence.priority),
+        weight: k.last.precedence.weight,
+        busy_workers: need.map_or_else(|| k.first_need(), |n| k.beyond_local(n * factor)),
+        spread: 0.0,
+    };
+    known.iter().zip(needs).map(job).collect()
+}
+
+/// What each job gets of a number of workers.
+fn shares(pool: &[PoolJob], workers: u64) -> Vec<JobShare> {
+    let exactly = WorkerLimits::new(workers, workers).and_then(|limits| scale_pool(pool, limits));
+    exactly.map_or_else(|_| Vec::new(), |scaling| scaling.jobs)
+}
+
 /// The jobs that a reason describes.
 const SHOWN_JOBS: usize = 3;
 
@@ -341,6 +372,7 @@ impl Known {
     fn record(&mut self, job: JobSample, window_s: f64) {
         // Known before the first rates: the reason names the job.
         self.last.job.clone_from(&job.job);
+        self.last.precedence = job.precedence;
         (self.last.local.count, self.last.local.worth) = (job.local.count, job.local.worth);
         #[expect(clippy::cast_precision_loss, reason = "rates of rows need no exact counts")]
         let rows = job.rows.saturating_sub(self.last.rows) as f64;

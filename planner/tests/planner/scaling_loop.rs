@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use caju_planner::{JobSample, LocalWorkers, ScalingEvent, ScalingLoop, ScalingSettings};
+use caju_planner::{JobSample, LocalWorkers, Precedence, ScalingEvent, ScalingLoop, ScalingSettings};
 
 /// Seconds between two samples.
 const EVERY_S: f64 = 5.0;
@@ -243,4 +243,31 @@ fn workers_of_the_readers_are_used_first() {
     let mut cluster = Cluster::new(0, vec![local, job(2, 100.0, 150.0)]);
     let targets = cluster.run(20);
     assert!((1..=2).contains(targets.last().unwrap()), "{targets:?}");
+}
+
+/// Where no more workers are allowed, jobs of a higher priority are served first, and the others by their weights.
+#[test]
+fn shares_follow_priority_and_weight() {
+    let with = |mut job: Job, priority: i32, weight: f64| {
+        job.sample.precedence = Precedence { priority, weight };
+        job
+    };
+    // They need 2, 6 and 6 workers.
+    let jobs = || vec![job(1, 100.0, 200.0), job(2, 100.0, 600.0), job(3, 100.0, 600.0)];
+    let shares = |jobs: Vec<Job>| {
+        let mut cluster = Cluster::new(8, jobs);
+        cluster.scaling = ScalingLoop::new(ScalingSettings { max_workers: 8, ..ScalingSettings::default() });
+        cluster.run(4);
+        let target = cluster.scaling.target();
+        assert_eq!((target.workers, target.jobs.len()), (8, 3), "{}", target.reason);
+        target.shares.iter().map(|s| s.workers).collect::<Vec<_>>()
+    };
+    let near = |a: f64, b: f64| (a - b).abs() < 1e-6;
+    let equal = shares(jobs());
+    assert!(equal[0] < equal[1] && near(equal[1], equal[2]), "{equal:?}");
+    let [a, b, c]: [Job; 3] = jobs().try_into().unwrap();
+    let first = shares(vec![with(a.clone(), 0, 1.0), with(b.clone(), 1, 1.0), with(c.clone(), 0, 1.0)]);
+    assert!(first[1] > 5.5 && first[0] < 1.5 && near(first[0], first[2]), "{first:?}");
+    let by_weight = shares(vec![with(a, 1, 1.0), with(b, 0, 2.0), with(c, 0, 1.0)]);
+    assert!(by_weight[0] > 1.9 && near(by_weight[1], 2.0 * by_weight[2]), "{by_weight:?}");
 }

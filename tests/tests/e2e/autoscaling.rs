@@ -146,3 +146,40 @@ fn settings_of_the_target_are_checked() {
             .expect_error(&[says]);
     }
 }
+
+/// `--priority` and `--weight`: they belong to the job, and the status has them with its share of the target.
+#[test]
+fn the_priority_and_the_weight_of_a_job_are_in_the_status() {
+    let cluster = Cluster::start_with(
+        1,
+        &["--scaling-interval", "500ms", "--max-workers", "1", "--client-timeout", "2s"],
+        &[],
+    );
+    let p = Pipeline::of(
+        json!({ "range": { "start": 0, "end": 10_000_000 } }),
+        json!([{ "sleep": { "per_row": "2ms" } }, { "batch": 20 }]),
+    );
+    let first = cluster.start_read(&p, &["--job", "train", "--priority", "1", "--weight", "2.5"]);
+    let second = cluster.start_read(&p, &["--job", "sweep", "--priority", "-1"]);
+    let jobs = cluster.wait_for_status("the shares of two jobs", |s| {
+        let jobs = s["scaling"]["jobs"].as_array()?;
+        let is_known = jobs.len() == 2 && jobs.iter().all(|j| j["share"].is_number());
+        is_known.then(|| jobs.clone())
+    });
+    let of = |name: &str| jobs.iter().find(|j| j["job"] == name).unwrap();
+    assert_eq!((&of("train")["priority"], &of("train")["weight"]), (&json!(1), &json!(2.5)));
+    assert_eq!((&of("sweep")["priority"], &of("sweep")["weight"]), (&json!(-1), &json!(1.0)));
+    // Both could use more than the one worker that is allowed.
+    assert_eq!((&of("train")["share"], &of("sweep")["share"]), (&json!(1.0), &json!(0.0)));
+    let text = caju(&["status", "--dispatcher", cluster.address()]).stdout;
+    assert!(text.contains("share of the target"), "{text}");
+    cluster
+        .read(&p, &["--job", "train", "--priority", "2"])
+        .expect_code(2)
+        .expect_error(&["job `train` has the priority 1, not 2"]);
+    for reader in [first, second] {
+        reader.signal("KILL");
+        drop(reader.wait());
+    }
+    cluster.stop();
+}

@@ -35,6 +35,7 @@ mod plan;
 mod planning;
 mod processes;
 mod reading_on;
+mod reorder;
 mod restarts;
 mod sample_data;
 mod save_faults;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::builder::{NonEmptyStringValueParser, ValueHint};
 use clap::{Args, Subcommand, ValueEnum};
 
+use super::ReorderArgs;
 use super::service::{duration, size};
 
 /// `caju cache`.
@@ -142,6 +143,8 @@ pub(crate) struct ExplainArgs {
     /// The job's seed, if it is not the pipeline's own: it enters the fingerprints of random stages
     #[arg(long, value_name = "S")]
     pub(crate) seed: Option<u64>,
+    #[command(flatten)]
+    pub(crate) order: ReorderArgs,
     /// Text for people, or JSON for programs
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub(crate) format: OutputFormat,

@@ -182,6 +182,17 @@ fn encoding(text: &str) -> Result<String, String> {
     text.parse::<caju_cache::Encoding>().map(|e| e.to_string()).map_err(|e| e.message().to_string())
 }
 
+/// In which order stages run.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct ReorderArgs {
+    /// Run stages that shrink rows earlier, where both orders give the same rows; as `reorder: true` in the pipeline
+    #[arg(long)]
+    pub(crate) reorder: bool,
+    /// The same, with the sizes of rows that a profile of this pipeline has measured (caju.profile/v1)
+    #[arg(long, value_name = "PROFILE.json", value_hint = ValueHint::FilePath)]
+    pub(crate) reorder_profile: Option<PathBuf>,
+}
+
 /// What is read, and what is reported about it.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct EpochArgs {
@@ -208,6 +219,8 @@ pub(crate) struct EpochArgs {
     /// Read stored rows only: the source may have been deleted. From the last autocache(), unless --policy names another
     #[arg(long)]
     pub(crate) cache_only: bool,
+    #[command(flatten)]
+    pub(crate) order: ReorderArgs,
     /// Write a report (caju.run/v1, JSON)
     #[arg(long, value_name = "OUT.json", value_hint = ValueHint::FilePath)]
     pub(crate) report: Option<PathBuf>,
@@ -369,6 +382,13 @@ pub(crate) struct ReadArgs {
     /// With --sharing exact or relaxed: one of several trainers that read the job under this --job and other ids. Each gets all rows
     #[arg(long, value_name = "ID", requires = "sharing", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) trainer_id: Option<String>,
+    /// Priority of the job: where the dispatcher may ask for too few workers for all jobs, its answer serves those of a higher
+    /// priority first. 0 for a new job
+    #[arg(long, value_name = "N", requires = "job", allow_negative_numbers = true)]
+    pub(crate) priority: Option<i32>,
+    /// Weight of the job among jobs of the same priority: with 2 it counts for twice the workers of one with 1, the default
+    #[arg(long, value_name = "X", requires = "job")]
+    pub(crate) weight: Option<f64>,
     /// What the n-th elements of all consumers have in common: `bucket`, the class of bucket_by_length and the length of
     /// padded lists; `tokens`, nearly the same number of items in all lists, for which rows are packed. Then the consumers
     /// read at the same time
@@ -412,4 +432,6 @@ pub(crate) struct CheckArgs {
     /// Pipeline file (YAML or JSON)
     #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) file: PathBuf,
+    #[command(flatten)]
+    pub(crate) order: ReorderArgs,
 }

@@ -49,6 +49,8 @@ pub(crate) struct Epochs<'a> {
     pub(crate) consumer: Option<caju_client::Consumer>,
     /// Whether the job shares computed rows with other jobs.
     pub(crate) sharing: caju_client::Sharing,
+    /// The priority and the weight of the job, if they are given.
+    pub(crate) precedence: (Option<i32>, Option<f64>),
     /// CPU time that this process used before the job.
     pub(crate) cpu_before: Duration,
     /// Counters of the workers of this process. Absent if the workers are elsewhere.
@@ -175,6 +177,8 @@ impl Epochs<'_> {
             attempt: self.attempt.clone(),
             consumer: self.consumer,
             sharing: self.sharing.clone(),
+            priority: self.precedence.0,
+            weight: self.precedence.1,
             transfer: self.transfer,
         }
     }

@@ -9,6 +9,7 @@ mod dispatcher;
 mod epochs;
 mod explain;
 mod r#gen;
+mod order;
 mod plan;
 mod profile;
 mod quickstart;

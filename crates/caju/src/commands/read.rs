@@ -43,6 +43,7 @@ pub(crate) async fn run(global: &Global, args: &ReadArgs) -> Result<()> {
             Some(name) => Sharing::from_name(name, args.trainer_id.clone())?,
             None => Sharing::AsJob,
         },
+        precedence: (args.priority, args.weight),
         transfer: Transfer { protocol: args.data_transfer_protocol, compression: args.compression },
         announce: false,
         attempt: args.attempt.clone().map(|id| Attempt { id, rank: None }),

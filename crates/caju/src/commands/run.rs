@@ -98,6 +98,7 @@ pub(crate) async fn embedded(job: Job<'_>, stores: Arc<Stores>, pool: CpuPool) -
             quiet: job.quiet,
             consumer: None,
             sharing: caju_client::Sharing::AsJob,
+            precedence: (None, None),
             transfer: caju_client::Transfer::default(),
             work: job.consumer,
             pool,

@@ -14,6 +14,7 @@ use caju_types::{Error, Result, format_duration};
 use caju_wire::ConnectionLimits;
 
 use super::epochs::Outcome;
+use super::order;
 use super::summary::summary;
 use crate::cli::{BoundArgs, ConnectionArgs, EpochArgs, StoreArgs};
 use crate::output;
@@ -160,6 +161,7 @@ pub(crate) fn read_job(file: &Path, args: &EpochArgs) -> Result<DatasetDef> {
     if args.cache_only {
         def.options.cache_only = true;
     }
+    order::allow(&mut def, &args.order)?;
     Ok(def)
 }
 

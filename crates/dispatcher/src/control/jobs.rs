@@ -7,7 +7,7 @@ use caju_types::{Error, JobName, Result};
 use super::datasets::difference;
 use super::policies::CachingRequest;
 use super::usage::admit_job;
-use super::{Core, Txn, consumers, sharing, targets};
+use super::{Core, Txn, consumers, precedence, sharing, targets};
 use crate::state::{
     Consumers, Dataset, Job, JobSpec, Mode, Policy, SaveTarget, Sharing, State, TargetWorkers, Update,
 };
@@ -41,6 +41,7 @@ struct Wanted {
     target: Option<TargetWorkers>,
     consumers: Option<Consumers>,
     sharing: Option<Sharing>,
+    precedence: precedence::Wanted,
     caching: CachingRequest,
     epochs: Option<u64>,
 }
@@ -57,6 +58,7 @@ impl Wanted {
             target: targets::wanted(request)?,
             consumers: consumers::wanted(request)?,
             sharing,
+            precedence: precedence::Wanted::parse(request)?,
             caching: core.snapshots.wanted(request, dataset)?,
             epochs: (request.epochs > 0).then_some(request.epochs),
         })
@@ -95,6 +97,7 @@ impl Wanted {
         targets::check_job(job, self.target)?;
         consumers::check_job(job, self.consumers.as_ref())?;
         sharing::check_job(job, self.sharing)?;
+        self.precedence.check(job)?;
         self.check_caching(job)?;
         if let (Some(theirs), Some(epochs)) = (spec.epochs, self.epochs)
             && theirs != epochs
@@ -156,6 +159,7 @@ impl Wanted {
             shard_by,
             consumers: self.consumers,
             sharing: self.sharing.unwrap_or_default(),
+            precedence: self.precedence.of_new_job(),
         })
     }
 }

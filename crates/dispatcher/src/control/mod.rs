@@ -26,6 +26,7 @@ mod manifests;
 mod notifiers;
 mod open;
 mod policies;
+mod precedence;
 mod process;
 mod reattach;
 mod reopen;

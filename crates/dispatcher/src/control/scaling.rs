@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use caju_planner::{JobSample, LocalWorkers, ScalingEvent, ScalingLoop, ScalingTarget};
+use caju_planner::{JobSample, LocalWorkers, Precedence, ScalingEvent, ScalingLoop, ScalingTarget};
 use caju_proto::v1;
 use caju_runtime::{OrderedMutex, catch};
 use caju_types::WorkerId;
@@ -91,11 +91,16 @@ impl Core {
             return None;
         }
         let target = self.scaling.target.borrow();
-        let job = |(job, workers): &(String, u64)| v1::JobWorkers { job: job.clone(), workers: *workers };
+        let job = |(i, (job, workers)): (usize, &(String, u64))| {
+            let share = target.shares.get(i);
+            let (priority, weight) = share.map_or((0, 1.0), |s| (s.priority, s.weight));
+            let (job, share) = (job.clone(), share.map_or(0.0, |s| (s.workers * 1000.0).round() / 1000.0));
+            v1::JobWorkers { job, workers: *workers, priority, weight, share }
+        };
         Some(v1::ScalingStatus {
             target_workers: target.workers,
             reason: target.reason.clone(),
-            jobs: target.jobs.iter().map(job).collect(),
+            jobs: target.jobs.iter().enumerate().map(job).collect(),
         })
     }
 
@@ -144,6 +149,10 @@ fn sample(
     JobSample {
         iteration: iteration.id.0,
         job: iteration.job.0.clone(),
+        precedence: state.jobs.get(&iteration.job).map_or_else(Precedence::default, |job| Precedence {
+            priority: job.spec.precedence.priority,
+            weight: job.spec.precedence.weight(),
+        }),
         rows: served.values().map(|s| s.rows).sum(),
         busy_s: busy_s(false),
         workers: active.filter(|task| !is_own(&task.worker) && !is_silent(task.worker)).count() as u64,

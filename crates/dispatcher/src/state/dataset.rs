@@ -95,6 +95,31 @@ pub struct JobSpec {
     /// Whether it shares computed rows with other jobs.
     #[serde(default, skip_serializing_if = "super::is_default")]
     pub sharing: Sharing,
+    /// How it stands to other jobs where the workers are too few for all.
+    #[serde(default, skip_serializing_if = "super::is_default")]
+    pub precedence: Precedence,
+}
+
+/// How a job stands to others where the workers are too few for all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Precedence {
+    /// Jobs of a higher priority are served first.
+    pub priority: i32,
+    /// Its weight among jobs of the same priority, in thousandths.
+    pub weight_milli: u32,
+}
+
+impl Default for Precedence {
+    fn default() -> Self {
+        Self { priority: 0, weight_milli: 1000 }
+    }
+}
+
+impl Precedence {
+    /// Its weight among jobs of the same priority.
+    pub fn weight(self) -> f64 {
+        f64::from(self.weight_milli) / 1000.0
+    }
 }
 
 /// A named use of a dataset.

@@ -38,7 +38,7 @@ use serde::{Deserialize, Serialize};
 pub use acknowledged::{Acknowledged, AcknowledgedRows};
 pub use attempt::{Attempt, AttemptKey, AttemptRelation, MAX_RANKS};
 pub use caju_autocache::{HintDef, Policy, SplitModes};
-pub use dataset::{Dataset, Job, JobSpec};
+pub use dataset::{Dataset, Job, JobSpec, Precedence};
 pub use even::{Consumers, Deal, DealtPiece, Even, Tail, TailElement, describe_steps};
 pub use failure::Failure;
 pub use feed::{Feed, FeedId, Lease, SplitRecord, next_digest};

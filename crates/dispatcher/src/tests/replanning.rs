@@ -9,7 +9,7 @@ use caju_types::{DatasetId, JobName};
 use serde_json::{Value, json};
 
 use super::fake::{World, run};
-use crate::state::{Job, JobSpec, Mode, Policy, Sharing, TargetWorkers, Update};
+use crate::state::{Job, JobSpec, Mode, Policy, Precedence, Sharing, TargetWorkers, Update};
 
 /// The design's example with a second hint, at which rows are five times as large.
 fn profile() -> Profile {
@@ -65,6 +65,7 @@ impl Replanned {
                         shard_by: None,
                         consumers: None,
                         sharing: Sharing::Off,
+                        precedence: Precedence::default(),
                     },
                 });
                 txn.apply(Update::Decided {

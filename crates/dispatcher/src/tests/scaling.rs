@@ -96,7 +96,8 @@ async fn the_target_follows_what_workers_and_readers_report() {
         "{}",
         status.reason
     );
-    assert_eq!(status.jobs, [v1::JobWorkers { job: "train".into(), workers: 4 }]);
+    let train = v1::JobWorkers { job: "train".into(), workers: 4, priority: 0, weight: 1.0, share: 3.5 };
+    assert_eq!(status.jobs, [train]);
     // From now on rows are read from a snapshot, in half the time: fewer workers, in the same epoch.
     let mut targets = Vec::new();
     for _ in 0..4 {
@@ -176,4 +177,32 @@ async fn without_an_interval_there_is_no_target() {
         config
     });
     assert_eq!(world.core.get_status().await.unwrap().scaling, None);
+}
+
+/// The priority and the weight that a job was opened with are in the status; a reader that gives others is refused.
+#[tokio::test]
+async fn a_job_has_the_priority_and_the_weight_of_its_first_reader() {
+    let world = World::new();
+    world.worker("a:1").await;
+    let ask = |priority, weight| v1::OpenIterationRequest {
+        priority,
+        weight,
+        ..open_request(&json!({ "splits": 10 }), "train")
+    };
+    world.core.open_iteration(ask(Some(-2), Some(2.5))).await.unwrap();
+    world.core.open_iteration(ask(None, None)).await.unwrap();
+    world.core.open_iteration(ask(Some(-2), Some(2.5))).await.unwrap();
+    for (priority, weight, text) in [
+        (Some(1), None, "job `train` has the priority -2, not 1"),
+        (None, Some(2.0), "job `train` has the weight 2.5, not 2"),
+        (None, Some(0.0), "weight 0: expected a number from 0.001"),
+        (None, Some(f64::NAN), "weight NaN: expected a number"),
+    ] {
+        let e = world.core.open_iteration(ask(priority, weight)).await.unwrap_err();
+        assert!(e.message().contains(text), "{e}");
+    }
+    world.clock.advance(Duration::from_secs(5));
+    world.core.sample_for_scaling();
+    let status = world.core.get_status().await.unwrap().scaling.unwrap();
+    assert_eq!((status.jobs[0].priority, status.jobs[0].weight), (-2, 2.5));
 }

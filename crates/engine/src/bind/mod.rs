@@ -1,6 +1,7 @@
 //! Binding a definition to its data: finds schemas, plans expressions, and decides what is planned per split.
 
 mod local_end;
+mod order;
 mod plan;
 mod pushdown;
 mod sets;
@@ -17,6 +18,8 @@ use caju_sources::{RowPredicate, Source, SourceContext, Split, open_source};
 use caju_types::{Error, Fingerprint, Result};
 use futures::stream::BoxStream;
 
+use order::Bound;
+pub use order::StageOrder;
 use steps::{Level, PlannedShards};
 pub(crate) use steps::{ShardStep, Step, StreamOp};
 
@@ -45,7 +48,9 @@ pub(crate) struct Branch {
     pub(crate) predicates: Vec<RowPredicate>,
     pub(crate) children: Vec<Branch>,
     pub(crate) steps: Vec<Step>,
-    /// The schema after each stage of the definition, hints included; the source's first.
+    /// The order in which the stages run.
+    order: StageOrder,
+    /// The schema after each stage as it is written, hints included; the source's first.
     pub(crate) schemas: Vec<SchemaRef>,
 }
 
@@ -153,9 +158,10 @@ fn bind_opened(
     let mut root = bind_branch(def, registry, source, String::new(), level)?;
     plan.finish_steps(&mut root.steps);
     let stats_stages = std::iter::once(("source".to_string(), StageKind::Source))
-        .chain(
-            def.stages.iter().enumerate().map(|(i, s)| (format!("{i}.{}", s.op.name()), stage_kind(&s.op))),
-        )
+        .chain(root.order.stages.iter().map(|&i| {
+            let op = &def.stages[i].op;
+            (format!("{i}.{}", op.name()), stage_kind(op))
+        }))
         .chain(std::iter::once(("output".to_string(), StageKind::Output)))
         .collect();
     let hints = if keep_hints { bound_hints(def, registry, &root, &plan)? } else { Vec::new() };
@@ -275,24 +281,40 @@ fn bind_branch(
         BranchKind::Zip => zipped_schema(&children, &place)?,
         _ => common_schema(&children, &place)?,
     };
-    let (first, _) = steps::bind_stages(def, registry, &input, &place, level)?;
-    let needed =
-        if kind == BranchKind::Leaf { needed_columns(def, &input, &first, level.keep_hints) } else { None };
-    let Some(needed) = needed else {
-        let (mut steps, schemas) = steps::bind_stages(def, registry, &input, &place, level)?;
-        let predicates = pushdown::predicates(def, registry, &source, &mut steps, &place)?;
-        return Ok(Branch { source, kind, projection: None, predicates, children, steps, schemas });
+    let bound = |order: &StageOrder, input: &SchemaRef| {
+        steps::bind_stages(def, &order.stages, registry, input, &place, level)
     };
-    let needed: Vec<usize> = needed.into_iter().collect();
-    let projected = Arc::new(input.project(&needed).map_err(|e| Error::internal(e.to_string()))?);
-    let (mut steps, schemas) = steps::bind_stages(def, registry, &projected, &place, level)?;
-    let predicates = pushdown::predicates(def, registry, &source, &mut steps, &place)?;
-    Ok(Branch { source, kind, projection: Some(needed), predicates, children, steps, schemas })
+    let written = StageOrder::written(def);
+    let (mut first, schemas) = bound(&written, &input)?;
+    let mut order = written.clone();
+    if level.depth == 0 {
+        order = StageOrder::of(def, &first, &schemas);
+        if !order.is_written() {
+            let (steps, reordered) = bound(&order, &input)?;
+            let as_written = Bound { steps: &first, schemas: &schemas };
+            order = order.checked(def, as_written, Bound { steps: &steps, schemas: &reordered });
+            first = if order.is_written() { first } else { steps };
+        }
+    }
+    let ops = order.ops(def);
+    let needed = match kind {
+        BranchKind::Leaf => needed_columns(&ops, &input, &first, level.keep_hints),
+        _ => None,
+    };
+    let needed: Option<Vec<usize>> = needed.map(|n| n.into_iter().collect());
+    let input = match &needed {
+        Some(needed) => Arc::new(input.project(needed).map_err(|e| Error::internal(e.to_string()))?),
+        None => input,
+    };
+    let (mut steps, run) = bound(&order, &input)?;
+    let schemas = if order.is_written() { run } else { bound(&written, &input)?.1 };
+    let predicates = pushdown::predicates(def, &ops, registry, &source, &mut steps)?;
+    Ok(Branch { source, kind, projection: needed, predicates, children, steps, order, schemas })
 }
 
 /// The source columns that stages read, if some stage passes on named columns only; `None`: all.
 fn needed_columns(
-    def: &DatasetDef,
+    ops: &[&StageOp],
     input: &Schema,
     steps: &[Step],
     keep_hints: bool,
@@ -303,8 +325,8 @@ fn needed_columns(
         Step::Rows(r) => Some(r),
         _ => None,
     });
-    for stage in &def.stages {
-        match &stage.op {
+    for op in ops.iter().copied() {
+        match op {
             StageOp::Autocache { .. } if keep_hints => return None,
             StageOp::Autocache { .. } | StageOp::Sleep(_) | StageOp::Burn(_) => continue,
             StageOp::BucketByLength { .. } | StageOp::PaddedBatch { .. } => return None,
@@ -313,7 +335,7 @@ fn needed_columns(
             _ => {}
         }
         let bound = rows.next()?;
-        let closes = matches!(stage.op, StageOp::Map(_) | StageOp::Select(_) | StageOp::ParseExample { .. });
+        let closes = matches!(op, StageOp::Map(_) | StageOp::Select(_) | StageOp::ParseExample { .. });
         // Columns with higher indices were added by an earlier stage.
         needed.extend(bound.reads().into_iter().filter(|&i| i < width));
         if closes {
@@ -408,7 +430,12 @@ impl BoundPipeline {
         (self.root.kind == BranchKind::Leaf).then(|| self.root.source.schema())
     }
 
-    /// The schemas after the source and after each stage, hints included.
+    /// The order in which the stages run. It is the written one unless the definition has the setting `reorder`.
+    pub fn order(&self) -> &StageOrder {
+        &self.root.order
+    }
+
+    /// The schemas after the source and after each stage as it is written, hints included.
     pub fn stage_schemas(&self) -> &[SchemaRef] {
         &self.root.schemas
     }

@@ -21,10 +21,10 @@ use crate::row::RowOp;
 /// fails.
 pub(super) fn predicates(
     def: &DatasetDef,
+    ops: &[&StageOp],
     registry: &Registry,
     source: &Arc<dyn Source>,
     steps: &mut Vec<Step>,
-    place: &str,
 ) -> Result<Vec<RowPredicate>> {
     let counts = def
         .stages
@@ -35,14 +35,14 @@ pub(super) fn predicates(
     }
     let schema = source.schema();
     let mut predicates = Vec::new();
-    for (i, stage) in def.stages.iter().enumerate() {
-        let (StageOp::Filter(sql), Some(Step::Rows(bound))) = (&stage.op, steps.first()) else { break };
+    for op in ops.iter().copied() {
+        let (StageOp::Filter(sql), Some(Step::Rows(bound))) = (op, steps.first()) else { break };
         let RowOp::Filter(old) = &bound.op else { break };
         if old.is_random() {
             break;
         }
         // Which of the source's columns it reads, by binding it against all of them.
-        let place = format!("{place}steps[{i}].filter");
+        let place = bound.place.clone();
         let columns = registry.bind_predicate(&place, sql, &schema)?.columns().to_vec();
         if columns.is_empty() {
             break;

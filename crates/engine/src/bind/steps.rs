@@ -113,9 +113,11 @@ fn count(n: u64) -> usize {
     usize::try_from(n).unwrap_or(usize::MAX)
 }
 
-/// The steps of a definition's stages, and the schema before the first and after each of them.
+/// The steps of a definition's stages in the order in which they run, and the schema before the first and after each of them.
+/// A stage's draws and messages name the position at which it is written.
 pub(crate) fn bind_stages(
     def: &DatasetDef,
+    order: &[usize],
     registry: &Registry,
     input: &SchemaRef,
     place: &str,
@@ -129,15 +131,17 @@ pub(crate) fn bind_stages(
     let mut schemas = vec![Arc::clone(input)];
     let mut steps = Vec::new();
     let mut streaming = false;
-    for (i, stage) in def.stages.iter().enumerate() {
-        if shards.data == Some(i) {
+    // Where stages change places, no shard stands between them: `at_place` and the index agree there.
+    for (at_place, &i) in order.iter().enumerate() {
+        let stage = &def.stages[i];
+        if shards.data == Some(at_place) {
             steps.push(shard(ShardNumbers::OfTask, None));
         }
         let schema = Arc::clone(&schemas[schemas.len() - 1]);
         let place = format!("{place}steps[{i}].{}", stage.op.name());
         let position =
             u32::try_from(def.stage_position_without_hints(i)).unwrap_or(u32::MAX) + depth * NESTED_POSITIONS;
-        let at = StageSite { place, position, stats: if depth == 0 { i + 1 } else { 0 } };
+        let at = StageSite { place, position, stats: if depth == 0 { at_place + 1 } else { 0 } };
         if streaming && matches!(stage.op, StageOp::Unnest { .. } | StageOp::FlatMap { .. }) {
             return Err(Error::invalid(format!(
                 "{}: rows cannot be multiplied below a stream stage; put it above the first shuffle, batch, take, skip or repeat",

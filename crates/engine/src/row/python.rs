@@ -54,6 +54,11 @@ pub(crate) struct PythonStage {
     function: Arc<Function>,
     random: bool,
     schema: SchemaRef,
+    /// The input columns that it gets; none: all.
+    reads: Option<Vec<usize>>,
+    keeps: Vec<String>,
+    /// The columns of `keeps` in the input and in the output.
+    kept: Vec<(usize, usize)>,
 }
 
 impl PythonStage {
@@ -81,7 +86,41 @@ impl PythonStage {
             batched: f.batched,
             timeout: f.timeout,
         };
-        Ok(Self { pool: pool.clone(), function: Arc::new(function), random: f.random, schema })
+        let column = |name: &String| {
+            input.index_of(name).map_err(|_| {
+                let known: Vec<&str> = input.fields().iter().map(|f| f.name().as_str()).collect();
+                let near = did_you_mean(name, &known);
+                Error::invalid(format!("unknown column `{name}`{near}; the row has: {}", known.join(", ")))
+            })
+        };
+        let reads = f.reads.as_ref().map(|names| names.iter().map(column).collect()).transpose()?;
+        let kept = f
+            .keeps
+            .iter()
+            .map(|name| {
+                let i = column(name)?;
+                let same = |o: &usize| {
+                    let (before, after) = (input.field(i), schema.field(*o));
+                    before.data_type() == after.data_type() && before.metadata() == after.metadata()
+                };
+                let o = schema.index_of(name).ok().filter(same);
+                let changed =
+                    || Error::invalid(format!("`keeps`: `{}` makes `{name}` another column", f.name));
+                Ok((i, o.ok_or_else(changed)?))
+            })
+            .collect::<Result<_>>()?;
+        let (random, keeps) = (f.random, f.keeps.clone());
+        Ok(Self { pool: pool.clone(), function: Arc::new(function), random, schema, reads, keeps, kept })
+    }
+
+    /// The input columns that it gets; none: all.
+    pub(crate) fn reads(&self) -> Option<&[usize]> {
+        self.reads.as_deref()
+    }
+
+    /// The columns that it passes on as they are.
+    pub(crate) fn keeps(&self) -> &[String] {
+        &self.keeps
     }
 
     pub(crate) fn schema(&self) -> SchemaRef {
@@ -121,10 +160,16 @@ impl PythonStage {
             taker.waiting();
         }
         let began = Instant::now();
+        let given = match &self.reads {
+            Some(reads) => {
+                batch.project(reads).map_err(|e| RowError::from(Error::internal(e.to_string())))?
+            }
+            None => batch.clone(),
+        };
         let mut call = Call { stage: self, input: batch, taker, failed: None };
         let output = self
             .pool
-            .call(&self.function, batch, seeds, &mut call)
+            .call(&self.function, &given, seeds, &mut call)
             .map_err(|e| RowError { row: e.row, error: e.error })?;
         if let Some(e) = call.failed {
             return Err(e);
@@ -159,7 +204,40 @@ impl PythonStage {
                 return Err(whole(Error::internal("a function did not report which rows it kept")));
             }
         };
+        self.check_kept(input, &batch, ran.start, &kept)?;
         Ok(Made { batch, kept, ran })
+    }
+
+    /// Checks that the columns of `keeps` are those of the input. `first` is the first input row.
+    fn check_kept(
+        &self,
+        input: &RecordBatch,
+        made: &RecordBatch,
+        first: usize,
+        rows: &RowSelection,
+    ) -> Result<(), RowError> {
+        for &(i, o) in &self.kept {
+            let before = match rows {
+                RowSelection::Rows(rows) => arrow::compute::take(input.column(i), rows, None)
+                    .map_err(|e| RowError::from(Error::internal(e.to_string())))?,
+                _ => input.column(i).slice(first, made.num_rows()),
+            };
+            let after = made.column(o);
+            if &before == after {
+                continue;
+            }
+            let row = (0..after.len()).find(|&r| before.slice(r, 1) != after.slice(r, 1));
+            let row = match (rows, row) {
+                (RowSelection::Rows(rows), Some(r)) => usize::try_from(rows.value(r)).ok(),
+                (_, row) => row.map(|r| first + r),
+            };
+            let (function, column) = (&self.function.name, input.schema_ref().field(i).name());
+            let error = Error::invalid(format!(
+                "function `{function}` changes column `{column}`, and `keeps` says that it does not; take it out of `keeps`"
+            ));
+            return Err(RowError { row, error });
+        }
+        Ok(())
     }
 
     /// The columns in the order and of the types of the stage's schema. `first` is the first input row; `rows`: the input row of

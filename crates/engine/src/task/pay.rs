@@ -37,10 +37,13 @@ fn readahead(mut items: Items) -> Items {
 }
 
 /// The artificial stages `sleep` and `burn`: every chunk pays for its rows. Rows that take long leave in slices.
+///
+/// Paying is a task of its own. It waits for its turn, which all such stages of a worker share, and a stage below that does not
+/// poll it while it has the turn would stop the others for ever.
 pub(super) fn pay_for(items: Items, ctx: &Arc<TaskContext>, cost: Cost, burn: bool, stats: usize) -> Items {
     let ctx = Arc::clone(ctx);
     let (slowdown, late) = (ctx.slowdown, Arc::new(Mutex::default()));
-    readahead(items)
+    let paid = readahead(items)
         .flat_map(move |item| stream::iter(slices(item, cost, slowdown)))
         .then(move |item| {
             let (ctx, late) = (Arc::clone(&ctx), Arc::clone(&late));
@@ -57,7 +60,8 @@ pub(super) fn pay_for(items: Items, ctx: &Arc<TaskContext>, cost: Cost, burn: bo
                 Ok(item)
             }
         })
-        .boxed()
+        .boxed();
+    readahead(paid)
 }
 
 /// The rows of a chunk, in slices if they take long together: those that are paid for leave before the others are.

@@ -106,7 +106,7 @@ fn json_lines(from: i64, rows: usize, seed: u64) -> Vec<u8> {
 }
 
 /// A source, and whether its rows have the columns of [`rich`] (but for the tensor, in JSON).
-async fn source(draw: &mut Draw) -> (String, Option<SourceDef>) {
+pub async fn source_of(draw: &mut Draw) -> (String, Option<SourceDef>) {
     let seed = draw.below(u64::MAX);
     match draw.below(4) {
         0 => {
@@ -177,7 +177,7 @@ fn local_stage(draw: &mut Draw, columns: &mut Vec<&'static str>) -> String {
 /// A pipeline with one to three hints.
 pub async fn case(seed: u64) -> Case {
     let mut draw = Draw(mix64(seed, 77));
-    let (source, memory) = source(&mut draw).await;
+    let (source, memory) = source_of(&mut draw).await;
     let rich = !source.contains("range");
     let mut columns = if rich { vec!["id", "x", "text", "tags"] } else { vec!["id"] };
     let mut steps: Vec<String> = Vec::new();
@@ -211,7 +211,7 @@ pub async fn case(seed: u64) -> Case {
 /// A pipeline with a hint, `s`, behind stages that mix splits; no row is drawn above it unless `draws`.
 pub async fn mixed_case(seed: u64) -> Case {
     let mut draw = Draw(mix64(seed, 78));
-    let (source, memory) = source(&mut draw).await;
+    let (source, memory) = source_of(&mut draw).await;
     let rich = !source.contains("range");
     let mut columns = if rich { vec!["id", "x", "text", "tags"] } else { vec!["id"] };
     let mut steps: Vec<String> = Vec::new();

@@ -12,6 +12,7 @@ mod differential;
 mod ends;
 mod generated;
 mod probes;
+mod reordered;
 mod rows;
 mod sets;
 mod shared;

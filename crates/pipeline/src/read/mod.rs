@@ -1,6 +1,7 @@
 //! Reading a definition: from text to a tree, from the tree to a [`DatasetDef`], and its validation.
 
 mod args;
+mod reorder;
 mod source;
 mod stage;
 mod tree;
@@ -95,13 +96,14 @@ impl Reader<'_> {
         let seed = args.get("seed").map(|a| a.count()).transpose()?;
         let on_error = args.get("on_error").map_or(Ok(OnError::Fail), |a| on_error(&a))?;
         let (deterministic, cache_only) = (args.flag("deterministic")?, args.flag("cache_only")?);
-        Ok(Options { seed, on_error, deterministic, cache_only })
+        let reorder = args.get("reorder").map_or(Ok(None), |a| reorder::read(&a))?;
+        Ok(Options { seed, on_error, deterministic, cache_only, reorder })
     }
 }
 
 /// Refuses settings of a dataset inside another one: settings apply to the whole job.
 fn no_options(args: &mut Args<'_>) -> Result<Options> {
-    for key in ["seed", "on_error", "deterministic", "cache_only"] {
+    for key in ["seed", "on_error", "deterministic", "cache_only", "reorder"] {
         if let Some(at) = args.get(key) {
             return Err(at.error(format!("`{key}` is a setting of the whole definition; put it at the top")));
         }

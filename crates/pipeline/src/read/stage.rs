@@ -136,6 +136,8 @@ fn python(args: &mut Args<'_>) -> Result<StageOp> {
         payload: bytes(&args.need("payload")?)?,
         schema: args.get("schema").map_or(Ok(bytes::Bytes::new()), |a| bytes(&a))?,
         timeout: args.get("timeout").map(|a| a.duration()).transpose()?,
+        reads: args.get("reads").map(|a| a.texts("a list of columns")).transpose()?,
+        keeps: args.get("keeps").map_or(Ok(Vec::new()), |a| a.texts("a list of columns"))?,
     }))
 }
 

@@ -5,10 +5,11 @@ mod stage;
 
 use std::collections::BTreeSet;
 
-use caju_types::{Error, Result};
+use caju_types::{Error, Result, did_you_mean};
 
 use crate::def::{DatasetDef, Options, StageOp};
 use crate::place::join;
+use crate::reorder::Reorder;
 
 /// The most levels of datasets nested in combinators. Reading and checking are recursive.
 pub const MAX_DEPTH: usize = 8;
@@ -45,7 +46,29 @@ pub fn validate(def: &DatasetDef) -> Result<()> {
             ));
         }
     }
+    if let Some(reorder) = &def.options.reorder {
+        factors(reorder, def)?;
+    }
     order(def)
+}
+
+/// Checks that each measured factor is one, and belongs to a stage.
+fn factors(reorder: &Reorder, def: &DatasetDef) -> Result<()> {
+    let names = def.stage_names();
+    for (name, factor) in &reorder.measured {
+        let path = join("reorder.measured", name);
+        if !names.contains(name) {
+            let near = did_you_mean(name, names.iter().map(String::as_str));
+            return Err(bad(
+                &path,
+                format!("there is no such stage{near}; `1.map` is the name of a `map` at steps[1]"),
+            ));
+        }
+        if !(factor.is_finite() && *factor >= 0.0) {
+            return Err(bad(&path, format!("expected a number of at least 0, found {factor}")));
+        }
+    }
+    Ok(())
 }
 
 /// Checks a dataset inside a combinator: all its stages must be split-local.
@@ -56,7 +79,7 @@ fn child(def: &DatasetDef, combinator: &str, path: &str, depth: usize) -> Result
     if def.options != Options::default() {
         return Err(bad(
             path,
-            "`seed`, `on_error`, `deterministic` and `cache_only` hold for the whole definition; put them at the top",
+            "`seed`, `on_error`, `deterministic`, `cache_only` and `reorder` hold for the whole definition; put them at the top",
         ));
     }
     source::check(&def.source, &join(path, "source"), depth)?;

@@ -56,7 +56,13 @@ pub(super) fn check(op: &StageOp, path: &str) -> Result<()> {
             true if f.timeout.is_some_and(|t| t.is_zero() || t > MAX_COST) => {
                 Err(bad(&join(path, "timeout"), "must be more than nothing and at most a day, such as 60s"))
             }
-            true => Ok(()),
+            true if f.kind == PythonKind::Filter && !f.keeps.is_empty() => {
+                Err(bad(&join(path, "keeps"), "a filter keeps all columns; leave it out"))
+            }
+            true => {
+                let reads = f.reads.iter().flatten();
+                reads.chain(&f.keeps).try_for_each(|name| column(path, name))
+            }
             false => {
                 Err(bad(path, "`schema` says what a map or flat_map makes, and a filter makes nothing new"))
             }

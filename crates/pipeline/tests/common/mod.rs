@@ -304,11 +304,13 @@ fn source() -> impl Strategy<Value = SourceDef> {
 pub(crate) fn definition() -> impl Strategy<Value = DatasetDef> {
     let on_error =
         prop_oneof![Just(OnError::Fail), (0u64..1 << 40).prop_map(|limit| OnError::Skip { limit })];
-    let options = (seed(), on_error, any::<bool>()).prop_map(|(seed, on_error, deterministic)| Options {
+    let flags = (any::<bool>(), any::<bool>());
+    let options = (seed(), on_error, flags).prop_map(|(seed, on_error, (deterministic, reorder))| Options {
         seed,
         on_error,
         deterministic,
         cache_only: false,
+        reorder: reorder.then(Reorder::default),
     });
     let op = prop_oneof![2 => row_op(), 1 => stream_op()];
     (prop::option::of(name()), source(), prop::collection::vec(op, 0..8), options)

@@ -16,8 +16,8 @@ from ._errors import InvalidPipeline
 from ._iterator import DatasetIterator
 from ._memory import inline
 from ._schema import Schema
-from ._service import Service, consumers_of, sharing_of
-from ._stages import Stages, given, plain, refuse_not_finite
+from ._service import Service, consumers_of, precedence_of, sharing_of
+from ._stages import Stages, given, names_of, plain, refuse_not_finite
 
 if TYPE_CHECKING:
     from ._save import Save
@@ -70,13 +70,15 @@ class Dataset(Stages, Epochs):
         seed: int | None = None,
         on_error: str | Mapping[str, Any] | None = None,
         deterministic: bool | None = None,
+        reorder: bool | Mapping[str, Any] | None = None,
     ) -> Dataset:
         """Settings of the whole pipeline: a name for display, the seed, `on_error` (`"fail"`, `"skip"` or
-        `{"skip": {"limit": 100}}`), and whether the order of rows is the same in every run.
+        `{"skip": {"limit": 100}}`), whether the order of rows is the same in every run, and whether stages that shrink rows
+        may run earlier than they are written, where both orders give the same rows. `explain()` names the order.
         """
         out = self._copy()
         out._options = self._options | given(
-            name=name, seed=seed, on_error=on_error, deterministic=deterministic
+            name=name, seed=seed, on_error=on_error, deterministic=deterministic, reorder=reorder
         )
         out._check()
         return out
@@ -94,6 +96,8 @@ class Dataset(Stages, Epochs):
         uneven: str | None = None,
         sharing: str | None = None,
         trainer_id: str | None = None,
+        priority: int | None = None,
+        weight: float | None = None,
         balance: str | None = None,
         policy: str | None = None,
         encoding: str | None = None,
@@ -133,6 +137,10 @@ class Dataset(Stages, Epochs):
         the job's status counts them. Trainers
         that read one `job_name` with different `trainer_id`s get all rows each, as jobs of different names do.
 
+        `priority` (0) and `weight` (1) belong to the job. Where the dispatcher may ask for too few workers for all jobs, its
+        status serves jobs of a higher priority first, and divides the rest by weight. Workers do not follow that: they divide
+        their time among the jobs that they have.
+
         `balance` says what the n-th elements of all consumers, a round, have in common. "bucket": they are of one worker and
         one class of `bucket_by_length`, and their padded lists have one length. "tokens": rows are packed so that they have
         nearly the same number of items. Then the consumers read at the same time, each in a process or thread of its own:
@@ -163,6 +171,7 @@ class Dataset(Stages, Epochs):
         out._service = Service.of(
             service, job_name, epochs, processing_mode, seed, policy, encoding, connect_timeout, lost_readers,
             target_workers, consumer, shares, compression, data_transfer_protocol, max_frame, local_workers,
+            precedence_of(job_name, priority, weight),
         )
         return out
 
@@ -243,6 +252,7 @@ class Dataset(Stages, Epochs):
             if columns is not None and dict(columns) != before:
                 before = dict(columns)
                 out.append("            -> " + ", ".join(f"{k}: {v}" for k, v in before.items()))
+        out += _caju.stage_order(definition, configured_bounds())
         for name, stage, fingerprint, random in _caju.prefix_fingerprints(definition):
             note = "; random stages above it: storing it freezes their draws" if random else ""
             out.append(f"hint {name!r} at step {stage}: {fingerprint}{note}")
@@ -316,6 +326,8 @@ class Dataset(Stages, Epochs):
         schema: Any = None,
         timeout: float | None = None,
         random: bool | None = None,
+        reads: Sequence[str] | None = None,
+        keeps: Sequence[str] | None = None,
     ) -> Dataset:
         """Adds a stage that runs a function of the user."""
         from ._functions import stage
@@ -326,7 +338,13 @@ class Dataset(Stages, Epochs):
                 f"{kind} with a Python function works on rows: put it above `batch`; batched=True hands it many rows "
                 "at a time"
             )
-        arguments, draws = stage(kind, function, batched, version, schema, timeout, random, self._first_rows)
+        reads, keeps = names_of("reads", reads), names_of("keeps", keeps)
+        given = self if reads is None else self.select(reads)
+        arguments, draws = stage(kind, function, batched, version, schema, timeout, random, given._first_rows)
+        if reads is not None:
+            arguments["reads"] = reads
+        if keeps is not None:
+            arguments["keeps"] = keeps
         out = self._with({"python": arguments})
         if draws is not None:
             out._draws = self._draws | {arguments["name"]: draws}

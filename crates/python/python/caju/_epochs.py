@@ -229,4 +229,6 @@ class Epochs:
             "data_transfer_protocol": service.data_transfer_protocol,
             "consumer": service.consumer,
             "sharing": service.sharing,
+            "priority": service.precedence[0],
+            "weight": service.precedence[1],
         }

@@ -31,7 +31,7 @@ class Service:
 
     __slots__ = (
         "address", "connect_timeout", "encoding", "epochs", "job_name", "keep", "lost_readers", "mode", "policy", "seed",
-        "target_workers", "consumer", "sharing", "compression", "data_transfer_protocol", "max_frame",
+        "target_workers", "consumer", "sharing", "precedence", "compression", "data_transfer_protocol", "max_frame",
         "local_cores", "_local",
     )
 
@@ -54,6 +54,7 @@ class Service:
         data_transfer_protocol: str = "auto",
         max_frame: int | None = None,
         local_cores: int = 0,
+        precedence: tuple[int | None, float | None] = (None, None),
     ) -> None:
         self.address = address
         self.keep = keep
@@ -68,6 +69,7 @@ class Service:
         self.target_workers = target_workers
         self.consumer = consumer
         self.sharing = sharing
+        self.precedence = precedence
         self.max_frame = max_frame
         self.compression = compression
         self.data_transfer_protocol = data_transfer_protocol
@@ -93,6 +95,7 @@ class Service:
         data_transfer_protocol: str | None = None,
         max_frame: Size | None = None,
         local_workers: int | str | None = None,
+        precedence: tuple[int | None, float | None] = (None, None),
     ) -> Service:
         """The arguments of `distribute`, checked."""
         for name, text in (("job_name", job_name), ("policy", policy), ("encoding", encoding)):
@@ -134,7 +137,7 @@ class Service:
         keep = None if service is address else service
         return cls(
             address, keep, job_name or "", epochs, processing_mode, seed, policy or "", encoding or "", connect_timeout,
-            lost_readers, target_workers, consumer, sharing, compression, data_transfer_protocol, frame, cores,
+            lost_readers, target_workers, consumer, sharing, compression, data_transfer_protocol, frame, cores, precedence,
         )
 
     def start_local(self, functions: bool) -> None:
@@ -229,6 +232,18 @@ def _completed(count: int | None, index: int | None) -> tuple[int, int]:
             "or give consumer_index=, too"
         )
     return rank.world_size, rank.rank if index is None else index
+
+
+def precedence_of(job_name: str | None, priority: int | None, weight: float | None) -> tuple[int | None, float | None]:
+    """The priority and the weight of a job, checked; None: as the job has it."""
+    given = [name for name, value in (("priority", priority), ("weight", weight)) if value is not None]
+    if given and job_name is None:
+        raise InvalidPipeline(f"{given[0]}= needs job_name=: it belongs to a job with a name")
+    if priority is not None and (isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31):
+        raise InvalidPipeline(f"priority={priority!r} must be a whole number; jobs of a higher one are served first")
+    if weight is not None and (isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0.001 <= weight <= 1e6):
+        raise InvalidPipeline(f"weight={weight!r} must be a number from 0.001 to 1000000")
+    return priority, None if weight is None else float(weight)
 
 
 def sharing_of(

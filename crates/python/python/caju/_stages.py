@@ -33,6 +33,8 @@ class Stages:
         schema: Any = None,
         timeout: float | None = None,
         random: bool | None = None,
+        reads: Sequence[str] | None = None,
+        keeps: Sequence[str] | None = None,
     ) -> Dataset:
         """The dataset with one more stage, which is a function of the user."""
         raise NotImplementedError
@@ -49,6 +51,8 @@ class Stages:
         schema: Any = None,
         timeout: float | None = None,
         random: bool | None = None,
+        reads: Sequence[str] | None = None,
+        keeps: Sequence[str] | None = None,
         **more: ExprLike,
     ) -> Dataset:
         """Replaces the columns by expressions: `ds.map(x="ln(x + 1)", y=col("label") < 100)`.
@@ -60,10 +64,12 @@ class Stages:
         `version` replaces the fingerprint of the function's code. `timeout` is the number of seconds that it may take for
         a row (`batched=True`: for a batch of about 1000 rows), 60 by default; after that its process is replaced.
         `random` says whether it draws random numbers by other means than `caju.rng()`; without it such draws are warned of.
+        With `reads` the function gets these columns only. `keeps` names columns that it passes on unchanged, which is checked.
+        With `with_options(reorder=True)` a filter on such a column may run before the function.
         """
         if callable(columns):
-            return self._python("map", columns, batched, version, schema, timeout, random)
-        _no_schema(schema, timeout, random)
+            return self._python("map", columns, batched, version, schema, timeout, random, reads, keeps)
+        _no_schema(schema, timeout, random, reads, keeps)
         return self._with({"map": _expressions("map", columns, more)})
 
     def with_columns(self, columns: Mapping[str, ExprLike] | None = None, /, **more: ExprLike) -> Dataset:
@@ -83,11 +89,12 @@ class Stages:
         version: str | None = None,
         timeout: float | None = None,
         random: bool | None = None,
+        reads: Sequence[str] | None = None,
     ) -> Dataset:
         """Keeps the rows for which an expression or a Python function is true. Arguments are those of `map`."""
         if callable(predicate):
-            return self._python("filter", predicate, batched, version, timeout=timeout, random=random)
-        _no_schema(None, timeout, random)
+            return self._python("filter", predicate, batched, version, timeout=timeout, random=random, reads=reads)
+        _no_schema(None, timeout, random, reads)
         return self._with({"filter": {"expr": expression(predicate, "filter")}})
 
     def flat_map(
@@ -99,6 +106,8 @@ class Stages:
         schema: Any = None,
         timeout: float | None = None,
         random: bool | None = None,
+        reads: Sequence[str] | None = None,
+        keeps: Sequence[str] | None = None,
         **more: ExprLike,
     ) -> Dataset:
         """One row per value of a list expression, as a new column: `ds.flat_map(token="tokenize(text)")`.
@@ -106,8 +115,8 @@ class Stages:
         Or one row per dict that a Python function returns or yields. Arguments are those of `map`.
         """
         if callable(columns):
-            return self._python("flat_map", columns, False, version, schema, timeout, random)
-        _no_schema(schema, timeout, random)
+            return self._python("flat_map", columns, False, version, schema, timeout, random, reads, keeps)
+        _no_schema(schema, timeout, random, reads, keeps)
         lists = _expressions("flat_map", columns, more)
         if len(lists) != 1:
             raise InvalidPipeline(f"flat_map takes one column, such as token=\"tokenize(text)\", not {len(lists)}")
@@ -227,14 +236,25 @@ def _expressions(
     return {name: expression(value, f"{stage} `{name}`") for name, value in both.items()}
 
 
-def _no_schema(schema: Any, timeout: Any, random: Any) -> None:
+def _no_schema(schema: Any, timeout: Any, random: Any, reads: Any = None, keeps: Any = None) -> None:
     for name, value, meaning in (
         ("schema", schema, "the columns of a Python function"),
         ("timeout", timeout, "the time limit of a Python function"),
         ("random", random, "whether a Python function draws random numbers"),
+        ("reads", reads, "the columns that a Python function gets"),
+        ("keeps", keeps, "the columns that a Python function passes on"),
     ):
         if value is not None:
             raise InvalidPipeline(f'{name}= is for {meaning}; for a column of that name give a dict: {{"{name}": "..."}}')
+
+
+def names_of(argument: str, names: Any) -> list[str] | None:
+    """The names of columns that an argument gives; none if it is not given."""
+    if names is None:
+        return None
+    if isinstance(names, str) or not all(isinstance(n, str) for n in names):
+        raise InvalidPipeline(f"{argument}={names!r} must be a list of columns, such as [\"label\"]")
+    return list(names)
 
 
 def plain(value: Any) -> Any:

@@ -33,7 +33,7 @@ use self::trial::Trial;
 use super::epochs::Consumer;
 use super::run::{Job, embedded};
 use super::{check, shared};
-use crate::cli::{BenchArgs, BenchCommand, EpochArgs, Global, Mode, OneTrial, PoliciesArgs};
+use crate::cli::{BenchArgs, BenchCommand, EpochArgs, Global, Mode, OneTrial, PoliciesArgs, ReorderArgs};
 use crate::output;
 use crate::plot::{self, Bar, Chart, Picture};
 use crate::report;
@@ -210,6 +210,7 @@ impl<'a> Bench<'a> {
     async fn trial(&self, policy: &str, repeat: u32, warm: bool, cache: &TrialCache) -> Result<Trial> {
         let epochs = EpochArgs {
             cache_only: false,
+            order: ReorderArgs::default(),
             epochs: self.args.epochs,
             horizon: Some(self.args.horizon()),
             seed: None,

@@ -23,7 +23,7 @@ use serde_json::Value;
 
 use self::diff::{Difference, compare};
 use self::state::{Explanation, HintState, Listed, Nearest};
-use super::{cache, check, shared};
+use super::{cache, check, order, shared};
 use crate::cli::{ExplainArgs, Global, OutputFormat};
 use crate::output;
 use crate::progress::{Progress, State};
@@ -37,6 +37,7 @@ pub(crate) async fn run(global: &Global, args: &ExplainArgs) -> Result<()> {
     if let Some(seed) = args.seed {
         def = def.with_seed(seed);
     }
+    order::allow(&mut def, &args.order)?;
     let registry = shared::registry();
     let status = match &args.dispatcher {
         Some(address) => Some(status(address, args.connect_timeout).await?),
@@ -60,6 +61,8 @@ pub(crate) async fn run(global: &Global, args: &ExplainArgs) -> Result<()> {
         fingerprint: bound.fingerprint(),
         cache: cache.url().to_string(),
         splits,
+        order: bound.order().lines(&def),
+        run_order: bound.order().stages.clone(),
         hints,
         job,
     };

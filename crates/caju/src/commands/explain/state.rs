@@ -15,6 +15,10 @@ pub(super) struct Explanation {
     pub(super) fingerprint: Fingerprint,
     pub(super) cache: String,
     pub(super) splits: Vec<Listed>,
+    /// The order in which the stages run, for people: nothing unless another order than the written one is allowed.
+    pub(super) order: Vec<String>,
+    /// The order in which the stages run, as indices of `steps`.
+    pub(super) run_order: Vec<usize>,
     pub(super) hints: Vec<HintState>,
     pub(super) job: Option<JobStatus>,
 }

@@ -26,6 +26,9 @@ pub(super) fn text(e: &Explanation, asked: bool) -> Result<String> {
         e.cache,
         count(e.splits.len() as u64, "split")
     );
+    for line in &e.order {
+        let _ = writeln!(out, "{line}");
+    }
     if e.hints.is_empty() {
         out.push_str("\nno autocache: nothing of this pipeline can be stored\n");
     }
@@ -151,7 +154,8 @@ pub(super) fn json(e: &Explanation) -> Value {
                "decision": recorded_json(&j.decision_json), "profile": recorded_json(&j.profile_json)})
     });
     json!({"schema": "caju.explain/v1", "pipeline": e.pipeline, "fingerprint": e.fingerprint, "cache": e.cache,
-           "splits": all, "hints": hints, "job": job})
+           "splits": all, "order": {"steps": e.run_order, "why": e.order.get(1..).unwrap_or_default()},
+           "hints": hints, "job": job})
 }
 
 fn hint_json(h: &HintState, all: usize) -> Value {

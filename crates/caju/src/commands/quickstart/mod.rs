@@ -14,7 +14,7 @@ use super::r#gen::{folder, generate, signalled};
 use super::run::{Job, embedded};
 use super::serve::Signals;
 use super::shared;
-use crate::cli::{DEFAULT_DIR, EpochArgs, Global, Mode, QuickstartArgs};
+use crate::cli::{DEFAULT_DIR, EpochArgs, Global, Mode, QuickstartArgs, ReorderArgs};
 use crate::output;
 
 /// The pipeline that it runs. Users run and change the same file.
@@ -69,6 +69,7 @@ pub(crate) async fn run(global: &Global, args: &QuickstartArgs) -> Result<u8> {
     say(global, &format!("\n{}\n", text::introduction(args.epochs)))?;
     let epochs = EpochArgs {
         cache_only: false,
+        order: ReorderArgs::default(),
         epochs: args.epochs,
         horizon: None,
         seed: None,

@@ -24,7 +24,10 @@ fn scaling_json(s: &ScalingStatus) -> Value {
     let jobs: Vec<Value> = s
         .jobs
         .iter()
-        .map(|j| json!({"job": j.job, "workers": (j.workers > 0).then_some(j.workers)}))
+        .map(|j| {
+            json!({"job": j.job, "workers": (j.workers > 0).then_some(j.workers), "priority": j.priority,
+                   "weight": j.weight, "share": (j.workers > 0).then_some(j.share)})
+        })
         .collect();
     json!({"target_workers": s.target_workers, "reason": s.reason, "jobs": jobs})
 }

@@ -8,7 +8,7 @@ mod tests;
 use std::time::Duration;
 
 use caju_client::{Client, ClientConfig};
-use caju_proto::v1::{CacheSize, GetStatusResponse, JobStatus, WorkerStatus};
+use caju_proto::v1::{CacheSize, GetStatusResponse, JobStatus, JobWorkers, WorkerStatus};
 use caju_types::{Result, format_bytes, format_count, format_duration};
 
 use crate::cli::{StatusArgs, StatusFormat};
@@ -26,6 +26,22 @@ pub(crate) async fn run(args: &StatusArgs) -> Result<()> {
         StatusFormat::Text => output::say(text(&args.dispatcher, &status, args.all)),
         StatusFormat::Json => output::say(format_args!("{:#}", json::status(&status))),
     }
+}
+
+/// What each job gets of the target, if there are several with something to tell apart.
+fn shares(jobs: &[JobWorkers]) -> String {
+    let is_short = |j: &JobWorkers| j.workers > 0 && j.share + 0.05 < j.workers as f64 - 1.0;
+    let differs = |j: &JobWorkers| j.priority != 0 || (j.weight - 1.0).abs() > 1e-9;
+    if jobs.len() < 2 || !jobs.iter().any(|j| is_short(j) || differs(j)) {
+        return String::new();
+    }
+    let mut rows = vec![["job", "priority", "weight", "needs", "share of the target"].map(String::from)];
+    rows.extend(jobs.iter().map(|j| {
+        let known = |text: String| if j.workers > 0 { text } else { "?".into() };
+        let (needs, share) = (known(j.workers.to_string()), known(format!("{:.1}", j.share)));
+        [j.job.clone(), j.priority.to_string(), j.weight.to_string(), needs, share]
+    }));
+    table(&rows)
 }
 
 fn text(address: &str, status: &GetStatusResponse, all: bool) -> String {
@@ -51,6 +67,7 @@ fn text(address: &str, status: &GetStatusResponse, all: bool) -> String {
         let target =
             format!("target: {} worker{s}. {}", format_count(scaling.target_workers), scaling.reason);
         out.push_str(&format!("{}\n", wrapped(&target, 0)));
+        out.push_str(&shares(&scaling.jobs));
     }
     out.push('\n');
     if status.jobs.is_empty() {

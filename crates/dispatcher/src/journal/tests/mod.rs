@@ -10,8 +10,8 @@ use caju_types::{ClientId, ErrorKind, Fingerprint, IterationId, TaskId, WorkerId
 
 use super::{SCHEMA, codec};
 use crate::state::{
-    Dataset, Failure, FeedId, JobSpec, Mode, Policy, Sharing, SplitModes, SplitRecord, State, TargetWorkers,
-    Update,
+    Dataset, Failure, FeedId, JobSpec, Mode, Policy, Precedence, Sharing, SplitModes, SplitRecord, State,
+    TargetWorkers, Update,
 };
 
 /// The journal as it was written by the first version; it must be read for ever.
@@ -89,6 +89,7 @@ fn plain_updates() -> Vec<Update> {
                 shard_by: None,
                 consumers: None,
                 sharing: Sharing::Off,
+                precedence: Precedence::default(),
             },
         },
         Update::IterationOpened {
@@ -318,6 +319,7 @@ fn later_updates() -> Vec<Update> {
                 shard_by: None,
                 consumers: None,
                 sharing: Sharing::Off,
+                precedence: Precedence::default(),
             },
         },
         Update::Planned { iteration, plan: Some(Document::from_text("{}")) },

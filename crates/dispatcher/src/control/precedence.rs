@@ -1,0 +1,66 @@
+//! How a job stands to others where the workers are too few for all: its priority and its weight.
+
+use caju_proto::v1;
+use caju_types::{Error, Result};
+
+use crate::state::{Job, Precedence};
+
+/// The largest weight. Weights are kept in thousandths.
+const MAX_WEIGHT: f64 = 1e6;
+
+/// What a reader asks for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wanted {
+    priority: Option<i32>,
+    weight_milli: Option<u32>,
+}
+
+impl Wanted {
+    /// # Errors
+    /// `InvalidArgument` for a weight that means nothing.
+    pub(super) fn parse(request: &v1::OpenIterationRequest) -> Result<Self> {
+        let weight_milli = |weight: f64| {
+            if !(0.001..=MAX_WEIGHT).contains(&weight) {
+                return Err(Error::invalid(format!(
+                    "weight {weight}: expected a number from 0.001 to {MAX_WEIGHT}"
+                )));
+            }
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most 1e9")]
+            Ok((weight * 1000.0).round() as u32)
+        };
+        Ok(Self { priority: request.priority, weight_milli: request.weight.map(weight_milli).transpose()? })
+    }
+
+    /// That of a new job.
+    pub(super) fn of_new_job(self) -> Precedence {
+        let default = Precedence::default();
+        Precedence {
+            priority: self.priority.unwrap_or(default.priority),
+            weight_milli: self.weight_milli.unwrap_or(default.weight_milli),
+        }
+    }
+
+    /// Whether a job that is there has what is asked for.
+    ///
+    /// # Errors
+    /// `AlreadyExists` that names the difference.
+    pub(super) fn check(self, job: &Job) -> Result<()> {
+        let own = job.spec.precedence;
+        let differ = |what: &str, theirs: String, ours: String| {
+            Err(Error::already_exists(format!(
+                "job `{}` has the {what} {theirs}, not {ours}; take another job name, or leave the {what} out",
+                job.name
+            )))
+        };
+        if let Some(priority) = self.priority.filter(|p| *p != own.priority) {
+            return differ("priority", own.priority.to_string(), priority.to_string());
+        }
+        match self.weight_milli.filter(|w| *w != own.weight_milli) {
+            Some(weight_milli) => {
+                let ours = Precedence { weight_milli, ..own }.weight();
+                differ("weight", own.weight().to_string(), ours.to_string())
+            }
+            None => Ok(()),
+        }
+    }
+}
