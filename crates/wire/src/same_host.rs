@@ -61,8 +61,8 @@ impl PassedFiles {
     /// The body of a frame that says that it is in a file of this length.
     ///
     /// # Errors
-    /// `ResourceExhausted` if the file did not come (this process has no descriptor left for it) or is too large, `DataLoss`
-    /// if it is no sealed file of this length.
+    /// `Unavailable` if the file did not come (this process has no descriptor left for it), `ResourceExhausted` if it is too
+    /// large, `DataLoss` if it is no sealed file of this length.
     pub fn take_body(&self, length: u64, max_bytes: u64, pool: &BufferPool) -> Result<FileBody> {
         if length > max_bytes {
             return Err(Error::exhausted(format!(
@@ -110,7 +110,7 @@ impl PassedFiles {
 }
 
 fn no_file() -> Error {
-    Error::exhausted(
+    Error::unavailable(
         "rows came in shared memory without their file: this process has no descriptor left (raise `ulimit -n`, or take \
          the data transfer protocol `framed`)",
     )
@@ -151,8 +151,7 @@ mod linux {
 
     impl LocalListener {
         pub(crate) fn bind() -> Result<Self> {
-            let name: String = random_secret()?.iter().map(|b| format!("{b:02x}")).collect();
-            let name = format!("caju-{name}");
+            let name = format!("caju-{}", random_secret()?.to_hex());
             let listener = UnixListener::bind(abstract_name(&name))
                 .map_err(|e| Error::unavailable(format!("a socket for readers of this host: {e}")))?;
             Ok(Self { listener, name })
@@ -287,5 +286,121 @@ mod other {
         fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
             match self.never {}
         }
+    }
+}
+
+#[cfg(test)]
+#[cfg(target_os = "linux")]
+mod tests {
+    use std::time::Duration;
+
+    use arrow_array::cast::AsArray;
+    use arrow_array::types::Int64Type;
+    use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray};
+    use caju_types::ErrorKind;
+
+    use super::*;
+    use crate::frame::{Kind, RowsHeader};
+    use crate::{
+        Chunk, EncodedRows, FrameReader, FrameWriter, Listener, OutFrame, ReadHalf, Run, WriteHalf,
+        connect_same_host, decode_chunk, encode_rows,
+    };
+
+    const ROWS: i64 = 50_000;
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    fn chunk() -> Chunk {
+        let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(0..ROWS));
+        let texts: ArrayRef = Arc::new(StringArray::from_iter_values((0..ROWS).map(|i| format!("row {i}"))));
+        let batch = RecordBatch::try_from_iter([("id", ids), ("text", texts)]).unwrap();
+        Chunk::rows_of(batch, vec![Run { split: 3, start: 0, len: ROWS.cast_unsigned() }])
+    }
+
+    fn rows() -> EncodedRows {
+        encode_rows(&chunk(), &[]).unwrap()
+    }
+
+    struct Pair {
+        writer: FrameWriter<WriteHalf>,
+        reader: FrameReader<ReadHalf>,
+        files: PassedFiles,
+    }
+
+    async fn pair() -> Pair {
+        let mut listener = Listener::bind_same_host().unwrap();
+        let name = listener.address().to_owned();
+        let (accepted, connected) = tokio::join!(listener.accept(), connect_same_host(&name));
+        let (server, client) = (accepted.unwrap(), connected.unwrap());
+        let (ours, files) = (server.passed_files(), client.passed_files().unwrap());
+        let writer = FrameWriter::new(server.into_split().1, "reader", PATIENCE).with_files(ours);
+        let reader = FrameReader::new(client.into_split().0, "worker", BufferPool::new(0), PATIENCE);
+        Pair { writer, reader, files }
+    }
+
+    impl Pair {
+        /// The header of the next rows, with the body of the frame and the one of its file.
+        async fn next(&mut self) -> (RowsHeader, Buffer, Result<FileBody>) {
+            let frame = self.reader.next().await.unwrap().unwrap();
+            assert_eq!(frame.kind, Kind::Rows);
+            let header = frame.message::<RowsHeader>().unwrap();
+            let body = self.files.take_body(header.file_bytes, 1 << 30, &BufferPool::new(0));
+            (header, frame.body, body)
+        }
+    }
+
+    #[tokio::test]
+    async fn one_file_gives_the_rows_to_several_readers() {
+        let file = Arc::new(rows().write_file().unwrap());
+        assert!(rows().has_body(file.map().unwrap().as_ref()));
+        for _ in 0..2 {
+            let mut pair = pair().await;
+            // The order of frames with and without files is that of their rows.
+            for _ in 0..3 {
+                assert!(pair.writer.write(&rows().in_file(Arc::clone(&file)).unwrap()).await.unwrap());
+                let small = encode_rows(&chunk().slice_rows(7, 1), &[]).unwrap();
+                assert!(pair.writer.write(&small.inline(None).unwrap()).await.unwrap());
+            }
+            for _ in 0..3 {
+                let (header, inline, body) = pair.next().await;
+                let body = body.unwrap();
+                assert!(inline.is_empty() && body.is_mapped);
+                let got = decode_chunk(header, &chunk().schema(), body.bytes).unwrap();
+                assert_eq!((&got.pieces, &got.runs), (&chunk().pieces, &chunk().runs));
+                let column = got.pieces[0].column(0).as_primitive::<Int64Type>().values().inner().clone();
+                assert_eq!(column.as_ptr().align_offset(4096), 0, "the column is in the map");
+                let frame = pair.reader.next().await.unwrap().unwrap();
+                let header = frame.message::<RowsHeader>().unwrap();
+                assert_eq!((header.file_bytes, header.rows), (0, 1));
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_frame_that_lies_about_its_file_is_refused() {
+        let mut pair = pair().await;
+        let file = Arc::new(rows().write_file().unwrap());
+        let honest = rows().in_file(Arc::clone(&file)).unwrap();
+        pair.writer.write(&OutFrame { file: None, ..honest }).await.unwrap();
+        assert_eq!(pair.next().await.2.unwrap_err().kind(), ErrorKind::Unavailable);
+        let other = Arc::new(SealedFile::new([&b"other rows"[..]]).unwrap());
+        let lie = OutFrame { file: Some(other), ..rows().in_file(Arc::clone(&file)).unwrap() };
+        pair.writer.write(&lie).await.unwrap();
+        assert_eq!(pair.next().await.2.unwrap_err().kind(), ErrorKind::DataLoss);
+        pair.writer.write(&rows().in_file(file).unwrap()).await.unwrap();
+        let huge = pair.reader.next().await.unwrap().unwrap().message::<RowsHeader>().unwrap().file_bytes;
+        let refused = pair.files.take_body(huge, huge - 1, &BufferPool::new(0)).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::ResourceExhausted);
+        let without = FrameWriter::new(tokio::io::sink(), "reader", PATIENCE);
+        let mut without = without.with_files(None);
+        let file = Arc::new(rows().write_file().unwrap());
+        assert!(without.write(&rows().in_file(file).unwrap()).await.is_err(), "TCP takes no files");
+    }
+
+    #[tokio::test]
+    async fn nobody_listens_at_a_name_that_ended() {
+        let listener = Listener::bind_same_host().unwrap();
+        let name = listener.address().to_owned();
+        drop(listener);
+        assert_eq!(connect_same_host(&name).await.unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
     }
 }

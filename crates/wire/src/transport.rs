@@ -243,6 +243,11 @@ impl Listener {
         &self.address
     }
 
+    /// Whether peers connect by TCP.
+    pub fn is_tcp(&self) -> bool {
+        matches!(self.inner, Inner::Tcp(_))
+    }
+
     /// The next connection.
     ///
     /// # Errors
