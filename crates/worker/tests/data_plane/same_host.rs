@@ -60,7 +60,7 @@ async fn large_bodies_come_in_shared_memory_unless_it_is_off() {
         let client = client(&cluster).await;
         let compression = caju_client::Compression::of_name(compression).unwrap();
         let transfer = Transfer { protocol, compression };
-        let request = ReadRequest { transfer, ..request(&batches(BATCH), "") };
+        let request = ReadRequest { transfer, ..request(&batches(BATCH), "train") };
         let mut reader = client.read(request).await.unwrap();
         assert_once(drain(&mut reader).await.unwrap(), ROWS.cast_signed());
         let stats = reader.stats();
