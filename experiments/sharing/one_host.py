@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
 """Measures what k readers on one machine cost that read equal batches, with shared memory and over sockets.
 
-    cargo build --release && experiments/sharing/one_host.py
+    cargo build --release && pip install crates/python && experiments/sharing/one_host.py
 
-The readers are jobs that share (`--sharing exact`) with an order of rows that is part of the epoch. Each takes a batch per
---step, as a training job does, so that its prefetched batches wait. While they read, the memory of each process is taken
-from /proc/PID/smaps_rollup: its proportional set size (PSS) counts a page that n processes map as a page of 1/n. Bytes come
-from the reports. A table and a picture go to results/.
+The readers are Python processes (trainer.py), jobs that share with an order of rows that is part of the epoch. Each takes a
+batch per --step, as a training job does, so that its prefetched batches wait. While they read, the memory of each process is
+taken from /proc/PID/smaps_rollup: its proportional set size (PSS) counts a page that n processes map as a page of 1/n. Bytes
+come from the status. A table and a picture go to results/.
 """
 
 import argparse
 import json
 import os
 import pathlib
+import subprocess
 import sys
 import tempfile
 import time
@@ -49,48 +50,63 @@ class Cluster(run.Cluster):
                                  "--sharing-backlog", args.window, "--shared-memory", WAYS[self.way])
         return self
 
-    def read(self, file, job):
+    def train(self, file, job):
         report = pathlib.Path(tempfile.mkstemp(suffix=".json")[1])
-        command = run.caju("read", file, "--dispatcher", self.dispatcher.address, "--job", job, "--sharing", "exact",
-                           "--policy", "compute", "--no-checksum", "--quiet", "--step", run.args.step, "--report", report)
-        return run.subprocess.Popen(command, stdout=run.subprocess.DEVNULL), report
+        command = [sys.executable, HERE / "trainer.py", file, f"caju://{self.dispatcher.address}", job, str(run.args.step), report]
+        return subprocess.Popen(list(map(str, command))), report
+
+    def served(self, job):
+        """What the tasks of a job gave out, once they have ended."""
+        for _ in range(200):
+            status = json.loads(subprocess.run(run.caju("status", "--dispatcher", self.dispatcher.address, "--format", "json"),
+                                               check=True, capture_output=True, text=True).stdout)
+            found = next(j for j in status["jobs"] if j["job"] == job)
+            if found["state"] != "running" and found["tasks"] == 0:
+                return found["served"]
+            time.sleep(0.1)
+        sys.exit(f"{job} does not end")
 
 
 def measure(readers, way):
     with Cluster(way) as cluster:
         file, begin = run.pipeline("deterministic"), cluster.worker.cpu_s()
         start = time.monotonic()
-        running = [cluster.read(file, f"job-{i}") for i in range(readers)]
+        running = [cluster.train(file, f"job-{i}") for i in range(readers)]
         samples = []
         while all(process.poll() is None for process, _ in running):
             now = [memory(process.pid) for process, _ in running]
-            if all(now):
-                samples.append((now, memory(cluster.worker.process.pid)))
+            worker = memory(cluster.worker.process.pid)
+            if all(now) and worker:
+                samples.append((now, worker))
             time.sleep(0.05)
-        epochs = [run.finish(reader) for reader in running]
+        if any(process.wait() != 0 for process, _ in running):
+            sys.exit("a reader failed")
+        reports = [json.loads(report.read_text()) for _, report in running]
+        if len({(r["rows"], r["total"]) for r in reports}) != 1:
+            sys.exit(f"the readers got other rows: {reports}")
         wall, cpu = time.monotonic() - start, cluster.worker.cpu_s() - begin
-        if not samples:
-            sys.exit("the readers ended before their memory was measured; take more photos or a longer --step")
-        # The fullest moment of all readers together.
+        served = [cluster.served(f"job-{i}") for i in range(readers)]
+        # The fullest moment of all readers together. What Python and its libraries take is not counted.
         at, worker = max(samples, key=lambda s: sum(m["pss"] for m in s[0]))
-        mean = lambda key: sum(m[key] for m in at) // readers
-        reused = sum(e["shared"]["reused_bytes"] for e in epochs)
-        mapped = sum(e.get("mapped_bytes", 0) for e in epochs)
-        return {"readers": readers, "way": way, "rows": sum(e["rows"] for e in epochs), "mapped": mapped,
-                "written": mapped - reused, "received": sum(e.get("received_bytes", 0) for e in epochs),
-                "pss_per_reader": mean("pss"), "shared_per_reader": mean("shared"), "own_per_reader": mean("own"),
-                "pss_of_readers": sum(m["pss"] for m in at), "pss_of_worker": worker["pss"] if worker else 0,
-                "cpu_s": round(cpu, 2), "wall_s": round(wall, 2)}
+        mean = lambda key: (sum(m[key] for m in at) - sum(r["before"][key] for r in reports)) // readers
+        total = lambda key: sum(s[key] for s in served)
+        reused = sum(s["shared"]["reused_bytes"] for s in served)
+        return {"readers": readers, "way": way, "rows": sum(r["rows"] for r in reports), "mapped": total("mapped_bytes"),
+                "written": total("mapped_bytes") - reused, "sent": total("sent_bytes"),
+                "shared_per_reader": mean("shared"), "own_per_reader": mean("own"),
+                "of_readers": readers * (mean("shared") + mean("own")), "shared_of_worker": worker["shared"],
+                "pss_of_worker": worker["pss"], "cpu_s": round(cpu, 2), "wall_s": round(wall, 2)}
 
 
 def table(runs):
     out = ["# Readers on one machine: the last run", "",
-           f"{run.args.photos} photos, a batch of 64 per {run.args.step} and reader, one worker, {os.cpu_count()} cores. {run.args.build}", "",
+           f"{run.args.photos} photos, a batch of 64 per {run.args.step} s and reader, one worker, {os.cpu_count()} cores. {run.args.build}", "",
            "Written: MiB that the worker put into shared memory, once for all readers. Mapped: MiB that readers got there.",
-           "Received: MiB that were copied through sockets. PSS: MiB, at the fullest moment of all readers.", "",
-           "| readers | rows by | written | mapped | received | PSS per reader | of it shared | of it its own | PSS of all readers | PSS of the worker | CPU s of the worker | seconds |",
+           "Sent: MiB that were copied through sockets. Memory: MiB (PSS) at the fullest moment of all readers, without what",
+           "they had before their first batch.", "",
+           "| readers | rows by | written | mapped | sent | shared memory per reader | own memory per reader | all readers | shared memory of the worker | PSS of the worker | CPU s of the worker | seconds |",
            "|---|---|---|---|---|---|---|---|---|---|---|---|"]
-    keys = ["written", "mapped", "received", "pss_per_reader", "shared_per_reader", "own_per_reader", "pss_of_readers", "pss_of_worker"]
+    keys = ["written", "mapped", "sent", "shared_per_reader", "own_per_reader", "of_readers", "shared_of_worker", "pss_of_worker"]
     for r in runs:
         sizes = " | ".join(str(round(r[key] / MIB)) for key in keys)
         out.append(f"| {r['readers']} | {r['way']} | {sizes} | {r['cpu_s']} | {r['wall_s']} |")
@@ -100,13 +116,13 @@ def table(runs):
 def plot(runs):
     """The memory of all readers against their number, as SVG."""
     width, height, left, top = 560, 320, 60, 20
-    most, last = max(r["pss_of_readers"] for r in runs), max(r["readers"] for r in runs)
+    most, last = max(r["of_readers"] for r in runs), max(r["readers"] for r in runs)
     x = lambda n: left + (n - 1) / max(last - 1, 1) * (width - left - 20)
     y = lambda size: top + (1 - size / most) * (height - top - 50)
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="12">',
              f'<line x1="{left}" y1="{y(0):.0f}" x2="{width - 20}" y2="{y(0):.0f}" stroke="black"/>']
     for way, colour in (("sockets", "#888"), ("shared memory", "#c40")):
-        line = [(x(r["readers"]), y(r["pss_of_readers"])) for r in runs if r["way"] == way]
+        line = [(x(r["readers"]), y(r["of_readers"])) for r in runs if r["way"] == way]
         points = " ".join(f"{a:.0f},{b:.0f}" for a, b in line)
         parts.append(f'<polyline fill="none" stroke="{colour}" points="{points}"/>')
         parts.append(f'<text x="{line[-1][0] - 90:.0f}" y="{line[-1][1] - 6:.0f}" fill="{colour}">{way}</text>')
@@ -134,7 +150,7 @@ if __name__ == "__main__":
     parser.add_argument("--results", type=pathlib.Path, default=HERE / "results")
     parser.add_argument("--photos", type=int, default=4000)
     parser.add_argument("--readers", type=run.numbers, default=[1, 2, 4])
-    parser.add_argument("--step", default="100ms", help="what a reader takes for a batch")
+    parser.add_argument("--step", type=float, default=0.1, help="seconds that a reader takes for a batch")
     parser.add_argument("--window", default="1GiB")
     parser.add_argument("--build", default="", help="a sentence about the build and the machine, for the table")
     run.args = parser.parse_args()
