@@ -11,8 +11,8 @@ use caju_wire::frame::{
     RowsHeader, SchemaHeader,
 };
 use caju_wire::{
-    Chunk, FrameReader, FrameWriter, InFrame, LocalWorker, Network, PassedFiles, Stream, connect_same_host, decode_chunk,
-    decode_schema, decompress, is_in_process, is_transient,
+    Chunk, FrameReader, FrameWriter, InFrame, LocalWorker, Network, PassedFiles, Stream, connect_same_host,
+    decode_chunk, decode_schema, decompress, is_in_process, is_transient,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
@@ -274,7 +274,8 @@ async fn receive<R: AsyncRead + Unpin>(
                 let header = frame.message::<RowsHeader>().map_err(broken)?;
                 let sized = header.sized();
                 let named = |e: Error| broken(e.context(target.peer()));
-                let (chunk, bytes) = decode(shared, header, schema, (frame, files.as_ref())).map_err(named)?;
+                let (chunk, bytes) =
+                    decode(shared, header, schema, (frame, files.as_ref())).map_err(named)?;
                 if chunk.is_padding() && target.consumer.is_none() {
                     let what = format!("{} sent rows that belong to no split", target.peer());
                     return Err(Error::unavailable(what));

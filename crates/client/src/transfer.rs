@@ -58,7 +58,8 @@ pub struct Transfer {
 impl Transfer {
     /// Whether rows may come in shared memory, where they are never compressed.
     pub(crate) fn shares_memory(self) -> bool {
-        self.protocol == TransferProtocol::Auto && matches!(self.compression, Compression::None | Compression::Auto)
+        self.protocol == TransferProtocol::Auto
+            && matches!(self.compression, Compression::None | Compression::Auto)
     }
 }
 

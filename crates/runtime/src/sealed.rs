@@ -322,8 +322,7 @@ mod linux {
             libc::CMSG_DATA(header).cast::<libc::c_int>().write_unaligned(file.file.as_raw_fd());
         }
         // SAFETY: `message`, and all that it points to, lives for the duration of the call.
-        let sent =
-            unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
+        let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
         usize::try_from(sent).map_err(|_| io::Error::last_os_error())
     }
 
@@ -343,8 +342,7 @@ mod linux {
         message.msg_control = memory.0.as_mut_ptr().cast();
         message.msg_controllen = CONTROL_BYTES as _;
         // SAFETY: `message`, and all that it points to, lives for the duration of the call and is writable.
-        let received =
-            unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC) };
+        let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC) };
         let received = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
         // SAFETY: the system has written headers into `memory` and set `msg_controllen` to their length, within which the
         // macros stay. Each header of this type holds as many descriptors as its length says. They are new and this
@@ -400,7 +398,9 @@ mod tests {
         let file = SealedFile::from_peer(raw, 300_003).unwrap();
         let (one, mut two) = (file.map().unwrap(), file.map().unwrap());
         plain.rewind().unwrap();
-        assert!(plain.write_all(b"x").is_err() && plain.set_len(10).is_err() && plain.set_len(1 << 20).is_err());
+        assert!(
+            plain.write_all(b"x").is_err() && plain.set_len(10).is_err() && plain.set_len(1 << 20).is_err()
+        );
         // What a user writes into its map is its own.
         two.0.set_first(b'x');
         assert_eq!((one.as_ref()[0], two.as_ref()[0]), (0, b'x'));
@@ -414,7 +414,10 @@ mod tests {
     fn what_is_not_sealed_is_refused() {
         let file = SealedFile::new([&b"rows"[..]]).unwrap();
         for wrong in [3, 5] {
-            assert_eq!(SealedFile::from_peer(descriptor(&file), wrong).unwrap_err().kind(), io::ErrorKind::InvalidData);
+            assert_eq!(
+                SealedFile::from_peer(descriptor(&file), wrong).unwrap_err().kind(),
+                io::ErrorKind::InvalidData
+            );
         }
         let mut plain = tempfile::tempfile().unwrap();
         plain.write_all(b"rows").unwrap();

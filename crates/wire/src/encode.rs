@@ -131,7 +131,11 @@ impl EncodedRows {
     /// `ResourceExhausted` if the header is too long, `Internal` if the file has another length.
     pub fn in_file(self, file: Arc<SealedFile>) -> Result<OutFrame> {
         if file.len() as u64 != self.body_len {
-            return Err(Error::internal(format!("a file of {} bytes for a body of {}", file.len(), self.body_len)));
+            return Err(Error::internal(format!(
+                "a file of {} bytes for a body of {}",
+                file.len(),
+                self.body_len
+            )));
         }
         let header = RowsHeader { file_bytes: self.body_len, ..self.header };
         let head = frame::head(Kind::Rows, &header, 0)?;

@@ -86,7 +86,8 @@ impl PassedFiles {
     #[cfg(unix)]
     fn next_file(&self, length: u64) -> Result<SealedFile> {
         let Some(file) = self.0.lock().incoming.pop_front() else { return Err(no_file()) };
-        SealedFile::from_peer(file, length).map_err(|e| damaged(format!("rows are said to be in a file: {e}")))
+        SealedFile::from_peer(file, length)
+            .map_err(|e| damaged(format!("rows are said to be in a file: {e}")))
     }
 
     #[cfg(not(unix))]
@@ -103,10 +104,15 @@ impl PassedFiles {
         have.incoming.extend(files);
         if have.incoming.len() > MAX_WAITING_FILES {
             have.incoming.clear();
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "files came that belong to no frame"));
+            return Err(unasked());
         }
         Ok(())
     }
+}
+
+#[cfg(unix)]
+fn unasked() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "files came that belong to no frame")
 }
 
 fn no_file() -> Error {
@@ -141,6 +147,8 @@ mod linux {
     pub struct LocalStream {
         stream: UnixStream,
         pub(crate) files: PassedFiles,
+        /// The peer may send files: workers do, and readers do not.
+        receives_files: bool,
     }
 
     #[derive(Debug)]
@@ -159,14 +167,14 @@ mod linux {
 
         pub(crate) async fn accept(&self) -> io::Result<LocalStream> {
             let (stream, _) = self.listener.accept().await?;
-            Ok(LocalStream { stream, files: PassedFiles::default() })
+            Ok(LocalStream { stream, files: PassedFiles::default(), receives_files: false })
         }
     }
 
     /// Connects to a process of this host by the name that it gave.
     pub(crate) async fn connect_local(name: &str) -> io::Result<LocalStream> {
         let stream = UnixStream::connect(abstract_name(name)).await?;
-        Ok(LocalStream { stream, files: PassedFiles::default() })
+        Ok(LocalStream { stream, files: PassedFiles::default(), receives_files: true })
     }
 
     fn abstract_name(name: &str) -> String {
@@ -174,7 +182,11 @@ mod linux {
     }
 
     impl AsyncRead for LocalStream {
-        fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        fn poll_read(
+            self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+            buf: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
             loop {
                 std::task::ready!(self.stream.poll_read_ready(cx))?;
                 let (into, mut files) = (buf.initialize_unfilled(), Vec::new());
@@ -182,7 +194,12 @@ mod linux {
                 match self.stream.try_io(Interest::READABLE, receive) {
                     Ok(n) => {
                         buf.advance(n);
-                        return Poll::Ready(self.files.on_received(files));
+                        let is_welcome = files.is_empty() || self.receives_files;
+                        return Poll::Ready(if is_welcome {
+                            self.files.on_received(files)
+                        } else {
+                            Err(unasked())
+                        });
                     }
                     Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
                     Err(e) => return Poll::Ready(Err(e)),
@@ -394,6 +411,56 @@ mod tests {
         let mut without = without.with_files(None);
         let file = Arc::new(rows().write_file().unwrap());
         assert!(without.write(&rows().in_file(file).unwrap()).await.is_err(), "TCP takes no files");
+    }
+
+    /// A worker holds no descriptors that its readers send.
+    #[tokio::test]
+    async fn files_of_readers_end_their_connections() {
+        let mut listener = Listener::bind_same_host().unwrap();
+        let name = listener.address().to_owned();
+        let (accepted, connected) = tokio::join!(listener.accept(), connect_same_host(&name));
+        let (server, client) = (accepted.unwrap(), connected.unwrap());
+        let files = client.passed_files();
+        let mut writer = FrameWriter::new(client.into_split().1, "worker", PATIENCE).with_files(files);
+        let mut reader = FrameReader::new(server.into_split().0, "reader", BufferPool::new(0), PATIENCE);
+        let file = Arc::new(rows().write_file().unwrap());
+        writer.write(&rows().in_file(file).unwrap()).await.unwrap();
+        let ended = reader.next().await.unwrap_err();
+        assert!(ended.message().contains("belong to no frame"), "{ended}");
+    }
+
+    /// A connection of a system that passes on no file now.
+    struct Full(Vec<u8>, PassedFiles);
+
+    impl AsyncWrite for Full {
+        fn poll_write(mut self: Pin<&mut Self>, _: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+            if self.1.0.lock().outgoing.is_some() {
+                // ETOOMANYREFS
+                return Poll::Ready(Err(io::Error::from_raw_os_error(109)));
+            }
+            self.0.extend_from_slice(buf);
+            Poll::Ready(Ok(buf.len()))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    #[tokio::test]
+    async fn nothing_is_written_while_the_system_passes_on_no_file() {
+        let files = PassedFiles::default();
+        let mut full = Full(Vec::new(), files.clone());
+        let mut writer = FrameWriter::new(&mut full, "reader", PATIENCE).with_files(Some(files));
+        let file = Arc::new(rows().write_file().unwrap());
+        assert!(!writer.write(&rows().in_file(file).unwrap()).await.unwrap());
+        let inline = rows().inline(None).unwrap();
+        assert!(writer.write(&inline).await.unwrap());
+        assert_eq!(full.0.len() as u64, inline.len(), "the frame went over the socket, once");
     }
 
     #[tokio::test]

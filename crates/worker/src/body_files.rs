@@ -317,8 +317,10 @@ mod tests {
         let files = BodyFiles::new(1 << 20, 1 << 20);
         let tasks: Vec<TaskBodies> = (0..4).map(|id| task(&files, id, 7)).collect();
         let there = std::thread::scope(|scope| {
-            let all: Vec<_> =
-                tasks.iter().map(|t| scope.spawn(|| (0..50).filter(|i| was_there(t, i * 7, 1)).count())).collect();
+            let all: Vec<_> = tasks
+                .iter()
+                .map(|t| scope.spawn(|| (0..50).filter(|i| was_there(t, i * 7, 1)).count()))
+                .collect();
             all.into_iter().map(|one| one.join().unwrap()).sum::<usize>()
         });
         assert_eq!(there, 150, "of 200 bodies 50 were written");

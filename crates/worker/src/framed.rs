@@ -9,7 +9,8 @@ use caju_types::{ClientId, Error, Result, TaskId, format_duration};
 use caju_wire::Chunk;
 use caju_wire::frame::{CreditHeader, EmptyHeader, EndHeader, ErrorHeader, Kind, MovedHeader, OpenHeader};
 use caju_wire::{
-    BufferPool, Compression, FrameReader, FrameWriter, OutFrame, PendingConnection, Stream, coalesce, encode_schema,
+    BufferPool, Compression, FrameReader, FrameWriter, OutFrame, PendingConnection, Stream, coalesce,
+    encode_schema,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Notify;
@@ -209,7 +210,8 @@ async fn send<W: AsyncWrite + Unpin>(
         for chunk in std::iter::once(chunk).chain(odd) {
             let start = Instant::now();
             let sized = attachment.take_sized();
-            let bytes = send_chunk(&attachment, (writer, &mut outgoing), flow, &mut schema, (&chunk, sized)).await?;
+            let bytes =
+                send_chunk(&attachment, (writer, &mut outgoing), flow, &mut schema, (&chunk, sized)).await?;
             if !to.is_same_host {
                 attachment.task.sent(bytes, start.elapsed());
             }

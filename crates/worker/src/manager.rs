@@ -1,7 +1,7 @@
 //! The tasks of this worker: started for their first reader, steered by the dispatcher, and given up when the worker leaves.
 
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use caju_engine::SharingWindow;

@@ -64,7 +64,8 @@ impl Outgoing {
             if rows.body_len() < files.min_bytes {
                 return Ok(Packed { frame: rows.inline(None)?, was_there: false });
             }
-            let (rows, placed) = self.pool.run(move || (task.file(&rows), rows)).await.map(|(p, r)| (r, p))?;
+            let (rows, placed) =
+                self.pool.run(move || (task.file(&rows), rows)).await.map(|(p, r)| (r, p))?;
             match placed {
                 Ok((file, was_there)) => return Ok(Packed { frame: rows.in_file(file)?, was_there }),
                 Err(e) => self.without_files(&e),

@@ -117,7 +117,8 @@ fn trainers_of_one_machine_map_one_copy_of_each_batch() {
         ];
         let cluster = Cluster::start_with(1, &["--client-timeout", "2s"], &worker.concat());
         let steps = json!([{ "with_columns": { "pad": "repeat('x', 2000)" } }, { "batch": 200 }]);
-        let p = Pipeline::new(&json!({ "source": { "range": 20_000 }, "steps": steps, "deterministic": true }));
+        let p =
+            Pipeline::new(&json!({ "source": { "range": 20_000 }, "steps": steps, "deterministic": true }));
         let whole = p.report(&[]).checksums();
         let killed = start(&cluster, &p, "killed.json", &["--job", "killed"]);
         cluster.wait_for_status("rows of the first trainer", |s| {

@@ -25,10 +25,8 @@ fn batches(of: u64) -> Value {
 /// The same, with an order of rows that the seed determines.
 fn in_order(of: u64) -> Value {
     let shuffle = json!({"shuffle": {"buffer": 2000, "seed": 3}});
-    let mut def = range(
-        ROWS,
-        &[json!({"with_columns": {"pad": "repeat('x', 200)"}}), shuffle, json!({"batch": of})],
-    );
+    let mut def =
+        range(ROWS, &[json!({"with_columns": {"pad": "repeat('x', 200)"}}), shuffle, json!({"batch": of})]);
     def["deterministic"] = json!(true);
     def
 }
@@ -64,7 +62,11 @@ async fn large_bodies_come_in_shared_memory_unless_it_is_off() {
         let mut reader = client.read(request).await.unwrap();
         assert_once(drain(&mut reader).await.unwrap(), ROWS.cast_signed());
         let stats = reader.stats();
-        assert_eq!((stats.mapped_bytes > 0, stats.received_bytes > 0), (maps, !maps), "{transfer:?}: {stats:?}");
+        assert_eq!(
+            (stats.mapped_bytes > 0, stats.received_bytes > 0),
+            (maps, !maps),
+            "{transfer:?}: {stats:?}"
+        );
         let served = served(&client, reader).await;
         let bytes = (served.mapped_bytes, served.sent_bytes);
         assert_eq!(bytes, (stats.mapped_bytes, stats.received_bytes), "{transfer:?}");

@@ -192,20 +192,22 @@ fn jobs_that_share_are_named_with_what_they_read_of_each_other() {
         skipped_rows: 77,
         reused_bytes: 3 << 20,
     };
-    let served = TaskServed {
-        shared: Some(shared),
-        mapped_bytes: 4 << 20,
-        sent_bytes: 12,
-        ..Default::default()
-    };
+    let served =
+        TaskServed { shared: Some(shared), mapped_bytes: 4 << 20, sent_bytes: 12, ..Default::default() };
     let shares = JobStatus {
         sharing: "exact".into(),
         shares_with: vec!["b epoch 0".into(), "c epoch 2".into()],
         served: Some(served),
         ..job(1, "a", "running")
     };
-    let sharing =
-        SharingUsage { bytes: 7 << 20, limit_bytes: 1 << 30, hits: 9, misses: 3, file_bytes: 5 << 20, ..Default::default() };
+    let sharing = SharingUsage {
+        bytes: 7 << 20,
+        limit_bytes: 1 << 30,
+        hits: 9,
+        misses: 3,
+        file_bytes: 5 << 20,
+        ..Default::default()
+    };
     let usage = WorkerUsage { sharing: Some(sharing), ..Default::default() };
     let worker = WorkerStatus { worker_id: 4, usage: Some(usage), ..Default::default() };
     let status = GetStatusResponse {
