@@ -36,6 +36,12 @@ def memory(pid):
     return {"pss": sizes["Pss"], "shared": sizes["Pss_Shmem"], "own": sizes["Pss_Anon"]} if sizes.get("Pss") else None
 
 
+def files_in_memory():
+    """Bytes of all files in memory of the machine, each once, also where no process has touched them yet."""
+    lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Shmem:"))
+
+
 class Cluster(run.Cluster):
     """A dispatcher and one worker that holds batches in shared memory, or does not."""
 
@@ -70,14 +76,14 @@ class Cluster(run.Cluster):
 def measure(readers, way):
     with Cluster(way) as cluster:
         file, begin = run.pipeline("deterministic"), cluster.worker.cpu_s()
-        start = time.monotonic()
+        start, files_before = time.monotonic(), files_in_memory()
         running = [cluster.train(file, f"job-{i}") for i in range(readers)]
         samples = []
         while all(process.poll() is None for process, _ in running):
             now = [memory(process.pid) for process, _ in running]
             worker = memory(cluster.worker.process.pid)
             if all(now) and worker:
-                samples.append((now, worker))
+                samples.append((now, worker, files_in_memory() - files_before))
             time.sleep(0.05)
         if any(process.wait() != 0 for process, _ in running):
             sys.exit("a reader failed")
@@ -87,14 +93,14 @@ def measure(readers, way):
         wall, cpu = time.monotonic() - start, cluster.worker.cpu_s() - begin
         served = [cluster.served(f"job-{i}") for i in range(readers)]
         # The fullest moment of all readers together. What Python and its libraries take is not counted.
-        at, worker = max(samples, key=lambda s: sum(m["pss"] for m in s[0]))
+        at, worker, _ = max(samples, key=lambda s: sum(m["pss"] for m in s[0]))
         mean = lambda key: (sum(m[key] for m in at) - sum(r["before"][key] for r in reports)) // readers
         total = lambda key: sum(s[key] for s in served)
         reused = sum(s["shared"]["reused_bytes"] for s in served)
         return {"readers": readers, "way": way, "rows": sum(r["rows"] for r in reports), "mapped": total("mapped_bytes"),
                 "written": total("mapped_bytes") - reused, "sent": total("sent_bytes"),
                 "shared_per_reader": mean("shared"), "own_per_reader": mean("own"),
-                "of_readers": readers * (mean("shared") + mean("own")), "shared_of_worker": worker["shared"],
+                "of_readers": readers * (mean("shared") + mean("own")), "files": max(0, *(s[2] for s in samples)),
                 "pss_of_worker": worker["pss"], "cpu_s": round(cpu, 2), "wall_s": round(wall, 2)}
 
 
@@ -103,10 +109,11 @@ def table(runs):
            f"{run.args.photos} photos, a batch of 64 per {run.args.step} s and reader, one worker, {os.cpu_count()} cores. {run.args.build}", "",
            "Written: MiB that the worker put into shared memory, once for all readers. Mapped: MiB that readers got there.",
            "Sent: MiB that were copied through sockets. Memory: MiB (PSS) at the fullest moment of all readers, without what",
-           "they had before their first batch.", "",
-           "| readers | rows by | written | mapped | sent | shared memory per reader | own memory per reader | all readers | shared memory of the worker | PSS of the worker | CPU s of the worker | seconds |",
+           "they had before their first batch. Files: the most MiB of files in memory on the machine, each counted once, with",
+           "batches that no reader has touched yet.", "",
+           "| readers | rows by | written | mapped | sent | shared memory per reader | own memory per reader | all readers | files | PSS of the worker | CPU s of the worker | seconds |",
            "|---|---|---|---|---|---|---|---|---|---|---|---|"]
-    keys = ["written", "mapped", "sent", "shared_per_reader", "own_per_reader", "of_readers", "shared_of_worker", "pss_of_worker"]
+    keys = ["written", "mapped", "sent", "shared_per_reader", "own_per_reader", "of_readers", "files", "pss_of_worker"]
     for r in runs:
         sizes = " | ".join(str(round(r[key] / MIB)) for key in keys)
         out.append(f"| {r['readers']} | {r['way']} | {sizes} | {r['cpu_s']} | {r['wall_s']} |")

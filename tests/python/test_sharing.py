@@ -64,16 +64,16 @@ def is_shared(array):
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such files")
 @pytest.mark.parametrize("protocol", ["auto", "framed"])
 def test_large_batches_lie_in_memory_that_the_worker_wrote(cluster, protocol):
-    rows = cj.range(60_000).batch(20_000).with_options(deterministic=True)
+    rows = cj.range(120_000).batch(40_000).with_options(deterministic=True)
     rows = rows.distribute(cluster(workers=1).dispatcher.address, job_name="train", data_transfer_protocol=protocol)
     for _ in range(2):
         epoch = iter(rows)
         batches = [batch["id"] for batch in epoch]
-        assert [int(batch[0]) for batch in batches] == [0, 20_000, 40_000]
+        assert [int(batch[0]) for batch in batches] == [0, 40_000, 80_000]
         assert [is_shared(batch) for batch in batches] == [protocol == "auto"] * 3
         assert not any(batch.flags.writeable for batch in batches)
         came = epoch.stats.mapped_bytes, epoch.stats.received_bytes
-        assert came == ((480_000, 0) if protocol == "auto" else (0, 480_000))
+        assert came == ((960_000, 0) if protocol == "auto" else (0, 960_000))
         # A tensor over the memory may be changed in place by mistake: that ends no process, and nobody else sees it.
         ctypes.memset(batches[0].ctypes.data, 1, 8)
         assert int(batches[0][0]) == 0x0101_0101_0101_0101
