@@ -1,5 +1,8 @@
 """Datasets of jobs that share: each gets all rows of its epochs, and rows are computed once for all of them."""
 
+import ctypes
+import pathlib
+import sys
 import threading
 
 import pytest
@@ -48,6 +51,32 @@ def test_every_trainer_of_a_job_gets_all_rows():
     with cj.LocalCluster(workers=1) as cluster:
         trainers = [rows("x").distribute(cluster, job_name="trials", sharing="exact", trainer_id=name) for name in "ab"]
         assert finish(trainers) == [list(range(ROWS))] * 2
+
+
+def is_shared(array):
+    """Whether an array lies in a file in memory of a worker."""
+    maps = pathlib.Path("/proc/self/maps").read_text().splitlines()
+    spans = [line.split()[0].split("-") for line in maps if "memfd:caju" in line]
+    address = array.__array_interface__["data"][0]
+    return any(int(first, 16) <= address < int(end, 16) for first, end in spans)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such files")
+@pytest.mark.parametrize("protocol", ["auto", "framed"])
+def test_large_batches_lie_in_memory_that_the_worker_wrote(cluster, protocol):
+    rows = cj.range(120_000).batch(40_000).with_options(deterministic=True)
+    rows = rows.distribute(cluster(workers=1).dispatcher.address, job_name="train", data_transfer_protocol=protocol)
+    for _ in range(2):
+        epoch = iter(rows)
+        batches = [batch["id"] for batch in epoch]
+        assert [int(batch[0]) for batch in batches] == [0, 40_000, 80_000]
+        assert [is_shared(batch) for batch in batches] == [protocol == "auto"] * 3
+        assert not any(batch.flags.writeable for batch in batches)
+        came = epoch.stats.mapped_bytes, epoch.stats.received_bytes
+        assert came == ((960_000, 0) if protocol == "auto" else (0, 960_000))
+        # A tensor over the memory may be changed in place by mistake: that ends no process, and nobody else sees it.
+        ctypes.memset(batches[0].ctypes.data, 1, 8)
+        assert int(batches[0][0]) == 0x0101_0101_0101_0101
 
 
 @pytest.mark.parametrize("arguments, text", [

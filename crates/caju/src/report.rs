@@ -54,6 +54,9 @@ pub(crate) struct EpochReport {
     /// Bytes of rows that came over sockets, compressed ones as they came.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) received_bytes: u64,
+    /// Bytes of rows that came in shared memory.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) mapped_bytes: u64,
     /// Rows of `rows` that repeat those of another consumer of the job.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) padded_rows: u64,
@@ -116,6 +119,9 @@ pub(crate) struct SharedReport {
     pub(crate) taken_over: u64,
     /// Rows of the epoch that the job did not get, counted at the last place at which they were shared: 0 under `exact`.
     pub(crate) skipped: u64,
+    /// Bytes that its readers got in shared memory and that a task of another job had put there.
+    #[serde(default)]
+    pub(crate) reused_bytes: u64,
 }
 
 impl From<SharedUse> for SharedReport {
@@ -126,6 +132,7 @@ impl From<SharedUse> for SharedReport {
             window_hits: shared.window_hits,
             taken_over: shared.taken_over,
             skipped: shared.skipped_rows,
+            reused_bytes: shared.reused_bytes,
         }
     }
 }
@@ -242,6 +249,7 @@ mod tests {
         report.epochs.push(EpochReport {
             rows_skipped: 0,
             received_bytes: 0,
+            mapped_bytes: 0,
             padded_rows: 0,
             rounds: None,
             consumer_wait_s: None,

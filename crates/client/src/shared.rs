@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use caju_proto::v1;
 use caju_types::{Error, IterationId, Result, TaskId};
@@ -38,6 +39,8 @@ pub(crate) struct Shared {
     /// Where slots take turns: bytes that wait for that.
     pub(crate) held: Option<Arc<QueuedBytes>>,
     pub(crate) facts: EpochFacts,
+    /// Shared memory did not work: rows come over sockets.
+    pub(crate) no_shared_memory: AtomicBool,
     /// Opens when every other reader knows of this one: until then the user gets no row.
     pub(crate) announced: Gate,
     /// Opens when every other reader knows that the user of this one gets elements: until then it gets none.
@@ -94,6 +97,7 @@ impl Shared {
             recorder: Arc::new(Recorder::new()),
             held: in_turn.then(Arc::default),
             facts: EpochFacts::default(),
+            no_shared_memory: AtomicBool::new(!transfer.shares_memory()),
             announced: Gate::default(),
             taking: Gate::default(),
             rounds: None,
@@ -104,6 +108,18 @@ impl Shared {
     /// This state for one of several consumers that get their elements in one order.
     pub(crate) fn in_rounds(self) -> Self {
         Self { rounds: Some(Staging::default()), held: Some(Arc::default()), ..self }
+    }
+
+    /// Whether a worker may give rows in shared memory.
+    pub(crate) fn may_share_memory(&self) -> bool {
+        !self.no_shared_memory.load(Ordering::Relaxed)
+    }
+
+    /// Rows come over sockets from now on.
+    pub(crate) fn give_up_shared_memory(&self, reason: &dyn std::fmt::Display) {
+        if !self.no_shared_memory.swap(true, Ordering::Relaxed) {
+            tracing::debug!(%reason, "rows come over sockets, and not in shared memory");
+        }
     }
 
     /// The epoch was opened.
@@ -152,6 +168,7 @@ impl Shared {
             shares: Arc::clone(&self.shares),
             pool: self.pool.clone(),
             recorder: Arc::clone(&self.recorder),
+            no_shared_memory: AtomicBool::new(!self.may_share_memory()),
             ..if self.rounds.is_some() { new.in_rounds() } else { new }
         }
     }

@@ -17,6 +17,8 @@ pub struct ReaderStats {
     pub bytes: u64,
     /// Bytes of rows that came over sockets, as they came: compressed ones count by their compressed size.
     pub received_bytes: u64,
+    /// Bytes of rows that came in memory that the reader shares with a worker of its host. They were not copied for it.
+    pub mapped_bytes: u64,
     /// Time that the user waited for rows.
     pub wait: Duration,
     /// From opening the reader to its first rows; zero until then.
@@ -220,6 +222,11 @@ impl Recorder {
     /// Rows came over a socket.
     pub(crate) fn received(&self, bytes: u64) {
         self.inner.lock().stats.received_bytes += bytes;
+    }
+
+    /// Rows came in shared memory.
+    pub(crate) fn mapped(&self, bytes: u64) {
+        self.inner.lock().stats.mapped_bytes += bytes;
     }
 
     pub(crate) fn duplicates(&self, rows: u64) {

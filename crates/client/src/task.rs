@@ -7,12 +7,12 @@ use arrow_schema::SchemaRef;
 use caju_proto::v1;
 use caju_types::{Error, ErrorKind, Result};
 use caju_wire::frame::{
-    CreditHeader, EmptyHeader, EndHeader, ErrorHeader, Kind, MAX_HEADER_BYTES, OpenHeader, RowsHeader,
-    SchemaHeader,
+    CreditHeader, EmptyHeader, EndHeader, ErrorHeader, Kind, MAX_HEADER_BYTES, MovedHeader, OpenHeader,
+    RowsHeader, SchemaHeader,
 };
 use caju_wire::{
-    FrameReader, FrameWriter, LocalWorker, Network, Stream, decode_chunk, decode_schema, decompress,
-    is_in_process, is_transient,
+    Chunk, FrameReader, FrameWriter, InFrame, LocalWorker, Network, PassedFiles, Stream, connect_same_host,
+    decode_chunk, decode_schema, decompress, is_in_process, is_transient,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
@@ -146,7 +146,42 @@ async fn read_connection(
     until: Instant,
     has_answered: &mut bool,
 ) -> Result<Option<Counts>> {
-    let stream = dial(&shared.config.network, &target.address, until).await?;
+    let network = &shared.config.network;
+    let stream = dial(network, &target.address, until).await?;
+    let socket = match converse(shared, target, stream, has_answered).await? {
+        Answer::Ended(counts) => return Ok(counts),
+        Answer::Moved(socket) => socket,
+    };
+    let stream = match connect_same_host(&socket).await {
+        Ok(stream) => stream,
+        // The worker took this reader for one of its host: it may be behind a proxy.
+        Err(e) => {
+            shared.give_up_shared_memory(&e);
+            dial(network, &target.address, until).await?
+        }
+    };
+    match converse(shared, target, stream, has_answered).await? {
+        Answer::Ended(counts) => Ok(counts),
+        Answer::Moved(_) => Err(Error::unavailable(format!("{} moved a task twice", target.peer()))),
+    }
+}
+
+/// How a conversation over one connection ended.
+enum Answer {
+    /// The task has sent everything.
+    Ended(Option<Counts>),
+    /// The task is read at this socket of the worker's host.
+    Moved(String),
+}
+
+/// Opens a task over a connection and reads it to the end.
+async fn converse(
+    shared: &Shared,
+    target: &Target,
+    stream: Stream,
+    has_answered: &mut bool,
+) -> Result<Answer> {
+    let files = stream.passed_files();
     let (input, output) = stream.into_split();
     let credit = Arc::new(Credit::new(Arc::clone(&shared.shares)));
     let silence = shared.config.silence;
@@ -158,14 +193,14 @@ async fn read_connection(
         ticket: target.ticket.to_vec(),
         consumer: target.consumer.map_or(0, |c| c.saturating_add(1)),
         compression: shared.transfer.compression.code(),
+        shared_memory: shared.may_share_memory(),
     };
     writer.send(Kind::Open, &open).await?;
-    shared.opened(target)?;
     let reader = FrameReader::new(input, target.peer(), shared.pool.clone(), silence)
         .with_limits(MAX_HEADER_BYTES, shared.config.max_frame_bytes);
     let receiving = async {
-        let result = receive(shared, target, reader, &credit, has_answered).await;
-        credit.finish(result.is_ok());
+        let result = receive(shared, target, (reader, files), &credit, has_answered).await;
+        credit.finish(matches!(result, Ok(Answer::Ended(_))));
         result
     };
     let (result, _) = tokio::join!(receiving, give_credit(&mut writer, &credit));
@@ -213,16 +248,21 @@ async fn give_credit<W: AsyncWrite + Unpin>(writer: &mut FrameWriter<W>, credit:
 async fn receive<R: AsyncRead + Unpin>(
     shared: &Shared,
     target: &Target,
-    mut reader: FrameReader<R>,
+    (mut reader, files): (FrameReader<R>, Option<PassedFiles>),
     credit: &Arc<Credit>,
     has_answered: &mut bool,
-) -> Result<Option<Counts>> {
+) -> Result<Answer> {
     let mut schema: Option<SchemaRef> = None;
     loop {
         let Some(frame) = reader.next().await.map_err(broken)? else {
             return Err(Error::unavailable(format!("{} closed the connection", target.peer())));
         };
-        *has_answered = true;
+        if frame.kind == Kind::Moved {
+            return moved(shared, target, &frame);
+        }
+        if !std::mem::replace(has_answered, true) {
+            shared.opened(target)?;
+        }
         match frame.kind {
             Kind::Rows => {
                 let Some(schema) = &schema else {
@@ -234,10 +274,8 @@ async fn receive<R: AsyncRead + Unpin>(
                 let header = frame.message::<RowsHeader>().map_err(broken)?;
                 let sized = header.sized();
                 let named = |e: Error| broken(e.context(target.peer()));
-                shared.recorder.received(frame.body.len() as u64);
-                let body = decompress(&header, frame.body, &shared.pool).map_err(named)?;
-                let bytes = body.len();
-                let chunk = decode_chunk(header, schema, body).map_err(named)?;
+                let (chunk, bytes) =
+                    decode(shared, header, schema, (frame, files.as_ref())).map_err(named)?;
                 if chunk.is_padding() && target.consumer.is_none() {
                     let what = format!("{} sent rows that belong to no split", target.peer());
                     return Err(Error::unavailable(what));
@@ -254,7 +292,7 @@ async fn receive<R: AsyncRead + Unpin>(
             Kind::End => {
                 let end = frame.message::<EndHeader>().map_err(broken)?;
                 shared.facts.sized(end.sized());
-                return Ok(end.counts());
+                return Ok(Answer::Ended(end.counts()));
             }
             Kind::Error => return Err(frame.message::<ErrorHeader>().map_err(broken)?.into()),
             other => {
@@ -263,6 +301,40 @@ async fn receive<R: AsyncRead + Unpin>(
             }
         }
     }
+}
+
+/// The name of the socket at which a task is to be read.
+fn moved(shared: &Shared, target: &Target, frame: &InFrame) -> Result<Answer> {
+    if !shared.may_share_memory() {
+        return Err(Error::unavailable(format!("{} moved a task for no reason", target.peer())));
+    }
+    Ok(Answer::Moved(frame.message::<MovedHeader>().map_err(broken)?.socket))
+}
+
+/// The rows of a frame, whose bytes are in it or in a file that came with it, and the number of these bytes.
+fn decode(
+    shared: &Shared,
+    header: RowsHeader,
+    schema: &SchemaRef,
+    (frame, files): (InFrame, Option<&PassedFiles>),
+) -> Result<(Chunk, usize)> {
+    let body = match files {
+        Some(files) if header.file_bytes > 0 => {
+            let body = files.take_body(header.file_bytes, shared.config.max_frame_bytes, &shared.pool);
+            let body = body.inspect_err(|e| shared.give_up_shared_memory(e))?;
+            match body.is_mapped {
+                true => shared.recorder.mapped(header.file_bytes),
+                false => shared.recorder.received(header.file_bytes),
+            }
+            body.bytes
+        }
+        _ => {
+            shared.recorder.received(frame.body.len() as u64);
+            decompress(&header, frame.body, &shared.pool)?
+        }
+    };
+    let bytes = body.len();
+    Ok((decode_chunk(header, schema, body)?, bytes))
 }
 
 /// Damage in transit counts as a broken connection, so that the rows are sent again. Damage of the source is an error of the

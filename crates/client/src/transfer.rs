@@ -6,10 +6,11 @@ use caju_wire::Compression;
 /// The protocol by which a reader gets rows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum TransferProtocol {
-    /// Workers in the reader's own process hand rows over; those of others send them by the framed stream.
+    /// Workers in the reader's own process hand rows over; those of others send them by the framed stream, on one host in
+    /// shared memory where they can.
     #[default]
     Auto,
-    /// All workers send rows by the framed stream, also those in the reader's own process that listen on a port.
+    /// All workers send rows by the framed stream over TCP, also those in the reader's own process that listen on a port.
     Framed,
     /// Workers in the reader's own process hand rows over; no other worker can be read.
     Local,
@@ -52,6 +53,14 @@ pub struct Transfer {
     pub protocol: TransferProtocol,
     /// How rows are compressed on their way over a socket.
     pub compression: Compression,
+}
+
+impl Transfer {
+    /// Whether rows may come in shared memory, where they are never compressed.
+    pub(crate) fn shares_memory(self) -> bool {
+        self.protocol == TransferProtocol::Auto
+            && matches!(self.compression, Compression::None | Compression::Auto)
+    }
 }
 
 #[cfg(test)]

@@ -35,7 +35,7 @@ const FINAL_STATUS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Rows, elements and bytes that were delivered; seconds waited, seconds to the first batch, seconds since opening; elements
 /// that were padding; seconds waited for other consumers.
-type Stats = (u64, u64, u64, f64, f64, f64, u64, f64);
+type Stats = (u64, u64, u64, f64, f64, f64, u64, f64, u64, u64);
 
 /// A connection to a dispatcher.
 #[pyclass(frozen, module = "caju._caju")]
@@ -432,6 +432,8 @@ impl Reader {
             times.2,
             s.padded_elements,
             seconds(s.consumer_wait),
+            s.received_bytes,
+            s.mapped_bytes,
         ))
     }
 

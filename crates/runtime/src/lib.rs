@@ -16,6 +16,7 @@ mod private;
 mod process;
 mod random;
 pub mod recycle;
+pub mod sealed;
 mod simulation;
 pub mod stores;
 mod tasks;

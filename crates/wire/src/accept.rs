@@ -180,6 +180,7 @@ impl PendingConnection {
         match stream {
             // Only our own client opens these, and it speaks gRPC.
             Stream::Memory(_) => Ok(Protocol::Grpc),
+            Stream::SameHost(_) => Ok(Protocol::Framed),
             Stream::Tcp(stream) => self.within(first_bytes(stream)).await?,
             Stream::Simulated(stream) => self.within(first_simulated_bytes(stream)).await?,
         }
@@ -336,7 +337,7 @@ impl GrpcConnection {
     /// A connection under a server's limits.
     pub fn new(stream: Stream, permit: Permit, limits: &ConnectionLimits) -> Self {
         let (first_call, idle) = match stream {
-            Stream::Tcp(_) | Stream::Simulated(_) => (limits.handshake, limits.idle),
+            Stream::Tcp(_) | Stream::Simulated(_) | Stream::SameHost(_) => (limits.handshake, limits.idle),
             // A peer in this process never times out.
             Stream::Memory(_) => (UNBOUNDED, UNBOUNDED),
         };

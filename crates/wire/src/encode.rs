@@ -5,11 +5,16 @@
 //! each other. Columns with offsets or nulls are concatenated first; what they cost is in their values, which
 //! decoding dwarfs.
 
+use std::io;
+use std::sync::Arc;
+
 use arrow::array::{Array, ArrayData, ArrayRef, AsArray, make_array};
 use arrow::compute::concat;
 use arrow_buffer::{ArrowNativeType, Buffer, ScalarBuffer};
 use arrow_schema::DataType;
+use caju_runtime::sealed::SealedFile;
 use caju_types::{Error, Result};
+use xxhash_rust::xxh3::Xxh3;
 
 use crate::compression::{Codec, compress};
 use crate::frame::{self, ALIGN, Kind, RowsHeader};
@@ -27,6 +32,8 @@ pub struct OutFrame {
     pub body_len: u64,
     /// Bytes of the body before it was compressed: what it takes in memory.
     pub raw_len: u64,
+    /// The body, where it travels as a file; then `body` is empty.
+    pub file: Option<Arc<SealedFile>>,
 }
 
 impl OutFrame {
@@ -55,9 +62,95 @@ pub fn encode_chunk(chunk: &Chunk) -> Result<OutFrame> {
 /// # Errors
 /// As [`encode_chunk`].
 pub fn encode_chunk_as(chunk: &Chunk, sized: &[(u64, u64)], codec: Option<Codec>) -> Result<OutFrame> {
+    encode_rows(chunk, sized)?.inline(codec)
+}
+
+/// The rows of a chunk in the form in which they travel, with the numbers of rows of splits. No column was copied yet.
+#[derive(Debug)]
+pub struct EncodedRows {
+    header: RowsHeader,
+    body: Vec<Segment>,
+    body_len: u64,
+}
+
+impl EncodedRows {
+    /// Bytes of the body.
+    pub fn body_len(&self) -> u64 {
+        self.body_len
+    }
+
+    /// The parts of the body, in order.
+    pub fn parts(&self) -> impl Iterator<Item = &[u8]> {
+        self.body.iter().map(Segment::as_slice)
+    }
+
+    /// A hash of the bytes of the body. Equal bodies have equal ones, and others nearly never.
+    pub fn hash(&self) -> u128 {
+        let mut hasher = Xxh3::new();
+        self.parts().for_each(|part| hasher.update(part));
+        hasher.digest128()
+    }
+
+    /// Whether the body has these bytes.
+    pub fn has_body(&self, bytes: &[u8]) -> bool {
+        let mut left = bytes;
+        self.parts().all(|part| match left.split_at_checked(part.len()) {
+            Some((first, rest)) => {
+                left = rest;
+                first == part
+            }
+            None => false,
+        }) && left.is_empty()
+    }
+
+    /// A file in memory with the body. Blocking: the bytes are copied.
+    ///
+    /// # Errors
+    /// Those of the system: no memory, no descriptor.
+    pub fn write_file(&self) -> io::Result<SealedFile> {
+        SealedFile::new(self.parts())
+    }
+
+    /// A frame that holds the rows, compressed where that helps.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` if the header is too long.
+    pub fn inline(self, codec: Option<Codec>) -> Result<OutFrame> {
+        let Self { mut header, mut body, body_len: raw_len } = self;
+        let body_len = match codec {
+            Some(codec) => compress(codec, &mut header, &mut body, raw_len)?,
+            None => raw_len,
+        };
+        let head = frame::head(Kind::Rows, &header, body_len)?;
+        Ok(OutFrame { head, body, body_len, raw_len, file: None })
+    }
+
+    /// A frame whose body is a file with the bytes of this one's body.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` if the header is too long, `Internal` if the file has another length.
+    pub fn in_file(self, file: Arc<SealedFile>) -> Result<OutFrame> {
+        if file.len() as u64 != self.body_len {
+            return Err(Error::internal(format!(
+                "a file of {} bytes for a body of {}",
+                file.len(),
+                self.body_len
+            )));
+        }
+        let header = RowsHeader { file_bytes: self.body_len, ..self.header };
+        let head = frame::head(Kind::Rows, &header, 0)?;
+        Ok(OutFrame { head, body: Vec::new(), body_len: 0, raw_len: self.body_len, file: Some(file) })
+    }
+}
+
+/// A chunk in the form in which it travels.
+///
+/// # Errors
+/// As [`encode_chunk`].
+pub fn encode_rows(chunk: &Chunk, sized: &[(u64, u64)]) -> Result<EncodedRows> {
     let (sized_split, sized_rows) = sized.iter().copied().unzip();
     let header = RowsHeader { sized_split, sized_rows, ..header_of(chunk) };
-    let mut out = Encoder { header, body: Vec::new(), body_len: 0 };
+    let mut out = EncodedRows { header, body: Vec::new(), body_len: 0 };
     let columns = chunk.pieces[0].num_columns();
     for c in 0..columns {
         let parts: Vec<ArrayData> = chunk
@@ -69,13 +162,7 @@ pub fn encode_chunk_as(chunk: &Chunk, sized: &[(u64, u64)], codec: Option<Codec>
         let parts = if parts.is_empty() { vec![chunk.pieces[0].column(c).to_data()] } else { parts };
         out.array(parts)?;
     }
-    let Encoder { mut header, mut body, body_len: raw_len } = out;
-    let body_len = match codec {
-        Some(codec) => compress(codec, &mut header, &mut body, raw_len)?,
-        None => raw_len,
-    };
-    let head = frame::head(Kind::Rows, &header, body_len)?;
-    Ok(OutFrame { head, body, body_len, raw_len })
+    Ok(out)
 }
 
 fn header_of(chunk: &Chunk) -> RowsHeader {
@@ -98,13 +185,7 @@ fn header_of(chunk: &Chunk) -> RowsHeader {
     }
 }
 
-struct Encoder {
-    header: RowsHeader,
-    body: Vec<Segment>,
-    body_len: u64,
-}
-
-impl Encoder {
+impl EncodedRows {
     /// One array, given as parts that follow each other.
     fn array(&mut self, parts: Vec<ArrayData>) -> Result<()> {
         let rows: usize = parts.iter().map(ArrayData::len).sum();

@@ -48,11 +48,22 @@ pub enum Kind {
     End,
     /// Worker to reader, last: the task failed.
     Error,
+    /// Worker to reader, only: the task is to be opened at a socket of this host. The reader has asked for that.
+    Moved,
 }
 
 impl Kind {
-    const ALL: [Kind; 8] =
-        [Kind::Open, Kind::Credit, Kind::Ack, Kind::Schema, Kind::Rows, Kind::Ping, Kind::End, Kind::Error];
+    const ALL: [Kind; 9] = [
+        Kind::Open,
+        Kind::Credit,
+        Kind::Ack,
+        Kind::Schema,
+        Kind::Rows,
+        Kind::Ping,
+        Kind::End,
+        Kind::Error,
+        Kind::Moved,
+    ];
 
     fn code(self) -> u16 {
         match self {
@@ -64,6 +75,7 @@ impl Kind {
             Kind::Ping => 6,
             Kind::End => 7,
             Kind::Error => 8,
+            Kind::Moved => 9,
         }
     }
 }
@@ -177,6 +189,18 @@ pub struct OpenHeader {
     /// How the rows may be compressed: a code of [`Compression`](crate::Compression). A worker may send rows uncompressed.
     #[prost(uint32, tag = "760")]
     pub compression: u32,
+    /// Whether rows may come in shared memory. A worker on the reader's host may then answer with [`Kind::Moved`]; others
+    /// send them over this connection.
+    #[prost(bool, tag = "762")]
+    pub shared_memory: bool,
+}
+
+/// Header of [`Kind::Moved`].
+#[derive(Clone, PartialEq, Message)]
+pub struct MovedHeader {
+    /// The name of the worker's socket for its host, for [`connect_same_host`](crate::connect_same_host).
+    #[prost(string, tag = "1")]
+    pub socket: String,
 }
 
 /// Header of [`Kind::Credit`].
@@ -308,6 +332,10 @@ pub struct RowsHeader {
     /// Of a compressed body: its bytes before.
     #[prost(uint64, tag = "761")]
     pub raw_bytes: u64,
+    /// The body is in a sealed file in memory that comes with the frame, and this is its length; the frame itself has none.
+    /// 0: the body is in the frame.
+    #[prost(uint64, tag = "763")]
+    pub file_bytes: u64,
 }
 
 impl RowsHeader {

@@ -4,6 +4,7 @@ use std::io::IoSlice;
 use std::time::Duration;
 
 use arrow_buffer::Buffer;
+use caju_runtime::sealed::refuses_files;
 use caju_types::{Error, Result};
 use prost::Message;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
@@ -11,6 +12,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use crate::encode::OutFrame;
 use crate::frame::{self, DEFAULT_MAX_BODY_BYTES, FIXED_LEN, Fixed, Kind, MAX_HEADER_BYTES, damaged};
 use crate::pool::BufferPool;
+use crate::same_host::PassedFiles;
 
 /// Slices handed to one vectored write; the system takes 1024 at most, and more than this gains nothing.
 const MAX_SLICES: usize = 128;
@@ -147,12 +149,21 @@ pub struct FrameWriter<W> {
     inner: W,
     peer: String,
     stall: Duration,
+    /// Files that travel with frames, where the connection takes them.
+    files: Option<PassedFiles>,
 }
 
 impl<W: AsyncWrite + Unpin> FrameWriter<W> {
     /// A writer. A connection whose peer takes nothing for `stall` fails.
     pub fn new(inner: W, peer: impl Into<String>, stall: Duration) -> Self {
-        Self { inner, peer: peer.into(), stall }
+        Self { inner, peer: peer.into(), stall, files: None }
+    }
+
+    /// Sends bodies that are files over a connection that passes them on.
+    #[must_use]
+    pub fn with_files(mut self, files: Option<PassedFiles>) -> Self {
+        self.files = files;
+        self
     }
 
     /// Writes a frame that has no body.
@@ -161,14 +172,22 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
     /// `Unavailable` if the connection breaks, `DeadlineExceeded` if the peer takes nothing.
     pub async fn send<M: Message>(&mut self, kind: Kind, header: &M) -> Result<()> {
         let head = frame::head(kind, header, 0)?;
-        self.write(&OutFrame { head, body: Vec::new(), body_len: 0, raw_len: 0 }).await
+        let frame = OutFrame { head, body: Vec::new(), body_len: 0, raw_len: 0, file: None };
+        self.write(&frame).await.map(drop)
     }
 
-    /// Writes a frame, handing the memory of its columns to the system without a copy.
+    /// Writes a frame, handing the memory of its columns to the system without a copy. False if nothing was written, because
+    /// the system passes on no further file now.
     ///
     /// # Errors
-    /// `Unavailable` if the connection breaks, `DeadlineExceeded` if the peer takes nothing.
-    pub async fn write(&mut self, frame: &OutFrame) -> Result<()> {
+    /// `Unavailable` if the connection breaks, `DeadlineExceeded` if the peer takes nothing, `Internal` for a file on a
+    /// connection that takes none.
+    pub async fn write(&mut self, frame: &OutFrame) -> Result<bool> {
+        match (&self.files, &frame.file) {
+            (Some(files), file) => files.set_next(file.clone()),
+            (None, None) => {}
+            (None, Some(_)) => return Err(Error::internal("a file for a connection that takes none")),
+        }
         let slice = |i: usize| match i {
             0 => frame.head.as_slice(),
             i => frame.body[i - 1].as_slice(),
@@ -191,6 +210,9 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
                         self.peer, self.stall
                     )));
                 }
+                Ok(Err(e)) if frame.file.is_some() && (at, offset) == (0, 0) && refuses_files(&e) => {
+                    return Ok(false);
+                }
                 Ok(Err(e)) => {
                     return Err(Error::unavailable(format!("{}: the connection broke: {e}", self.peer)));
                 }
@@ -204,7 +226,7 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
             }
             offset += written;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Ends the stream.

@@ -26,6 +26,14 @@
 //!
 //! A reader may ask for compressed rows ([`Compression`]). Windows and credits count uncompressed bytes.
 //!
+//! # Shared memory
+//!
+//! A reader on the worker's host may ask for rows in shared memory. The worker answers `Open` with `Moved` and the name of
+//! a Unix domain socket, where the reader opens the task again, with the same ticket. There a large body is a sealed file in
+//! memory whose descriptor comes with its frame ([`PassedFiles`]). The reader maps it and builds its arrays over the map,
+//! with the same checks as for bytes of a socket. Equal bodies of several readers can be one file ([`EncodedRows::in_file`]).
+//! A reader that does not find the socket opens the task over TCP.
+//!
 //! A worker sends while fewer than `window` bytes are on their way or unused at the reader, so at least one chunk
 //! always is, however large. `Ack` reports to the worker that the reader has everything.
 
@@ -45,6 +53,7 @@ mod local;
 mod padding;
 mod pool;
 mod queue;
+mod same_host;
 mod schema;
 mod segment;
 #[cfg(test)]
@@ -61,16 +70,17 @@ pub use coalesce::coalesce;
 pub use compression::{Codec, Compression, decompress};
 pub use decode::decode_chunk;
 pub use elements::ElementCursor;
-pub use encode::{OutFrame, encode_chunk, encode_chunk_as};
+pub use encode::{EncodedRows, OutFrame, encode_chunk, encode_chunk_as, encode_rows};
 pub use io::{FrameReader, FrameWriter, InFrame, begins_framed_stream};
 pub use link::{Dispatcher, DispatcherLink, is_transient};
 pub use local::{LocalTask, LocalWorker, LocalWorkers};
 pub use padding::{Padding, pad_batch, pad_to_lengths};
 pub use pool::{Body, BufferPool};
 pub use queue::ByteQueue;
+pub use same_host::{FileBody, PassedFiles, can_share_memory};
 pub use schema::{decode_schema, encode_schema, schema_from_ipc, schema_to_ipc};
 pub use segment::Segment;
 pub use transport::{
     ByteStream, IN_PROCESS, Listener, Network, ReadHalf, SimulatedNetwork, SimulatedStream, Stream,
-    WriteHalf, connect, is_in_process, new_in_process_address, tune,
+    WriteHalf, connect, connect_same_host, is_in_process, new_in_process_address, tune,
 };

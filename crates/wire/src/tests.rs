@@ -416,6 +416,7 @@ async fn control_frames_and_errors() {
         ticket: vec![5; 16],
         consumer: 0,
         compression: 0,
+        shared_memory: true,
     };
     let send = async {
         w.send(Kind::Open, &open).await.unwrap();

@@ -2,7 +2,8 @@
 //!
 //! Addresses are text, and this module alone interprets them. `HOST:PORT` is a TCP address. `memory://NAME` is a server of
 //! this process: its peers connect over streams in memory, which no other process can open. A [`Network`] of a simulation
-//! takes every address itself.
+//! takes every address itself. A server may have a second listener for the other processes of its host
+//! ([`Listener::bind_same_host`]).
 
 use std::collections::HashMap;
 use std::fmt;
@@ -19,6 +20,8 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, DuplexStream, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
+
+use crate::same_host::{LocalListener, LocalStream, PassedFiles, connect_local};
 
 /// The prefix of addresses within this process. As an address to listen on it means a new name.
 pub const IN_PROCESS: &str = "memory://";
@@ -113,6 +116,8 @@ pub enum Stream {
     Memory(DuplexStream),
     /// Over a network of a test.
     Simulated(SimulatedStream),
+    /// To another process of this host, with files.
+    SameHost(LocalStream),
 }
 
 /// A connection over a network of a test.
@@ -158,11 +163,19 @@ impl Stream {
         }
     }
 
+    /// The files that travel with the bytes, where they can.
+    pub fn passed_files(&self) -> Option<PassedFiles> {
+        match self {
+            Stream::SameHost(stream) => Some(stream.files.clone()),
+            Stream::Tcp(_) | Stream::Memory(_) | Stream::Simulated(_) => None,
+        }
+    }
+
     /// The peer's address, if it has one.
     pub fn peer(&self) -> Option<String> {
         match self {
             Stream::Tcp(stream) => stream.peer_addr().ok().map(|a| a.to_string()),
-            Stream::Memory(_) | Stream::Simulated(_) => None,
+            Stream::Memory(_) | Stream::Simulated(_) | Stream::SameHost(_) => None,
         }
     }
 
@@ -186,6 +199,7 @@ enum Inner {
     Tcp(TcpListener),
     Memory(mpsc::Receiver<DuplexStream>),
     Simulated(mpsc::Receiver<Box<dyn ByteStream>>),
+    SameHost(LocalListener),
 }
 
 impl Listener {
@@ -215,9 +229,23 @@ impl Listener {
         Ok(Self { address: bound.to_string(), inner: Inner::Tcp(listener) })
     }
 
+    /// Listens at a new name for the other processes of this host, which connect with [`connect_same_host`].
+    ///
+    /// # Errors
+    /// `Unimplemented` or `Unavailable` where the system offers that not.
+    pub fn bind_same_host() -> Result<Self> {
+        let listener = LocalListener::bind()?;
+        Ok(Self { address: listener.name.clone(), inner: Inner::SameHost(listener) })
+    }
+
     /// The address that peers connect to, with the port that was found for port 0.
     pub fn address(&self) -> &str {
         &self.address
+    }
+
+    /// Whether peers connect by TCP.
+    pub fn is_tcp(&self) -> bool {
+        matches!(self.inner, Inner::Tcp(_))
     }
 
     /// The next connection.
@@ -232,6 +260,7 @@ impl Listener {
                 drop(tune(&stream));
                 Ok(Stream::Tcp(stream))
             }
+            Inner::SameHost(listener) => listener.accept().await.map(Stream::SameHost),
             Inner::Memory(incoming) => incoming.recv().await.map(Stream::Memory).ok_or_else(gone),
             Inner::Simulated(incoming) => {
                 let bytes = incoming.recv().await.ok_or_else(gone)?;
@@ -265,6 +294,14 @@ pub async fn connect(address: &str) -> io::Result<Stream> {
     Ok(Stream::Memory(ours))
 }
 
+/// Connects to a server of this host by the name of its [`Listener::bind_same_host`].
+///
+/// # Errors
+/// Those of the system; `ConnectionRefused` if no process of this host listens there.
+pub async fn connect_same_host(name: &str) -> io::Result<Stream> {
+    connect_local(name).await.map(Stream::SameHost)
+}
+
 /// Sets a connection up for frames: small ones are sent without delay.
 ///
 /// Buffer sizes are left to the kernel, whose autotuning goes beyond what a process may ask for.
@@ -286,6 +323,7 @@ impl AsyncRead for Stream {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Stream::Tcp(s) => Pin::new(s).poll_read(cx, buf),
+            Stream::SameHost(s) => Pin::new(s).poll_read(cx, buf),
             Stream::Memory(s) => Pin::new(s).poll_read(cx, buf),
             Stream::Simulated(s) if s.peeked.is_empty() => Pin::new(&mut s.bytes).poll_read(cx, buf),
             Stream::Simulated(s) => {
@@ -301,6 +339,7 @@ impl AsyncWrite for Stream {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         match self.get_mut() {
             Stream::Tcp(s) => Pin::new(s).poll_write(cx, buf),
+            Stream::SameHost(s) => Pin::new(s).poll_write(cx, buf),
             Stream::Memory(s) => Pin::new(s).poll_write(cx, buf),
             Stream::Simulated(s) => Pin::new(&mut s.bytes).poll_write(cx, buf),
         }
@@ -313,6 +352,7 @@ impl AsyncWrite for Stream {
     ) -> Poll<io::Result<usize>> {
         match self.get_mut() {
             Stream::Tcp(s) => Pin::new(s).poll_write_vectored(cx, bufs),
+            Stream::SameHost(s) => Pin::new(s).poll_write_vectored(cx, bufs),
             Stream::Memory(s) => Pin::new(s).poll_write_vectored(cx, bufs),
             Stream::Simulated(s) => Pin::new(&mut s.bytes).poll_write_vectored(cx, bufs),
         }
@@ -321,6 +361,7 @@ impl AsyncWrite for Stream {
     fn is_write_vectored(&self) -> bool {
         match self {
             Stream::Tcp(s) => s.is_write_vectored(),
+            Stream::SameHost(s) => s.is_write_vectored(),
             Stream::Memory(s) => s.is_write_vectored(),
             Stream::Simulated(s) => s.bytes.is_write_vectored(),
         }
@@ -329,6 +370,7 @@ impl AsyncWrite for Stream {
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Stream::Tcp(s) => Pin::new(s).poll_flush(cx),
+            Stream::SameHost(s) => Pin::new(s).poll_flush(cx),
             Stream::Memory(s) => Pin::new(s).poll_flush(cx),
             Stream::Simulated(s) => Pin::new(&mut s.bytes).poll_flush(cx),
         }
@@ -337,6 +379,7 @@ impl AsyncWrite for Stream {
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Stream::Tcp(s) => Pin::new(s).poll_shutdown(cx),
+            Stream::SameHost(s) => Pin::new(s).poll_shutdown(cx),
             Stream::Memory(s) => Pin::new(s).poll_shutdown(cx),
             Stream::Simulated(s) => Pin::new(&mut s.bytes).poll_shutdown(cx),
         }

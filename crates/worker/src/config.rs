@@ -61,6 +61,9 @@ pub struct WorkerConfig {
     pub cache: CacheOptions,
     /// The window of rows that jobs share.
     pub sharing: SharingSettings,
+    /// The most bytes of bodies in shared memory that are held for further readers of this host; 0: readers of this host get
+    /// their rows over sockets, as all others.
+    pub shared_memory_bytes: u64,
     /// The functions of expressions.
     pub registry: Registry,
     /// Time.
@@ -98,6 +101,7 @@ impl WorkerConfig {
             caches: None,
             cache: CacheOptions::default(),
             sharing: SharingSettings::default(),
+            shared_memory_bytes: 256 << 20,
             registry: Registry::new(Limits::default()),
             clock: SystemClock::shared(),
             local: LocalWorkers::new(),

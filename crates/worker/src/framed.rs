@@ -5,19 +5,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use arrow_schema::SchemaRef;
-use caju_runtime::CpuPool;
 use caju_types::{ClientId, Error, Result, TaskId, format_duration};
 use caju_wire::Chunk;
-use caju_wire::frame::{CreditHeader, EmptyHeader, EndHeader, ErrorHeader, Kind, OpenHeader};
+use caju_wire::frame::{CreditHeader, EmptyHeader, EndHeader, ErrorHeader, Kind, MovedHeader, OpenHeader};
 use caju_wire::{
-    BufferPool, Codec, Compression, FrameReader, FrameWriter, OutFrame, PendingConnection, Stream, coalesce,
-    encode_chunk_as, encode_schema,
+    BufferPool, Compression, FrameReader, FrameWriter, OutFrame, PendingConnection, Stream, coalesce,
+    encode_schema,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Notify;
 
 use crate::attachment::Attachment;
 use crate::manager::{Credentials, Found, Manager};
+use crate::outgoing::Outgoing;
 
 /// How long a reader may be silent between credits: as long as its user computes. TCP keep-alive detects a dead peer.
 const CREDIT_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -34,13 +34,14 @@ const CONTROL_LIMITS: (usize, u64) = (4096, 0);
 /// Why the connection ended early; the reader got the error if it could be sent.
 pub(crate) async fn serve(stream: Stream, pending: PendingConnection, manager: Arc<Manager>) -> Result<()> {
     let peer = stream.peer().map_or_else(|| "a reader".to_string(), |a| format!("reader {a}"));
+    let files = stream.passed_files();
     // The CPU limits a connection within this machine, and CPU time is counted elsewhere.
-    let same_host = stream.is_same_host();
+    let to = Destination { is_same_host: stream.is_same_host(), takes_files: files.is_some() };
     let silence = manager.config.silence;
     let (input, output) = stream.into_split();
     let mut reader = FrameReader::new(input, peer.clone(), BufferPool::new(0), CREDIT_TIMEOUT)
         .with_limits(CONTROL_LIMITS.0, CONTROL_LIMITS.1);
-    let mut writer = FrameWriter::new(output, peer.clone(), silence);
+    let mut writer = FrameWriter::new(output, peer.clone(), silence).with_files(files);
     let open = match pending.within(reader.next()).await? {
         Ok(Some(frame)) if frame.kind == Kind::Open => frame.message::<OpenHeader>()?,
         Ok(None) => return Ok(()),
@@ -51,6 +52,15 @@ pub(crate) async fn serve(stream: Stream, pending: PendingConnection, manager: A
             return Err(e);
         }
     };
+    if let Some(socket) = manager.same_host_socket.get()
+        && open.shared_memory
+        && to.is_same_host
+        && !to.takes_files
+    {
+        writer.send(Kind::Moved, &MovedHeader { socket: socket.clone() }).await?;
+        writer.shutdown().await;
+        return Ok(());
+    }
     let _permit = match pending.admit().await {
         Ok(permit) => permit,
         Err(e) => {
@@ -66,7 +76,7 @@ pub(crate) async fn serve(stream: Stream, pending: PendingConnection, manager: A
         tokio::pin!(listening);
         tokio::select! {
             biased;
-            r = send(&manager, &open, &mut writer, &flow, same_host) => match r {
+            r = send(&manager, &open, &mut writer, &flow, to) => match r {
                 Ok(None) => Ok(()),
                 Ok(Some(attachment)) => confirmed(attachment, tokio::time::timeout(silence, listening).await, (&peer, silence)),
                 Err(e) => Err(e),
@@ -82,6 +92,15 @@ pub(crate) async fn serve(stream: Stream, pending: PendingConnection, manager: A
     }
     writer.shutdown().await;
     ended
+}
+
+/// Where a reader is.
+#[derive(Debug, Clone, Copy)]
+struct Destination {
+    /// On this machine.
+    is_same_host: bool,
+    /// The connection passes on files.
+    takes_files: bool,
 }
 
 type Listened = Result<Result<bool>, tokio::time::error::Elapsed>;
@@ -157,7 +176,7 @@ async fn send<W: AsyncWrite + Unpin>(
     open: &OpenHeader,
     writer: &mut FrameWriter<W>,
     flow: &Flow,
-    same_host: bool,
+    to: Destination,
 ) -> Result<Option<Attachment>> {
     let ping = manager.config.ping;
     // Consumers count from 1 on the wire: 0 is none.
@@ -168,7 +187,11 @@ async fn send<W: AsyncWrite + Unpin>(
         writer.send(Kind::End, &EndHeader::default()).await?;
         return Ok(None);
     };
-    let mut packing = Packing::new(Compression::codec(open.compression, same_host), manager.pool.clone());
+    let codec = Compression::codec(open.compression, to.is_same_host);
+    let mut outgoing = Outgoing::new(codec, manager.pool.clone());
+    if to.takes_files && codec.is_none() {
+        outgoing = outgoing.in_files(Arc::clone(&attachment.task.bodies), open.window_bytes);
+    }
     let mut attachment = attachment.over_network(reader.client);
     let mut schema = Arc::clone(&attachment.task.schema);
     writer.send(Kind::Schema, &encode_schema(&schema)?).await?;
@@ -180,14 +203,16 @@ async fn send<W: AsyncWrite + Unpin>(
         };
         pinging(writer, ping, credit).await?;
         let Some(mut chunk) = pinging(writer, ping, attachment.next()).await?? else { break };
-        let odd = collect(&mut attachment, &mut chunk);
+        let odd = match outgoing.is_alone(chunk.bytes()) {
+            true => None,
+            false => collect(&mut attachment, &mut chunk),
+        };
         for chunk in std::iter::once(chunk).chain(odd) {
             let start = Instant::now();
             let sized = attachment.take_sized();
-            let frame = packing.frame(&chunk, sized).await?;
-            let writing = write(writer, flow, &mut schema, &chunk, frame);
-            let bytes = attachment.task.sending(writing).await?;
-            if !same_host {
+            let bytes =
+                send_chunk(&attachment, (writer, &mut outgoing), flow, &mut schema, (&chunk, sized)).await?;
+            if !to.is_same_host {
                 attachment.task.sent(bytes, start.elapsed());
             }
         }
@@ -195,6 +220,27 @@ async fn send<W: AsyncWrite + Unpin>(
     let end = EndHeader::new(attachment.task.emitted().as_deref());
     writer.send(Kind::End, &end.with_sized(&attachment.take_sized())).await?;
     Ok(Some(attachment))
+}
+
+/// Sends one chunk, over the socket if the system passes on no file. Returns the bytes of the frame's body.
+async fn send_chunk<W: AsyncWrite + Unpin>(
+    attachment: &Attachment,
+    (writer, outgoing): (&mut FrameWriter<W>, &mut Outgoing),
+    flow: &Flow,
+    schema: &mut SchemaRef,
+    (chunk, sized): (&Chunk, Vec<(u64, u64)>),
+) -> Result<u64> {
+    let task = &attachment.task;
+    let mut packed = outgoing.frame(chunk, &sized).await?;
+    // The window is what the reader has in memory.
+    flow.outstanding.fetch_add(packed.frame.raw_len, Ordering::AcqRel);
+    if !task.sending(write(writer, schema, chunk, &packed.frame)).await? {
+        outgoing.without_files(&"too many files are on their way");
+        packed = outgoing.frame(chunk, &sized).await?;
+        task.sending(write(writer, schema, chunk, &packed.frame)).await?;
+    }
+    packed.count(&task.bodies);
+    Ok(packed.frame.body_len)
 }
 
 /// Appends small chunks that are ready; returns one that could not be appended.
@@ -212,53 +258,19 @@ fn collect(attachment: &mut Attachment, chunk: &mut Chunk) -> Option<Chunk> {
     None
 }
 
+/// Writes a frame, behind its schema if that is new. False if the system passes on no file now.
 async fn write<W: AsyncWrite + Unpin>(
     writer: &mut FrameWriter<W>,
-    flow: &Flow,
     schema: &mut SchemaRef,
     chunk: &Chunk,
-    frame: OutFrame,
-) -> Result<u64> {
+    frame: &OutFrame,
+) -> Result<bool> {
     let now = chunk.schema();
     if !Arc::ptr_eq(&now, schema) && now != *schema {
         writer.send(Kind::Schema, &encode_schema(&now)?).await?;
         *schema = now;
     }
-    // The window is what the reader has in memory.
-    flow.outstanding.fetch_add(frame.raw_len, Ordering::AcqRel);
-    writer.write(&frame).await?;
-    Ok(frame.body_len)
-}
-
-/// Chunks that are sent without compression after one that compression made only a little smaller. So a few percent
-/// of the chunks are tried again.
-const SENT_AS_THEY_ARE: u32 = 31;
-
-/// Makes frames of chunks, and compresses them where the reader wants it and it helps.
-struct Packing {
-    codec: Option<Codec>,
-    pool: CpuPool,
-    /// Chunks that are not tried.
-    untried: u32,
-}
-
-impl Packing {
-    fn new(codec: Option<Codec>, pool: CpuPool) -> Self {
-        Self { codec, pool, untried: 0 }
-    }
-
-    async fn frame(&mut self, chunk: &Chunk, sized: Vec<(u64, u64)>) -> Result<OutFrame> {
-        let Some(codec) = self.codec.filter(|_| self.untried == 0) else {
-            self.untried = self.untried.saturating_sub(1);
-            return encode_chunk_as(chunk, &sized, None);
-        };
-        let chunk = chunk.clone();
-        let frame = self.pool.run(move || encode_chunk_as(&chunk, &sized, Some(codec))).await??;
-        if frame.body_len == frame.raw_len {
-            self.untried = SENT_AS_THEY_ARE;
-        }
-        Ok(frame)
-    }
+    writer.write(frame).await
 }
 
 /// Waits for something, and sends pings to the reader meanwhile.

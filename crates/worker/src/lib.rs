@@ -19,6 +19,7 @@
 //! ```
 
 mod attachment;
+mod body_files;
 mod caches;
 mod config;
 mod dealer;
@@ -30,6 +31,7 @@ mod framed;
 mod identity;
 mod local;
 mod manager;
+mod outgoing;
 mod packing;
 mod pipelines;
 mod profiling;

@@ -1,7 +1,7 @@
 //! The tasks of this worker: started for their first reader, steered by the dispatcher, and abandoned when the worker leaves.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use caju_engine::SharingWindow;
@@ -11,6 +11,7 @@ use caju_types::{ClientId, Error, Result, Secret, TaskId};
 use parking_lot::Mutex;
 
 use crate::attachment::Attachment;
+use crate::body_files::BodyFiles;
 use crate::caches::Caches;
 use crate::config::WorkerConfig;
 use crate::identity::Identity;
@@ -26,6 +27,10 @@ pub(crate) struct Manager {
     pub(crate) caches: Arc<Caches>,
     /// Rows that tasks of several jobs read.
     pub(crate) window: Arc<SharingWindow>,
+    /// Bodies of frames for several readers of this host.
+    pub(crate) body_files: Arc<BodyFiles>,
+    /// The name of the socket at which readers of this host get rows in shared memory; empty: they get none.
+    pub(crate) same_host_socket: OnceLock<String>,
     pub(crate) pool: CpuPool,
     /// The lock of the artificial stages, which run one at a time per worker.
     pub(crate) one_at_a_time: Arc<tokio::sync::Mutex<()>>,
@@ -84,6 +89,8 @@ impl Manager {
         });
         Self {
             identity,
+            body_files: BodyFiles::new(config.shared_memory_bytes, config.sharing.backlog_bytes),
+            same_host_socket: OnceLock::new(),
             window: SharingWindow::new(config.sharing, Arc::clone(&config.clock)),
             caches,
             config,
@@ -97,9 +104,15 @@ impl Manager {
         }
     }
 
+    /// Bytes in shared memory that are held for further readers of this host, and their bound; 0 where there is none.
+    pub(crate) fn shared_memory(&self) -> (u64, u64) {
+        self.same_host_socket.get().map_or((0, 0), |_| self.body_files.usage())
+    }
+
     /// Memory and caches of this process.
     pub(crate) fn usage(&self) -> v1::WorkerUsage {
         let (tiers, shared) = (self.caches.tiers(), self.window.usage());
+        let (file_bytes, file_limit_bytes) = self.shared_memory();
         v1::WorkerUsage {
             rss_bytes: rss_bytes(),
             memory_tier_bytes: tiers.memory_bytes,
@@ -113,6 +126,8 @@ impl Manager {
                 hits: shared.hits,
                 misses: shared.misses,
                 evicted_unread: shared.evicted_unread,
+                file_bytes,
+                file_limit_bytes,
             }),
         }
     }

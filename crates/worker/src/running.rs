@@ -12,6 +12,7 @@ use caju_types::{Error, IterationId, Result, Secret, TaskId};
 use caju_wire::{Chunk, Run};
 use parking_lot::Mutex;
 
+use crate::body_files::TaskBodies;
 use crate::dealer::Dealer;
 use crate::emitted_rows::EmittedRows;
 use crate::profiling::Profiled;
@@ -33,6 +34,8 @@ pub(crate) struct RunningTask {
     profiled: Option<Profiled>,
     /// Its part in the window of shared rows.
     sharing: Option<Arc<SharingMember>>,
+    /// What its readers on this host get in shared memory.
+    pub(crate) bodies: Arc<TaskBodies>,
     pub(crate) group: Tasks,
     pub(crate) readers: Readers,
     rows_out: AtomicU64,
@@ -70,7 +73,7 @@ impl RunningTask {
         schema: SchemaRef,
         run: &TaskRun,
         (buffer_bytes, consumers): (usize, usize),
-        (profiled, sharing): (Option<Profiled>, Option<Arc<SharingMember>>),
+        (profiled, sharing, bodies): (Option<Profiled>, Option<Arc<SharingMember>>, TaskBodies),
         group: Tasks,
     ) -> Self {
         Self {
@@ -83,6 +86,7 @@ impl RunningTask {
             row_checks: run.row_checks(),
             profiled,
             sharing,
+            bodies: Arc::new(bodies),
             group,
             readers: Readers::default(),
             rows_out: AtomicU64::new(0),
@@ -293,7 +297,12 @@ impl RunningTask {
             bytes: self.bytes_out.load(Ordering::Relaxed),
             source_opens: self.counters.source_opens(),
             buffered_bytes: self.queue.bytes() as u64,
-            shared: self.sharing.as_ref().map(|member| shared_use(member.counts())),
+            shared: self.sharing.as_ref().map(|member| v1::SharedUse {
+                reused_bytes: self.bodies.reused_bytes(),
+                ..shared_use(member.counts())
+            }),
+            mapped_bytes: self.bodies.mapped_bytes(),
+            sent_bytes: self.bodies.sent_bytes(),
             busy_s: (self.began.elapsed().as_secs_f64() - self.counters.output().waited_out_s()).max(0.0),
         }
     }
@@ -317,5 +326,6 @@ fn shared_use(counts: SharedCounts) -> v1::SharedUse {
         window_hits: counts.window_hits,
         taken_over: counts.taken_over,
         skipped_rows: counts.skipped_rows,
+        reused_bytes: 0,
     }
 }

@@ -10,7 +10,7 @@ use caju_runtime::{Tasks, log_failure, rss_bytes};
 use caju_types::{Error, Result};
 use caju_wire::{
     CallLayer, ConnectionGate, GrpcConnection, Listener, PendingConnection, Protocol, Stream, accept,
-    grpc_connections,
+    can_share_memory, grpc_connections,
 };
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
@@ -50,7 +50,32 @@ pub(crate) fn serve(listener: Listener, manager: &Arc<Manager>, group: &Tasks) {
         let (manager, gate) = (Arc::clone(manager), Arc::clone(&gate));
         move |stream, pending| sort(stream, pending, Arc::clone(&manager), Arc::clone(&gate), grpc.clone())
     };
+    // Who connects to another address than this worker's own may be behind a proxy, wherever it is.
+    let config = &manager.config;
+    if listener.is_tcp() && config.shared_memory_bytes > 0 && config.advertise.is_none() {
+        serve_same_host(manager, &gate, group);
+    }
     group.background("accepting connections", log_failure, accept(listener, gate, group.clone(), handle));
+}
+
+/// Serves the readers of this host, which get rows in shared memory. Where the system offers that not, they get their rows over
+/// TCP.
+fn serve_same_host(manager: &Arc<Manager>, gate: &Arc<ConnectionGate>, group: &Tasks) {
+    let listener = match can_share_memory().and_then(|()| Listener::bind_same_host()) {
+        Ok(listener) => listener,
+        Err(reason) => {
+            tracing::debug!(%reason, "readers of this host get their rows over sockets");
+            return;
+        }
+    };
+    let socket = listener.address().to_owned();
+    let handle = {
+        let manager = Arc::clone(manager);
+        move |stream, pending| Box::pin(framed::serve(stream, pending, Arc::clone(&manager)))
+    };
+    let accepting = accept(listener, Arc::clone(gate), group.clone(), handle);
+    group.background("accepting connections of this host", log_failure, accepting);
+    manager.same_host_socket.get_or_init(|| socket);
 }
 
 /// Detects the protocol of a connection and serves it.

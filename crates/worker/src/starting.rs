@@ -10,9 +10,10 @@ use caju_engine::{
 };
 use caju_proto::v1;
 use caju_runtime::caught;
-use caju_types::{Error, ErrorKind, IterationId, Result, Secret, TaskId};
+use caju_types::{Error, ErrorKind, IterationId, Result, Secret, TaskId, hash128};
 use caju_wire::Dispatcher;
 
+use crate::body_files::TaskBodies;
 use crate::dealer::{Behind, Dealer, Dispatch};
 use crate::feed::DispatcherFeed;
 use crate::finishing::FAILURE_REPORT_TIMEOUT;
@@ -21,6 +22,11 @@ use crate::manager::{Credentials, Manager};
 use crate::pipelines::shard_by;
 use crate::profiling::{ProcessOverhead, Profiled};
 use crate::running::{Finished, RunningTask};
+
+/// Names the tasks whose elements may be equal: those of one pipeline, with one seed, in one epoch.
+fn body_group(def: &v1::TaskDef) -> u128 {
+    hash128(format!("caju.bodies/v1 {} {} {}", def.fingerprint, def.seed, def.epoch).as_bytes())
+}
 
 impl Manager {
     /// Starts a task for its first reader.
@@ -53,7 +59,7 @@ impl Manager {
                 Some(Dealer::new(dispatch, &def, behind)?)
             }
         };
-        let group = self.group.child();
+        let tasks = self.group.child();
         let schema = pipeline.schema();
         let options = TaskOptions { sharing: sharing.clone(), ..self.options(&def).await? };
         let readers = options.readers;
@@ -63,8 +69,10 @@ impl Manager {
         let consumers = usize::try_from(def.num_consumers).unwrap_or(usize::MAX);
         let bytes = (self.config.buffer_bytes, consumers);
         let iteration = IterationId(def.iteration_id);
-        let sides = (profiled, sharing);
-        let running = RunningTask::new(id, (iteration, secret), schema, &run, bytes, sides, group);
+        let group = sharing.is_some().then(|| body_group(&def));
+        let bodies = TaskBodies::new(id, Arc::clone(&self.body_files), group);
+        let sides = (profiled, sharing, bodies);
+        let running = RunningTask::new(id, (iteration, secret), schema, &run, bytes, sides, tasks);
         let running = Arc::new(running);
         tracing::info!(task = %id, job = %def.job, epoch = def.epoch, "task started");
         self.drive(Arc::clone(&running), run, dealer);

@@ -222,6 +222,11 @@ impl WorkerHandle {
         self.manager.window.usage()
     }
 
+    /// Bytes in shared memory that are held for further readers of this host, and their bound; 0 where there is none.
+    pub fn shared_memory(&self) -> (u64, u64) {
+        self.manager.shared_memory()
+    }
+
     /// Waits until no task runs here.
     pub async fn idle(&self) {
         self.manager.idle().await;

@@ -119,6 +119,67 @@ fn a_job_that_is_alone_fills_no_window() {
     }
 }
 
+/// The files in memory that a process has open or mapped.
+#[cfg(target_os = "linux")]
+fn memory_files(pid: u32) -> usize {
+    let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    let open = open.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    open.filter(|to| to.to_string_lossy().contains("memfd:caju")).count() + maps.matches("memfd:caju").count()
+}
+
+/// `--shared-memory`: trainers on the worker's machine map the same batches, and one that is killed frees its share.
+#[cfg(target_os = "linux")]
+#[test]
+fn trainers_of_one_machine_map_one_copy_of_each_batch() {
+    for memory in ["64MiB", "0"] {
+        let worker = [
+            &["--buffer", "1MiB", "--linger", "1s", "--sharing-wait", "200ms", "--sharing-window", "1GiB"][..],
+            &["--sharing-backlog", "1GiB", "--shared-memory", memory],
+        ];
+        let cluster = Cluster::start_with(1, &["--client-timeout", "2s"], &worker.concat());
+        let steps = json!([{ "with_columns": { "pad": "repeat('x', 2000)" } }, { "batch": 200 }]);
+        let p =
+            Pipeline::new(&json!({ "source": { "range": 20_000 }, "steps": steps, "deterministic": true }));
+        let whole = p.report(&[]).checksums();
+        let killed = start(&cluster, &p, "killed.json", &["--job", "killed"]);
+        cluster.wait_for_status("rows of the first trainer", |s| {
+            (s["jobs"][0]["readers"][0]["rows"].as_u64()? > 0).then_some(())
+        });
+        killed.signal("STOP");
+        let others = ["a", "b"].map(|job| start(&cluster, &p, &format!("{job}.json"), &["--job", job]));
+        for other in others {
+            other.wait().expect_code(0);
+        }
+        let epochs = ["a.json", "b.json"].map(|report| epoch(&p, report));
+        let mapped = epochs[0]["mapped_bytes"].as_u64().unwrap_or(0);
+        for e in &epochs {
+            assert_eq!((&e["rows"], &e["rows_checksum"]), (&json!(20_000), &json!(whole[0])), "{e}");
+            assert_eq!(e["mapped_bytes"].as_u64().unwrap_or(0), mapped, "{e}");
+        }
+        let pid = cluster.workers[0].process.id();
+        if memory == "0" {
+            assert_eq!((mapped, memory_files(pid)), (0, 0));
+        } else {
+            // Each batch was put there once, by one of the three.
+            assert!(mapped > 40_000_000 && sum(&epochs, "reused_bytes") >= mapped, "{epochs:?}");
+            assert!(epochs.iter().all(|e| e["received_bytes"].is_null()), "{epochs:?}");
+            assert!(memory_files(pid) > 0, "held for the one that stands still");
+        }
+        killed.signal("KILL");
+        killed.wait();
+        cluster.wait_for_status("the end of the task that nobody reads", |s| {
+            let worker = &s["workers"][0];
+            let held = &worker["usage"]["sharing"];
+            let limit = if memory == "0" { 0 } else { 64 << 20 };
+            assert_eq!(held["file_limit_bytes"], limit, "{held}");
+            (worker["tasks"] == json!([]) && held["file_bytes"] == 0).then_some(())
+        });
+        assert_eq!(memory_files(pid), 0, "nothing is left of it");
+        cluster.stop();
+    }
+}
+
 /// `--sharing` without `--job`, and a trainer without `--sharing`, are refused with the reason.
 #[test]
 fn xtr_18_what_names_no_trainer_is_refused() {

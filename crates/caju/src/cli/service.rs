@@ -303,6 +303,10 @@ pub(crate) struct TaskArgs {
     /// for as long when the last task that shares them has ended
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = duration)]
     pub(crate) sharing_wait: Duration,
+    /// The most bytes of rows in shared memory that are held for further readers on this machine, which get them without a copy;
+    /// 0: readers on this machine get their rows over sockets, as all others
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = size)]
+    pub(crate) shared_memory: u64,
     /// For experiments with a slow worker: the stages `sleep` and `burn` take this many times as long here
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) slowdown: u32,

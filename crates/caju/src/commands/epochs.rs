@@ -248,6 +248,7 @@ impl Epochs<'_> {
             shared: job.as_ref().and_then(|j| j.served).and_then(|s| s.shared).map(Into::into),
             bytes: stats.bytes,
             received_bytes: stats.received_bytes,
+            mapped_bytes: stats.mapped_bytes,
             padded_rows: stats.padded_rows,
             rounds: is_in_rounds.then_some(stats.elements),
             consumer_wait_s: is_in_rounds.then_some(stats.consumer_wait.as_secs_f64()),

@@ -194,6 +194,7 @@ mod tests {
             report.epochs.push(EpochReport {
                 rows_skipped: 0,
                 received_bytes: 0,
+                mapped_bytes: 0,
                 padded_rows: 0,
                 rounds: None,
                 consumer_wait_s: None,

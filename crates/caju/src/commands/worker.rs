@@ -51,6 +51,7 @@ async fn serve(args: &WorkerArgs) -> Result<()> {
         ping: args.tasks.ping,
         slowdown: args.tasks.slowdown,
         sharing: sharing(args),
+        shared_memory_bytes: args.tasks.shared_memory,
         registry: shared::server_registry(
             &args.stores,
             args.cpu_threads.map_or_else(shared::cores, |n| n.max(1) as usize),

@@ -72,6 +72,8 @@ fn sum<'a>(all: impl Iterator<Item = &'a TaskServed>) -> TaskServed {
         source_opens: sum.source_opens.saturating_add(one.source_opens),
         buffered_bytes: sum.buffered_bytes.saturating_add(one.buffered_bytes),
         busy_s: sum.busy_s + one.busy_s,
+        mapped_bytes: sum.mapped_bytes.saturating_add(one.mapped_bytes),
+        sent_bytes: sum.sent_bytes.saturating_add(one.sent_bytes),
         shared: match (sum.shared, one.shared) {
             (Some(sum), Some(one)) => Some(both(sum, one)),
             (sum, one) => sum.or(one),
@@ -86,5 +88,6 @@ fn both(sum: SharedUse, one: SharedUse) -> SharedUse {
         window_hits: sum.window_hits.saturating_add(one.window_hits),
         taken_over: sum.taken_over.saturating_add(one.taken_over),
         skipped_rows: sum.skipped_rows.saturating_add(one.skipped_rows),
+        reused_bytes: sum.reused_bytes.saturating_add(one.reused_bytes),
     }
 }

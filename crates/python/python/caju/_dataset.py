@@ -157,8 +157,9 @@ class Dataset(Stages, Epochs):
         socket, and the dispatcher's target has only the workers that are needed beyond it.
 
         `compression` is how rows travel over sockets: None, "lz4", "zstd", or "auto": lz4 from workers on other machines. Rows
-        that hardly shrink are sent as they are. `data_transfer_protocol` is "framed" (over sockets), "local" (from workers of
-        this process, as they are) or "auto", the default, which takes the one that fits each worker.
+        that hardly shrink are sent as they are. `data_transfer_protocol` is "framed" (over TCP), "local" (from workers of this
+        process, as they are) or "auto", the default, which takes the one that fits each worker: workers of this machine give
+        large batches in shared memory, where that works.
         """
         consumer = consumers_of(job_name, num_consumers, consumer_index, uneven, balance)
         shares = sharing_of(job_name, sharing, trainer_id, consumer)

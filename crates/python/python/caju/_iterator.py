@@ -67,6 +67,10 @@ class Stats(NamedTuple):
     """Elements of those that repeat what another consumer of the job got (`uneven="pad"`)."""
     consumer_wait_s: float = 0.0
     """Of `wait_s`: an element was there, and other consumers of the job did not have theirs of the same round (`balance=`)."""
+    received_bytes: int = 0
+    """Bytes of rows that came over sockets, as they came."""
+    mapped_bytes: int = 0
+    """Bytes of rows that came in memory shared with a worker of this machine, without a copy."""
 
 
 class Skipped(NamedTuple):

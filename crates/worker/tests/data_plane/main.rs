@@ -11,6 +11,7 @@ mod panics;
 mod reading;
 mod resume;
 mod rounds;
+mod same_host;
 mod same_ids;
 mod sharding;
 mod sharing;

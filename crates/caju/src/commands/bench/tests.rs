@@ -28,6 +28,7 @@ fn trial(policy: &str, times: &[f64], get: u64) -> Trial {
         bytes: 0,
         rows_skipped: 0,
         received_bytes: 0,
+        mapped_bytes: 0,
         padded_rows: 0,
         rounds: None,
         consumer_wait_s: None,

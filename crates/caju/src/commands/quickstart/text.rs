@@ -139,6 +139,7 @@ mod tests {
             bytes: 0,
             rows_skipped: 0,
             received_bytes: 0,
+            mapped_bytes: 0,
             padded_rows: 0,
             rounds: None,
             consumer_wait_s: None,

@@ -244,6 +244,11 @@ fn sharing(job: &JobStatus, out: &mut String) {
     if shared.skipped_rows > 0 {
         line += &format!(", {} rows skipped", format_count(shared.skipped_rows));
     }
+    let mapped = job.served.map_or(0, |s| s.mapped_bytes);
+    if mapped > 0 {
+        let (mapped, reused) = (format_bytes(mapped), format_bytes(shared.reused_bytes));
+        line += &format!(", {mapped} in shared memory, of which {reused} are common with others");
+    }
     out.push_str(&format!("  {}\n", wrapped(&line, 2)));
 }
 

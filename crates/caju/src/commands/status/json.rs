@@ -54,12 +54,13 @@ fn worker_json(w: &WorkerStatus) -> Value {
 
 fn sharing_json(s: &SharingUsage) -> Value {
     json!({"bytes": s.bytes, "limit_bytes": s.limit_bytes, "peak_bytes": s.peak_bytes, "hits": s.hits, "misses": s.misses,
-       "evicted_unread": s.evicted_unread})
+       "evicted_unread": s.evicted_unread, "file_bytes": s.file_bytes, "file_limit_bytes": s.file_limit_bytes})
 }
 
 fn served_json(t: &TaskServed) -> Value {
     json!({"elements": t.elements, "rows": t.rows, "bytes": t.bytes, "source_opens": t.source_opens,
-       "buffered_bytes": t.buffered_bytes, "shared": t.shared.map(SharedReport::from)})
+       "buffered_bytes": t.buffered_bytes, "mapped_bytes": t.mapped_bytes, "sent_bytes": t.sent_bytes,
+       "shared": t.shared.map(SharedReport::from)})
 }
 
 fn reader_json(r: &ReaderStatus) -> Value {

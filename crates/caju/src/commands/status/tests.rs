@@ -192,16 +192,24 @@ fn jobs_that_share_are_named_with_what_they_read_of_each_other() {
         window_hits: 9,
         taken_over: 1,
         skipped_rows: 77,
+        reused_bytes: 3 << 20,
     };
-    let served = TaskServed { shared: Some(shared), ..Default::default() };
+    let served =
+        TaskServed { shared: Some(shared), mapped_bytes: 4 << 20, sent_bytes: 12, ..Default::default() };
     let shares = JobStatus {
         sharing: "exact".into(),
         shares_with: vec!["b epoch 0".into(), "c epoch 2".into()],
         served: Some(served),
         ..job(1, "a", "running")
     };
-    let sharing =
-        SharingUsage { bytes: 7 << 20, limit_bytes: 1 << 30, hits: 9, misses: 3, ..Default::default() };
+    let sharing = SharingUsage {
+        bytes: 7 << 20,
+        limit_bytes: 1 << 30,
+        hits: 9,
+        misses: 3,
+        file_bytes: 5 << 20,
+        ..Default::default()
+    };
     let usage = WorkerUsage { sharing: Some(sharing), ..Default::default() };
     let worker = WorkerStatus { worker_id: 4, usage: Some(usage), ..Default::default() };
     let status = GetStatusResponse {
@@ -210,11 +218,15 @@ fn jobs_that_share_are_named_with_what_they_read_of_each_other() {
         ..Default::default()
     };
     let shown = text("h:1", &status, false);
-    let line = "sharing exact with b epoch 0, c epoch 2: 1,500 rows computed, 4,500 rows of 9 splits from others, 77 rows skipped";
+    let line = "sharing exact with b epoch 0, c epoch 2: 1,500 rows computed, 4,500 rows of 9 splits from others, 77 rows skipped, 4.00 MiB in shared memory, of which 3.00 MiB are common with others";
     assert_eq!(shown.matches("sharing").count(), 1, "{shown}");
     assert!(shown.split_whitespace().collect::<Vec<_>>().join(" ").contains(line), "{shown}");
     let json = json::status(&status);
     assert_eq!(json["jobs"][0]["served"]["shared"]["window_hits"], 9);
+    assert_eq!(json["jobs"][0]["served"]["shared"]["reused_bytes"], 3 << 20);
+    assert_eq!(json["jobs"][0]["served"]["mapped_bytes"], 4 << 20);
+    assert_eq!(json["jobs"][0]["served"]["sent_bytes"], 12);
+    assert_eq!(json["workers"][0]["usage"]["sharing"]["file_bytes"], 5 << 20);
     assert_eq!(json["jobs"][0]["shares_with"][1], "c epoch 2");
     assert!(json["jobs"][1]["sharing"].is_null() && json["jobs"][1]["served"].is_null());
     assert_eq!(json["workers"][0]["usage"]["sharing"]["bytes"], 7 << 20);

@@ -1,0 +1,441 @@
+//! Files in memory that cannot change any more, and sockets that pass them on to other processes of the host.
+//!
+//! A [`SealedFile`] is a `memfd`: it has no name, so there is nothing to collide with or to leave behind, and its memory is
+//! freed when the last process has closed and unmapped it, however that process ended. Its seals (`F_SEAL_WRITE`,
+//! `F_SEAL_SHRINK`, `F_SEAL_GROW`) hold for everybody and forever. So bytes that were checked stay as they are, and reading a
+//! mapped page never ends a process with SIGBUS.
+//!
+//! Only Linux has these files. Elsewhere making one is an error of the kind `Unsupported`.
+
+use std::fmt;
+use std::io;
+#[cfg(unix)]
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+#[cfg(target_os = "linux")]
+use linux as system;
+#[cfg(not(target_os = "linux"))]
+use other as system;
+
+/// A file in memory that cannot change any more.
+#[derive(Debug)]
+pub struct SealedFile(system::File);
+
+/// The bytes of a [`SealedFile`], mapped into this process.
+///
+/// The pages are those of the file, which all processes share. They are mapped privately: a user of the memory that writes
+/// to it (a tensor that is changed in place) gets its own copy of the page, and nobody else sees the change.
+pub struct SealedMap(system::Map);
+
+impl SealedFile {
+    /// A file with these bytes, which are copied once. Blocking.
+    ///
+    /// # Errors
+    /// `Unsupported` where there are no such files, and those of the system: no memory, no descriptor.
+    pub fn new<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> io::Result<Self> {
+        system::File::new(parts.into_iter()).map(Self)
+    }
+
+    /// A file that another process has sent, with the length that this process has named.
+    ///
+    /// # Errors
+    /// `InvalidData` if it is no sealed file of this length.
+    #[cfg(unix)]
+    pub fn from_peer(file: OwnedFd, length: u64) -> io::Result<Self> {
+        system::File::from_peer(file, length).map(Self)
+    }
+
+    /// The number of bytes.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Maps the bytes. The map needs the file no longer.
+    ///
+    /// # Errors
+    /// Those of the system: no memory, or too many maps.
+    pub fn map(&self) -> io::Result<SealedMap> {
+        self.0.map().map(SealedMap)
+    }
+
+    /// Copies the bytes, for a process that cannot map them.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` if there are fewer bytes than `into` has.
+    pub fn read(&self, into: &mut [u8]) -> io::Result<()> {
+        self.0.read(into)
+    }
+}
+
+impl AsRef<[u8]> for SealedMap {
+    fn as_ref(&self) -> &[u8] {
+        self.0.bytes()
+    }
+}
+
+impl fmt::Debug for SealedMap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SealedMap").field("length", &self.as_ref().len()).finish_non_exhaustive()
+    }
+}
+
+/// Sends bytes over a socket of this host, and a file with the first of them.
+///
+/// # Errors
+/// Those of the system, as `WouldBlock`. Nothing was sent then.
+#[cfg(unix)]
+pub fn send_with_file(
+    socket: BorrowedFd<'_>,
+    parts: &[io::IoSlice<'_>],
+    file: &SealedFile,
+) -> io::Result<usize> {
+    system::send(socket, parts, &file.0)
+}
+
+/// Whether an error of [`send_with_file`] says that the system passes on no further file now: too many are on their way to
+/// processes that have not received them.
+#[cfg(unix)]
+pub fn refuses_files(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ETOOMANYREFS)
+}
+
+/// Receives bytes from a socket of this host, and the files that came with them.
+///
+/// # Errors
+/// Those of the system, as `WouldBlock`.
+#[cfg(unix)]
+pub fn receive_with_files(
+    socket: BorrowedFd<'_>,
+    into: &mut [u8],
+    files: &mut Vec<OwnedFd>,
+) -> io::Result<usize> {
+    system::receive(socket, into, files)
+}
+
+#[cfg(not(target_os = "linux"))]
+mod other {
+    use std::io;
+    #[cfg(unix)]
+    use std::os::fd::{BorrowedFd, OwnedFd};
+
+    #[derive(Debug)]
+    pub(super) enum File {}
+
+    pub(super) enum Map {}
+
+    fn unsupported<T>() -> io::Result<T> {
+        Err(io::Error::new(io::ErrorKind::Unsupported, "this system has no sealed files in memory"))
+    }
+
+    impl File {
+        pub(super) fn new<'a>(_: impl Iterator<Item = &'a [u8]>) -> io::Result<Self> {
+            unsupported()
+        }
+
+        #[cfg(unix)]
+        pub(super) fn from_peer(_: OwnedFd, _: u64) -> io::Result<Self> {
+            unsupported()
+        }
+
+        pub(super) fn len(&self) -> usize {
+            match *self {}
+        }
+
+        pub(super) fn map(&self) -> io::Result<Map> {
+            match *self {}
+        }
+
+        pub(super) fn read(&self, _: &mut [u8]) -> io::Result<()> {
+            match *self {}
+        }
+    }
+
+    impl Map {
+        pub(super) fn bytes(&self) -> &[u8] {
+            match *self {}
+        }
+    }
+
+    #[cfg(unix)]
+    pub(super) fn send(_: BorrowedFd<'_>, _: &[io::IoSlice<'_>], file: &File) -> io::Result<usize> {
+        match *file {}
+    }
+
+    #[cfg(unix)]
+    pub(super) fn receive(_: BorrowedFd<'_>, _: &mut [u8], _: &mut Vec<OwnedFd>) -> io::Result<usize> {
+        unsupported()
+    }
+}
+
+#[cfg(target_os = "linux")]
+mod linux {
+    use std::io::{self, IoSlice, Write};
+    use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+    use std::os::unix::fs::FileExt;
+
+    use memmap2::{MmapMut, MmapOptions};
+
+    /// The seals of every file: its bytes and its length are final.
+    const SEALS: libc::c_int = libc::F_SEAL_WRITE | libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+    /// Says that the file holds no program (`linux/memfd.h`). Kernels before 6.3 do not know it.
+    const MFD_NOEXEC_SEAL: libc::c_uint = 8;
+    /// Slices handed to one write. The system takes 1024 at most.
+    const MAX_SLICES: usize = 128;
+    /// Bytes for the files that come with one message: a dozen. One is expected.
+    const CONTROL_BYTES: usize = 64;
+
+    /// Memory for ancillary data, aligned as the system wants it.
+    #[repr(C, align(8))]
+    struct Control([u8; CONTROL_BYTES]);
+
+    #[derive(Debug)]
+    pub(super) struct File {
+        file: std::fs::File,
+        length: usize,
+    }
+
+    pub(super) struct Map(MmapMut);
+
+    impl File {
+        pub(super) fn new<'a>(parts: impl Iterator<Item = &'a [u8]>) -> io::Result<Self> {
+            let mut file = create()?;
+            let parts: Vec<IoSlice<'_>> = parts.map(IoSlice::new).collect();
+            let length = parts.iter().map(|part| part.len()).sum();
+            let mut parts = parts;
+            for group in parts.chunks_mut(MAX_SLICES) {
+                write_all(&mut file, group)?;
+            }
+            control(&file, libc::F_ADD_SEALS, SEALS | libc::F_SEAL_SEAL)?;
+            Ok(Self { file, length })
+        }
+
+        pub(super) fn from_peer(file: OwnedFd, length: u64) -> io::Result<Self> {
+            let wrong = || io::Error::new(io::ErrorKind::InvalidData, "it is no sealed file in memory");
+            let file = std::fs::File::from(file);
+            // Files of any other kind have no seals.
+            let seals = control(&file, libc::F_GET_SEALS, 0).map_err(|_| wrong())?;
+            if seals & SEALS != SEALS || file.metadata()?.len() != length {
+                return Err(wrong());
+            }
+            let length = usize::try_from(length).map_err(|_| wrong())?;
+            Ok(Self { file, length })
+        }
+
+        pub(super) fn len(&self) -> usize {
+            self.length
+        }
+
+        #[cfg(test)]
+        pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
+            std::os::fd::AsFd::as_fd(&self.file)
+        }
+
+        #[allow(unsafe_code, reason = "a mapped file must not change")]
+        pub(super) fn map(&self) -> io::Result<Map> {
+            // SAFETY: the seals keep the file's bytes and length as they are, for every process. The map is private, so what
+            // this process may write to it stays its own.
+            unsafe { MmapOptions::new().len(self.length).map_copy(&self.file) }.map(Map)
+        }
+
+        pub(super) fn read(&self, into: &mut [u8]) -> io::Result<()> {
+            self.file.read_exact_at(into, 0)
+        }
+    }
+
+    impl Map {
+        pub(super) fn bytes(&self) -> &[u8] {
+            &self.0
+        }
+
+        /// Writes as a user of the memory may.
+        #[cfg(test)]
+        pub(super) fn set_first(&mut self, byte: u8) {
+            self.0[0] = byte;
+        }
+    }
+
+    /// An empty file that can be sealed.
+    #[allow(unsafe_code, reason = "memfd_create has no safe wrapper in std")]
+    fn create() -> io::Result<std::fs::File> {
+        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+        let with = |flags| {
+            // SAFETY: the name is a C string that outlives the call.
+            let file = unsafe { libc::memfd_create(c"caju".as_ptr(), flags) };
+            if file < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            // SAFETY: the system has just made this descriptor, and nobody else owns it.
+            Ok(std::fs::File::from(unsafe { OwnedFd::from_raw_fd(file) }))
+        };
+        match with(flags | MFD_NOEXEC_SEAL) {
+            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => with(flags),
+            made => made,
+        }
+    }
+
+    fn write_all(file: &mut std::fs::File, mut parts: &mut [IoSlice<'_>]) -> io::Result<()> {
+        IoSlice::advance_slices(&mut parts, 0);
+        while !parts.is_empty() {
+            match file.write_vectored(parts) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(n) => IoSlice::advance_slices(&mut parts, n),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    /// `fcntl` with a number as its argument.
+    #[allow(unsafe_code, reason = "fcntl has no safe wrapper in std")]
+    fn control(file: &std::fs::File, command: libc::c_int, argument: libc::c_int) -> io::Result<libc::c_int> {
+        // SAFETY: commands with a number touch no memory of ours.
+        let answer = unsafe { libc::fcntl(file.as_raw_fd(), command, argument) };
+        if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer) }
+    }
+
+    #[allow(unsafe_code, reason = "sendmsg has no safe wrapper in std")]
+    #[allow(clippy::cast_possible_truncation, reason = "the types of lengths depend on the C library")]
+    pub(super) fn send(socket: BorrowedFd<'_>, parts: &[IoSlice<'_>], file: &File) -> io::Result<usize> {
+        const BYTES: libc::c_uint = size_of::<libc::c_int>() as libc::c_uint;
+        let mut memory = Control([0; CONTROL_BYTES]);
+        // SAFETY: all zeros are a valid header without a name, data or ancillary data.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        // The system only reads what these point to. `IoSlice` has the layout of `iovec`.
+        message.msg_iov = parts.as_ptr().cast_mut().cast();
+        message.msg_iovlen = parts.len() as _;
+        message.msg_control = memory.0.as_mut_ptr().cast();
+        // SAFETY: a computation without pointers.
+        message.msg_controllen = unsafe { libc::CMSG_SPACE(BYTES) } as _;
+        // SAFETY: `memory` has more than CMSG_SPACE bytes and the alignment of a header, so the header and its data are within
+        // it. Nothing else refers to it while they are written.
+        unsafe {
+            let header = libc::CMSG_FIRSTHDR(&raw const message);
+            (*header).cmsg_level = libc::SOL_SOCKET;
+            (*header).cmsg_type = libc::SCM_RIGHTS;
+            (*header).cmsg_len = libc::CMSG_LEN(BYTES) as _;
+            libc::CMSG_DATA(header).cast::<libc::c_int>().write_unaligned(file.file.as_raw_fd());
+        }
+        // SAFETY: `message`, and all that it points to, lives for the duration of the call.
+        let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
+        usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+    }
+
+    #[allow(unsafe_code, reason = "recvmsg has no safe wrapper in std")]
+    #[allow(clippy::cast_possible_truncation, reason = "the types of lengths depend on the C library")]
+    pub(super) fn receive(
+        socket: BorrowedFd<'_>,
+        into: &mut [u8],
+        files: &mut Vec<OwnedFd>,
+    ) -> io::Result<usize> {
+        let mut memory = Control([0; CONTROL_BYTES]);
+        let mut data = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
+        // SAFETY: all zeros are a valid header without a name, data or ancillary data.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = &raw mut data;
+        message.msg_iovlen = 1;
+        message.msg_control = memory.0.as_mut_ptr().cast();
+        message.msg_controllen = CONTROL_BYTES as _;
+        // SAFETY: `message`, and all that it points to, lives for the duration of the call and is writable.
+        let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC) };
+        let received = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
+        // SAFETY: the system has written headers into `memory` and set `msg_controllen` to their length, within which the
+        // macros stay. Each header of this type holds as many descriptors as its length says. They are new and this
+        // process's own, and each is taken once.
+        unsafe {
+            let mut header = libc::CMSG_FIRSTHDR(&raw const message);
+            while !header.is_null() {
+                if (*header).cmsg_level == libc::SOL_SOCKET && (*header).cmsg_type == libc::SCM_RIGHTS {
+                    let bytes = ((*header).cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize);
+                    let first = libc::CMSG_DATA(header).cast::<libc::c_int>();
+                    for at in 0..bytes / size_of::<libc::c_int>() {
+                        files.push(OwnedFd::from_raw_fd(first.add(at).read_unaligned()));
+                    }
+                }
+                header = libc::CMSG_NXTHDR(&raw const message, header);
+            }
+        }
+        Ok(received)
+    }
+}
+
+#[cfg(test)]
+#[cfg(target_os = "linux")]
+mod tests {
+    use std::io::{IoSlice, Read, Seek, Write};
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    fn descriptor(file: &SealedFile) -> OwnedFd {
+        file.0.as_fd().try_clone_to_owned().unwrap()
+    }
+
+    /// A file that comes over a socket has the bytes, and neither side can change or cut it.
+    #[test]
+    fn a_sealed_file_comes_over_a_socket_and_never_changes() {
+        let many: Vec<u8> = (0..300_000_u32).map(|i| i.to_le_bytes()[0]).collect();
+        let parts: Vec<&[u8]> = many.chunks(1000).chain([&[][..], b"end"]).collect();
+        let file = SealedFile::new(parts).unwrap();
+        assert_eq!(file.len(), 300_003);
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let parts = [IoSlice::new(b"he"), IoSlice::new(b"ad")];
+        assert_eq!(send_with_file(ours.as_fd(), &parts, &file).unwrap(), 4);
+        (&ours).write_all(b"more").unwrap();
+        drop(file);
+        let (mut bytes, mut files) = ([0; 64], Vec::new());
+        let n = receive_with_files(theirs.as_fd(), &mut bytes, &mut files).unwrap();
+        assert!(bytes[..n].starts_with(b"head"));
+        assert_eq!(files.len(), 1);
+        let raw = files.pop().unwrap();
+        let mut plain = std::fs::File::from(raw.try_clone().unwrap());
+        let file = SealedFile::from_peer(raw, 300_003).unwrap();
+        let (one, mut two) = (file.map().unwrap(), file.map().unwrap());
+        plain.rewind().unwrap();
+        assert!(
+            plain.write_all(b"x").is_err() && plain.set_len(10).is_err() && plain.set_len(1 << 20).is_err()
+        );
+        // What a user writes into its map is its own.
+        two.0.set_first(b'x');
+        assert_eq!((one.as_ref()[0], two.as_ref()[0]), (0, b'x'));
+        let mut copy = vec![0; file.len()];
+        file.read(&mut copy).unwrap();
+        drop(file);
+        assert!(one.as_ref() == copy && copy.starts_with(&many) && copy.ends_with(b"end"));
+    }
+
+    #[test]
+    fn what_is_not_sealed_is_refused() {
+        let file = SealedFile::new([&b"rows"[..]]).unwrap();
+        for wrong in [3, 5] {
+            assert_eq!(
+                SealedFile::from_peer(descriptor(&file), wrong).unwrap_err().kind(),
+                io::ErrorKind::InvalidData
+            );
+        }
+        let mut plain = tempfile::tempfile().unwrap();
+        plain.write_all(b"rows").unwrap();
+        assert!(SealedFile::from_peer(plain.into(), 4).is_err());
+        let (socket, _other) = UnixStream::pair().unwrap();
+        assert!(SealedFile::from_peer(socket.into(), 0).is_err());
+    }
+
+    #[test]
+    fn bytes_without_a_file_come_alone() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        (&ours).write_all(b"plain").unwrap();
+        let (mut bytes, mut files) = ([0; 64], Vec::new());
+        assert_eq!(receive_with_files(theirs.as_fd(), &mut bytes, &mut files).unwrap(), 5);
+        assert!(files.is_empty() && &bytes[..5] == b"plain");
+        let file = SealedFile::new([&b"rows"[..]]).unwrap();
+        send_with_file(ours.as_fd(), &[IoSlice::new(b"a")], &file).unwrap();
+        // A process that does not expect a file gets the bytes, and the file is closed.
+        assert_eq!((&theirs).read(&mut bytes).unwrap(), 1);
+    }
+}
