@@ -10,7 +10,8 @@ use arrow_schema::SchemaRef;
 use caju_types::{Error, Result};
 use caju_wire::checksum::RowsChecksum;
 use caju_wire::frame::{
-    CreditHeader, EmptyHeader, EndHeader, ErrorHeader, FIXED_LEN, Kind, OpenHeader, RowsHeader, SchemaHeader,
+    CreditHeader, EmptyHeader, EndHeader, ErrorHeader, FIXED_LEN, Kind, MovedHeader, OpenHeader, RowsHeader,
+    SchemaHeader,
 };
 use caju_wire::{BufferPool, ElementCursor, FrameReader, InFrame, decode_chunk, decode_schema};
 
@@ -57,6 +58,9 @@ fn receive(frame: InFrame, schema: &mut Option<SchemaRef>) -> Result<()> {
             let header: EndHeader = frame.message()?;
             let counts = header.counts();
             assert!(counts.is_none_or(|c| header.counted && c.len() == header.rows.len()));
+        }
+        Kind::Moved => {
+            let _socket: MovedHeader = frame.message()?;
         }
         Kind::Error => drop(Error::from(frame.message::<ErrorHeader>()?)),
         Kind::Schema => *schema = Some(decode_schema(&frame.message::<SchemaHeader>()?)?),

@@ -1,7 +1,7 @@
 //! The attempts of readers that restore states, as their requests name them.
 
 use caju_proto::v1;
-use caju_types::{ClientId, Error, Result};
+use caju_types::{ClientId, Error, JobName, Result};
 
 use crate::state::{Attempt, AttemptKey, Iteration, Job, MAX_RANKS};
 
@@ -84,5 +84,13 @@ pub(super) fn replaced(iteration: &Iteration, given: Option<&Attempt>) -> Error 
         iteration.describe(),
         name(iteration.attempt()),
         name(given)
+    ))
+}
+
+/// The error of a reader that comes after the end of an epoch.
+pub(super) fn read_already(name: &JobName, epoch: u64) -> Error {
+    Error::failed_precondition(format!(
+        "job `{name}` epoch {epoch} was read to its end already; take another job name to read the data again, or, to go back \
+         to a state from before the epoch, name the launch that does (--attempt; Python: load_state_dict(attempt=...))"
     ))
 }

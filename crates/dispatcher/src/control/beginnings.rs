@@ -8,7 +8,6 @@
 use caju_proto::v1;
 use caju_types::{Error, IterationId, JobName, Result};
 
-use super::iterations::read_already;
 use super::reports::SILENT_HEARTBEATS;
 use super::{Core, attempts};
 use crate::state::{Attempt, AttemptRelation, Iteration, Job};
@@ -56,7 +55,7 @@ pub(super) fn begins_again(
         // says that all rows are left, so nothing is no answer.
         AttemptRelation::Unknown if iteration.is_finished() => match given.attempt.is_some() && is_silent {
             true => Ok(true),
-            false => Err(read_already(&job.name, epoch)),
+            false => Err(attempts::read_already(&job.name, epoch)),
         },
         AttemptRelation::Unknown => Ok(is_silent && !iteration.takers.is_empty()),
     }

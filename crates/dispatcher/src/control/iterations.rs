@@ -1,7 +1,7 @@
 //! The iteration that a request reads: the one that runs, or a new one.
 
 use caju_proto::v1;
-use caju_types::{Error, IterationId, JobName, Result};
+use caju_types::{Error, IterationId, Result};
 
 use super::beginnings::{self, Beginning};
 use super::usage::{admit_epoch, admit_reader};
@@ -69,7 +69,7 @@ pub(super) fn get_or_create(
         // Under `dynamic` the other endpoints had all rows; under `off` this one's are its own, and which
         // endpoints were read is forgotten.
         let over = request.flight && job.spec.mode == Mode::Dynamic;
-        return if over { Ok(None) } else { Err(read_already(name, epoch)) };
+        return if over { Ok(None) } else { Err(attempts::read_already(name, epoch)) };
     }
     if job.incomplete.contains(epoch) {
         return Err(Error::failed_precondition(format!(
@@ -149,11 +149,4 @@ pub(super) fn open_new(
         txn.apply(Update::Planned { iteration, plan });
     }
     Ok(iteration)
-}
-
-pub(super) fn read_already(name: &JobName, epoch: u64) -> Error {
-    Error::failed_precondition(format!(
-        "job `{name}` epoch {epoch} was read to its end already; take another job name to read the data again, or, to go back \
-         to a state from before the epoch, name the launch that does (--attempt; Python: load_state_dict(attempt=...))"
-    ))
 }
