@@ -459,4 +459,22 @@ mod tests {
         };
         assert_eq!(ended, (io::ErrorKind::TimedOut, Use::Never));
     }
+
+    /// The time for the first call may be longer than the idle time: after a call it plays no part.
+    #[tokio::test]
+    async fn a_connection_is_idle_after_its_first_call_before_the_time_for_that_is_over() {
+        let limits = ConnectionLimits {
+            handshake: Duration::from_secs(3600),
+            idle: Duration::from_millis(50),
+            ..ConnectionLimits::default()
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let _peer = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (stream, _) = listener.accept().await.unwrap();
+        let permit = ConnectionGate::new(limits.clone()).enter(None).admit().await.unwrap();
+        let mut connection = GrpcConnection::new(Stream::Tcp(stream), permit, &limits);
+        drop(connection.connect_info().begin());
+        let read = tokio::time::timeout(Duration::from_secs(60), connection.read_u8()).await;
+        assert_eq!(read.unwrap().unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
 }
