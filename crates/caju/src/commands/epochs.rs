@@ -173,7 +173,11 @@ impl Epochs<'_> {
             states: self.state_file.as_ref().map(|f| f.states(epoch)).unwrap_or_default(),
             num_states: 0,
             states_of_all: false,
-            restored_beginning: self.state_file.as_ref().is_some_and(|f| f.first_epoch() == epoch),
+            // A later launch may have to read again what an earlier one had read to its end, in every further epoch.
+            restored_beginning: self
+                .state_file
+                .as_ref()
+                .is_some_and(|f| f.first_epoch() == epoch || self.attempt.is_some()),
             attempt: self.attempt.clone(),
             consumer: self.consumer,
             sharing: self.sharing.clone(),

@@ -83,8 +83,12 @@ impl Core {
         let job = JobName(request.job.clone());
         let members = self.read_durable(|state| {
             let iteration = state.find_iteration(&job, request.epoch)?;
-            let is_same = iteration.opened_by(&request.request_id).is_some()
-                || Attempt::relation(iteration.attempt(), attempt.as_ref()) == AttemptRelation::Other;
+            let is_decided = match Attempt::relation(iteration.attempt(), attempt.as_ref()) {
+                AttemptRelation::Other | AttemptRelation::Former => true,
+                AttemptRelation::Same => !attempts::comes_again(iteration, attempt.as_ref(), |_| false),
+                AttemptRelation::Unknown => false,
+            };
+            let is_same = is_decided || iteration.opened_by(&request.request_id).is_some();
             Some((iteration.id, iteration.own_members().collect::<Vec<_>>())).filter(|_| !is_same)
         });
         let Some((id, members)) = members.await? else {

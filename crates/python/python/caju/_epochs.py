@@ -145,8 +145,10 @@ class Epochs:
                 self._epochs = at + 1
             else:
                 moved(at)
-            # The next epoch begins from this state: what a launch that was killed since took of it is read again.
-            self._restored = (at + 1, attempt_named(attempt)) if exhausted else None
+            # The next epoch begins from this state: what a launch that was killed since took of it is read again. With an
+            # attempt that goes for all further ones.
+            named = attempt_named(attempt)
+            self._restored = (at + 1, named) if exhausted or named is not None else None
             if not states:
                 return None
             # A reader that gives its own state waits for those of all others.
@@ -157,8 +159,10 @@ class Epochs:
         def skipped(iteration: int) -> tuple[int, list[str]] | None:
             return self._connect(service).skipped(iteration)
 
-        restored, self._restored = self._restored, None
-        begin = {"restored_beginning": True, "attempt": restored[1]} if restored and restored[0] == epoch else None
+        restored = self._restored
+        begin = None
+        if restored is not None and (epoch == restored[0] or restored[1] is not None and epoch > restored[0]):
+            begin = {"restored_beginning": True, "attempt": restored[1]}
         try:
             reader: _caju.Reader | FailedPrecondition = self._read(self._connect(service), service, epoch, begin)
         except FailedPrecondition as e:
