@@ -392,7 +392,7 @@ for n in range(3):
     if n == 1:
         print(json.dumps(epoch.state_dict()), flush=True)
 """
-    with cj.LocalCluster() as cluster:
+    with cj.LocalCluster(listen="127.0.0.1:0") as cluster:
         with subprocess.Popen([sys.executable, "-c", trainer, cluster.address], stdin=subprocess.PIPE,
                               stdout=subprocess.PIPE, text=True) as running:
             state = json.loads(running.stdout.readline())
