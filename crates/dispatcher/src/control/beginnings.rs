@@ -57,7 +57,10 @@ pub(super) fn begins_again(
             true => Ok(true),
             false => Err(attempts::read_already(&job.name, epoch)),
         },
-        AttemptRelation::Unknown => Ok(is_silent && !iteration.takers.is_empty()),
+        // A reader that was killed before it could report what it took may hold rows until it is expelled.
+        AttemptRelation::Unknown => {
+            Ok(is_silent && (!iteration.takers.is_empty() || !iteration.members.is_empty()))
+        }
     }
 }
 

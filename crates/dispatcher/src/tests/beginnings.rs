@@ -100,6 +100,21 @@ fn an_epoch_that_lost_rows_with_a_killed_reader_begins_again_from_its_beginning(
 }
 
 #[test]
+fn an_epoch_begins_again_at_once_when_its_reader_was_killed_before_it_reported_anything() {
+    run(async {
+        let w = World::new();
+        let worker = w.worker("a:1").await;
+        let first = w.open(&json!({"splits": 2}), "j").await;
+        w.next(first.tasks[0].task_id, worker, 1, 9).await.unwrap();
+        let before = w.core.clock.now();
+        let again = open(&w, restored(""), &[]).await.unwrap();
+        assert!(w.core.clock.now() - before < Duration::from_secs(10), "not as long as the client timeout");
+        assert_ne!(again.iteration_id, first.iteration_id);
+        read_all(&w, worker, &again).await;
+    });
+}
+
+#[test]
 fn a_finished_epoch_begins_again_for_another_attempt_alone() {
     run(async {
         let mut w = World::new();
