@@ -65,7 +65,7 @@ def is_shared(array):
 @pytest.mark.parametrize("protocol", ["auto", "framed"])
 def test_large_batches_lie_in_memory_that_the_worker_wrote(cluster, protocol):
     rows = cj.range(120_000).batch(40_000).with_options(deterministic=True)
-    rows = rows.distribute(cluster(workers=1).dispatcher.address, job_name="train", data_transfer_protocol=protocol)
+    rows = rows.distribute(cluster(workers=1).dispatcher.address, job_name="train", sharing="exact", data_transfer_protocol=protocol)
     for _ in range(2):
         epoch = iter(rows)
         batches = [batch["id"] for batch in epoch]

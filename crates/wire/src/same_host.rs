@@ -1,6 +1,6 @@
 //! Connections between processes of one host, which pass on files in memory along with their bytes.
 //!
-//! A worker listens at a Unix domain socket with a random name, which it tells to readers that reach it from its own host.
+//! A worker listens at a Unix domain socket with a random name, which it names to readers that reach it from its own host.
 //! The name is an abstract one: it is no file, it ends with its process, and it exists in the worker's network namespace
 //! alone, so a reader that is not really on the host does not find it. Such a reader stays with TCP.
 

@@ -189,7 +189,8 @@ async fn send<W: AsyncWrite + Unpin>(
     };
     let codec = Compression::codec(open.compression, to.is_same_host);
     let mut outgoing = Outgoing::new(codec, manager.pool.clone());
-    if to.takes_files && codec.is_none() {
+    // For one reader alone a file costs more than the socket.
+    if to.takes_files && codec.is_none() && attachment.task.bodies.are_shared() {
         outgoing = outgoing.in_files(Arc::clone(&attachment.task.bodies), open.window_bytes);
     }
     let mut attachment = attachment.over_network(reader.client);

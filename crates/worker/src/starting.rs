@@ -69,7 +69,8 @@ impl Manager {
         let consumers = usize::try_from(def.num_consumers).unwrap_or(usize::MAX);
         let bytes = (self.config.buffer_bytes, consumers);
         let iteration = IterationId(def.iteration_id);
-        let group = sharing.is_some().then(|| body_group(&def));
+        let may_repeat = sharing.is_some() && pipeline.single_task();
+        let group = may_repeat.then(|| body_group(&def));
         let bodies = TaskBodies::new(id, Arc::clone(&self.body_files), group);
         let sides = (profiled, sharing, bodies);
         let running = RunningTask::new(id, (iteration, secret), schema, &run, bytes, sides, tasks);

@@ -167,7 +167,7 @@ async fn heartbeats(manager: Arc<Manager>, retry_timeout: Duration) {
 
 /// A dispatcher that does not answer. A worker waits for it as long as it runs, since it has nobody else to work for.
 struct Absence {
-    /// After this time tasks that ask for splits fail, and people are told.
+    /// After this time tasks that ask for splits fail, and a warning is logged.
     bound: Duration,
     since: Option<Instant>,
     is_reported: bool,

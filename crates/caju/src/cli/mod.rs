@@ -402,8 +402,8 @@ pub(crate) struct ReadArgs {
     /// hardly shrink are sent as they are
     #[arg(long, value_name = "none|auto|lz4|zstd", default_value = "none", value_parser = Compression::of_name)]
     pub(crate) compression: Compression,
-    /// The protocol by which rows come: `framed`, over TCP; or `auto`, from workers on this machine in shared memory where that
-    /// works, and else over TCP. `local` is for workers of the reader's process
+    /// The protocol by which rows come: `framed`, over TCP; or `auto`, from workers on this machine in shared memory where
+    /// equal jobs share and that works, and else over sockets. `local` is for workers of the reader's process
     #[arg(long, value_name = "auto|framed|local", default_value = "auto", value_parser = TransferProtocol::of_name)]
     pub(crate) data_transfer_protocol: TransferProtocol,
     /// How long to wait for the first worker before the reader fails

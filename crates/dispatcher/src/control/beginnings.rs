@@ -8,12 +8,8 @@
 use caju_proto::v1;
 use caju_types::{Error, IterationId, JobName, Result};
 
-use super::reports::SILENT_HEARTBEATS;
 use super::{Core, attempts};
 use crate::state::{Attempt, AttemptRelation, Iteration, Job};
-
-/// How often silent readers are looked for within a heartbeat.
-const POLLS_PER_HEARTBEAT: u32 = 4;
 
 /// A reader that restored the beginning of an epoch.
 #[derive(Debug, Clone)]
@@ -51,7 +47,7 @@ pub(super) fn begins_again(
             // A rank that comes again goes back with all the others.
             Ok(is_silent && attempts::comes_again(iteration, given.attempt.as_ref(), |_| false))
         }
-        // Without attempts a reader that comes late cannot be told from one of a later launch, if the epoch has its end. The state
+        // Without attempts a reader that comes late cannot be distinguished from one of a later launch, if the epoch has its end. The state
         // says that all rows are left, so nothing is no answer.
         AttemptRelation::Unknown if iteration.is_finished() => match given.attempt.is_some() && is_silent {
             true => Ok(true),
@@ -97,21 +93,9 @@ impl Core {
         let Some((id, members)) = members.await? else {
             return Ok(Some(Beginning { attempt, silent: None }));
         };
-        let calls = || {
-            let reports = self.reports.lock();
-            members.iter().map(|client| reports.last_call(id, *client)).collect::<Vec<_>>()
-        };
-        let heartbeat = self.config.timers.heartbeat;
-        let until = self.clock.now() + heartbeat.saturating_mul(SILENT_HEARTBEATS);
-        let before = calls();
-        while !members.is_empty() && calls() == before {
-            if self.clock.now() >= until {
-                tracing::info!(
-                    "{id}: all of its readers are silent, and a reader has restored its beginning"
-                );
-                return Ok(Some(Beginning { attempt, silent: Some(id) }));
-            }
-            self.clock.sleep(heartbeat / POLLS_PER_HEARTBEAT).await;
+        if !members.is_empty() && !self.any_calls(id, &members).await {
+            tracing::info!("{id}: all of its readers are silent, and a reader has restored its beginning");
+            return Ok(Some(Beginning { attempt, silent: Some(id) }));
         }
         Ok(Some(Beginning { attempt, silent: None }))
     }

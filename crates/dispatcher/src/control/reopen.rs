@@ -7,12 +7,9 @@
 use caju_proto::v1;
 use caju_types::{ClientId, IterationId, JobName, Result, RowRanges, TakenRows};
 
-use super::reports::{Reports, SILENT_HEARTBEATS};
+use super::reports::Reports;
 use super::{Core, Txn, acknowledgements, iterations};
 use crate::state::{Failure, FallbackState, FallbackStates, Iteration, Resume, State, TaskState, Update};
-
-/// How often a silent consumer is looked for within a heartbeat.
-const POLLS_PER_HEARTBEAT: u32 = 4;
 
 /// What a consumer reports as it leaves: what its user has taken beyond what it had acknowledged.
 #[derive(Debug, Clone, Default)]
@@ -137,17 +134,11 @@ impl Core {
         let Some((id, client)) = self.read_durable(|state| holder(state, request)).await? else {
             return Ok(());
         };
-        let heartbeat = self.config.timers.heartbeat;
-        let until = self.clock.now() + heartbeat.saturating_mul(SILENT_HEARTBEATS);
-        let before = self.reports.lock().last_call(id, client);
-        while self.reports.lock().last_call(id, client) == before {
-            if self.clock.now() >= until {
-                let unix_ms = self.unix_ms();
-                return self.commit(|txn| self.lose_client(txn, id, client, unix_ms)).await;
-            }
-            self.clock.sleep(heartbeat / POLLS_PER_HEARTBEAT).await;
+        if self.any_calls(id, &[client]).await {
+            return Ok(());
         }
-        Ok(())
+        let unix_ms = self.unix_ms();
+        self.commit(|txn| self.lose_client(txn, id, client, unix_ms)).await
     }
 
     /// A reader that is silent is lost.

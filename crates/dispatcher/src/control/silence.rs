@@ -5,16 +5,37 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use caju_runtime::catch;
-use caju_types::{Error, IterationId, WorkerId};
+use caju_types::{ClientId, Error, IterationId, WorkerId};
 
 use super::reopen::{self, FinalReport};
-use super::reports::Reports;
+use super::reports::{Reports, SILENT_HEARTBEATS};
 use super::shards::orphans;
 use super::{Core, Txn, acknowledgements, consumers, reattach, stragglers};
 use crate::config::Timers;
 use crate::state::{Iteration, State, TargetWorkers, Update, Worker, WorkerState};
 
+/// How often a call of silent readers is looked for within a heartbeat.
+const POLLS_PER_HEARTBEAT: u32 = 4;
+
 impl Core {
+    /// Waits until one of these readers calls. False if all of them have been silent for [`SILENT_HEARTBEATS`].
+    pub(super) async fn any_calls(&self, id: IterationId, clients: &[ClientId]) -> bool {
+        let calls = || -> Vec<u64> {
+            let reports = self.reports.lock();
+            clients.iter().map(|client| reports.last_call(id, *client)).collect()
+        };
+        let heartbeat = self.config.timers.heartbeat;
+        let until = self.clock.now() + heartbeat.saturating_mul(SILENT_HEARTBEATS);
+        let before = calls();
+        while calls() == before {
+            if self.clock.now() >= until {
+                return false;
+            }
+            self.clock.sleep(heartbeat / POLLS_PER_HEARTBEAT).await;
+        }
+        true
+    }
+
     /// Checks everything at intervals, until the dispatcher stops.
     pub(crate) async fn check_regularly(self: Arc<Self>) {
         loop {

@@ -42,6 +42,25 @@ async fn served(client: &Client, reader: Reader) -> TaskServed {
     client.final_status(iteration, PATIENCE).await.unwrap().served.unwrap()
 }
 
+/// A job that shares its rows with equal ones.
+fn shared(def: &Value) -> ReadRequest {
+    ReadRequest { sharing: Sharing::Exact { trainer_id: None }, ..request(def, "train") }
+}
+
+/// Of a job alone, and of one whose batches are like no other's, nothing is put in files: that costs more than a socket.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_that_no_other_job_has_come_over_the_socket() {
+    let mut cluster = Cluster::start(0).await;
+    cluster.add(|c| c.shared_memory_bytes = 1 << 20).await;
+    let client = client(&cluster).await;
+    for request in [request(&in_order(BATCH), "alone"), shared(&batches(BATCH))] {
+        let mut reader = client.read(request).await.unwrap();
+        assert_once(drain(&mut reader).await.unwrap(), ROWS.cast_signed());
+        let stats = reader.stats();
+        assert!(stats.mapped_bytes == 0 && stats.received_bytes > 0, "{stats:?}");
+    }
+}
+
 /// Rows come in shared memory where the worker and the reader may, and otherwise over sockets. They are the same.
 #[cfg(target_os = "linux")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -58,7 +77,7 @@ async fn large_bodies_come_in_shared_memory_unless_it_is_off() {
         let client = client(&cluster).await;
         let compression = caju_client::Compression::of_name(compression).unwrap();
         let transfer = Transfer { protocol, compression };
-        let request = ReadRequest { transfer, ..request(&batches(BATCH), "train") };
+        let request = ReadRequest { transfer, ..shared(&in_order(BATCH)) };
         let mut reader = client.read(request).await.unwrap();
         assert_once(drain(&mut reader).await.unwrap(), ROWS.cast_signed());
         let stats = reader.stats();
@@ -91,7 +110,7 @@ async fn a_worker_that_advertises_an_address_moves_no_reader() {
     };
     let reading = async {
         let client = client(&cluster).await;
-        let mut reader = client.read(request(&batches(BATCH), "")).await.unwrap();
+        let mut reader = client.read(shared(&in_order(BATCH))).await.unwrap();
         assert_once(drain(&mut reader).await.unwrap(), ROWS.cast_signed());
         assert_eq!(reader.stats().mapped_bytes, 0);
     };
@@ -130,7 +149,7 @@ async fn a_reader_that_does_not_find_the_socket_reads_over_tcp() {
                 }
             }));
         });
-        let mut reader = client.await.read(request(&batches(BATCH), "")).await.unwrap();
+        let mut reader = client.await.read(shared(&in_order(BATCH))).await.unwrap();
         assert_once(drain(&mut reader).await.unwrap(), ROWS.cast_signed());
         assert_eq!(reader.stats().mapped_bytes, 0);
     };

@@ -97,7 +97,7 @@ impl StageOrder {
         let names = def.stage_names();
         for (k, (stage, effects)) in segment.stages.iter().enumerate() {
             let shrinks = effects.size.change < Change::Same;
-            // A pair is told once: with the stage that shrinks rows, else with the one that grows them.
+            // A pair is reported once: with the stage that shrinks rows, else with the one that grows them.
             let crossed = |(at, other): &(usize, &(usize, &Effects))| {
                 let passed = if shrinks { *at > k && other.0 < *stage } else { *at < k && other.0 > *stage };
                 passed && (shrinks || other.1.size.change >= Change::Same)
