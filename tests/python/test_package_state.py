@@ -408,6 +408,28 @@ for n in range(3):
         assert sorted(ids(rows)) == list(range(2_000))
 
 
+def test_later_epochs_that_were_read_begin_again_behind_a_state_within_an_epoch():
+    with cj.LocalCluster() as cluster:
+        def train():
+            return cj.range(500).batch(10).distribute(cluster, job_name="train", epochs=4)
+
+        rows = train()
+        epoch = iter(rows)
+        taken = ids(next(epoch) for _ in range(5))
+        state = epoch.state_dict()
+        ids(epoch)
+        for _ in range(2):
+            assert len(ids(rows)) == 500
+        again = train()
+        epoch = iter(again)
+        epoch.load_state_dict(state)                          # without an attempt
+        other = iter(cj.range(500).batch(10).distribute(cluster, job_name="train", epochs=4))
+        other.close()
+        assert sorted(taken + ids(epoch)) == list(range(500))
+        for _ in range(3):
+            assert sorted(ids(again)) == list(range(500))
+
+
 def test_an_epoch_that_was_read_begins_again_for_another_attempt():
     with cj.LocalCluster() as cluster:
         def train():

@@ -203,6 +203,7 @@ impl Client {
                 request.attempt.filter(|_| request.restored_beginning || !request.states.is_empty()),
             )?,
             restored_beginning: request.restored_beginning && request.states.is_empty(),
+            after_iteration: request.after_iteration,
             request_id: random_secret()?.to_vec().into(),
         };
         let call = |mut d: caju_wire::Dispatcher| {

@@ -166,6 +166,9 @@ pub struct ReadRequest {
     /// A state was restored in which nothing of this epoch was taken: of the end of the epoch before, or of no epoch. What a launch of
     /// the program took of this epoch since then is read again, if all of its readers are gone.
     pub restored_beginning: bool,
+    /// With `restored_beginning`: the iteration of an earlier epoch that this launch of the program has opened behind states. Then a
+    /// later epoch that an earlier launch has read to its end begins again, too. 0: it has opened none.
+    pub after_iteration: u64,
     /// With `states` or `restored_beginning`: the launch of the user's program that restores them. It distinguishes a rank that comes late, which goes on
     /// with the others, from a program that goes back to these states once more. None: it is not known.
     pub attempt: Option<Attempt>,
@@ -352,6 +355,7 @@ impl ReadRequest {
             num_states: 0,
             states_of_all: false,
             restored_beginning: false,
+            after_iteration: 0,
             attempt: None,
             consumer: None,
             sharing: Sharing::default(),

@@ -109,6 +109,7 @@ impl Reopening {
             num_states: 0,
             states_of_all: false,
             restored_beginning: false,
+            after_iteration: 0,
             reattached_client: client.0,
             client_secret: secret.clone(),
             local_workers,

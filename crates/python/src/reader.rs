@@ -66,7 +66,7 @@ impl Client {
     #[pyo3(signature = (
         definition, *, job="", epoch=0, seed=None, mode="dynamic", dataset_id=None, policy="", encoding="", epochs=0,
         lost_readers="fail", target_workers=None, states=Vec::new(), num_states=0,
-        states_of_all=false, restored_beginning=false, attempt=None, consumer=None, sharing=None, priority=None, weight=None,
+        states_of_all=false, restored_beginning=false, after_iteration=0, attempt=None, consumer=None, sharing=None, priority=None, weight=None,
         compression="none", data_transfer_protocol="auto"
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
@@ -88,6 +88,7 @@ impl Client {
         num_states: u64,
         states_of_all: bool,
         restored_beginning: bool,
+        after_iteration: u64,
         attempt: Option<(String, Option<u32>)>,
         consumer: Option<(u32, u32, String, String)>,
         sharing: Option<(String, Option<String>)>,
@@ -130,6 +131,7 @@ impl Client {
             num_states,
             states_of_all,
             restored_beginning,
+            after_iteration,
             attempt: attempt.map(|(id, rank)| Attempt { id, rank }),
             consumer: consumer.map(|(count, index, uneven, balance)| Consumer {
                 index,

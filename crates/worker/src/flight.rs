@@ -112,6 +112,7 @@ impl FlightOnWorker {
             num_states: 0,
             states_of_all: false,
             restored_beginning: false,
+            after_iteration: 0,
             num_consumers: 0,
             consumer_index: 0,
             uneven: String::new(),

@@ -111,8 +111,12 @@ fn a_job_that_is_alone_fills_no_window() {
         let p = wide();
         start(&cluster, &p, "alone.json", &["--job", "alone"]).wait().expect_code(0);
         assert_eq!(epoch(&p, "alone.json")["rows"], 20_000);
-        let usage = &cluster.status()["workers"][0]["usage"]["sharing"];
         let most = if backlog == "0" { 0 } else { 3 << 20 };
+        // The worker reports it with a heartbeat.
+        let usage = &cluster.wait_for_status("the use of the window", |s| {
+            let usage = &s["workers"][0]["usage"]["sharing"];
+            (most == 0 || usage["peak_bytes"].as_u64()? > 0).then(|| usage.clone())
+        });
         let peak = usage["peak_bytes"].as_u64().unwrap();
         assert!(peak <= most && (peak > 0) == (most > 0), "backlog {backlog}: {usage}");
         cluster.stop();

@@ -114,7 +114,7 @@ impl Epochs<'_> {
     pub(crate) async fn read(self) -> Result<Outcome> {
         let start = Instant::now();
         let mut report = RunReport::new();
-        let (mut job, mut failure) = (None, None);
+        let (mut job, mut failure, mut after) = (None, None, 0);
         let announcer = DecisionAnnouncer::new(self.client, &self.job, self.announce);
         // Before the first row can be asked for: a signal that comes before that has a state to write, too.
         let mut signals = self.state_file.is_some().then(Signals::new).transpose()?;
@@ -123,7 +123,10 @@ impl Epochs<'_> {
         }
         for epoch in self.state_file.as_ref().map_or(0, StateFile::first_epoch)..self.args.epochs {
             let before = Instant::now();
-            let reader = self.client.read(self.request(epoch)).await?;
+            let reader = self.client.read(self.request(epoch, after)).await?;
+            if self.state_file.as_ref().is_some_and(|f| !f.states(epoch).is_empty()) {
+                after = reader.iteration().0;
+            }
             report.fingerprint = reader.fingerprint().to_string();
             let expected = report.epochs.last().map(|e| e.rows);
             let (read, status, incomplete) =
@@ -156,7 +159,8 @@ impl Epochs<'_> {
         ))
     }
 
-    fn request(&self, epoch: u64) -> ReadRequest {
+    /// `after`: the iteration of the first epoch, if it was opened behind a state; else 0.
+    fn request(&self, epoch: u64, after: u64) -> ReadRequest {
         let dataset = DatasetRef::Definition(Box::new(self.def.clone()));
         ReadRequest {
             dataset,
@@ -177,7 +181,8 @@ impl Epochs<'_> {
             restored_beginning: self
                 .state_file
                 .as_ref()
-                .is_some_and(|f| f.first_epoch() == epoch || self.attempt.is_some()),
+                .is_some_and(|f| f.first_epoch() == epoch || after > 0 || self.attempt.is_some()),
+            after_iteration: after,
             attempt: self.attempt.clone(),
             consumer: self.consumer,
             sharing: self.sharing.clone(),

@@ -16,8 +16,17 @@ use crate::state::{Attempt, AttemptRelation, Iteration, Job};
 pub(super) struct Beginning {
     /// The launch of the program that restored it, if the reader says so.
     pub(super) attempt: Option<Attempt>,
+    /// An iteration that its launch has opened.
+    after: Option<IterationId>,
     /// The iteration whose readers have all been silent for some heartbeats.
     silent: Option<IterationId>,
+}
+
+impl Beginning {
+    /// Whether it is known which iterations belong to its launch.
+    fn names_launch(&self) -> bool {
+        self.attempt.is_some() || self.after.is_some()
+    }
 }
 
 /// Whether the epoch begins again for a reader that restored its beginning.
@@ -47,9 +56,10 @@ pub(super) fn begins_again(
             // A rank that comes again goes back with all the others.
             Ok(is_silent && attempts::comes_again(iteration, given.attempt.as_ref(), |_| false))
         }
+        AttemptRelation::Unknown if given.after.is_some_and(|after| iteration.id > after) => Ok(false),
         // Without attempts a reader that comes late cannot be distinguished from one of a later launch, if the epoch has its end. The state
         // says that all rows are left, so nothing is no answer.
-        AttemptRelation::Unknown if iteration.is_finished() => match given.attempt.is_some() && is_silent {
+        AttemptRelation::Unknown if iteration.is_finished() => match given.names_launch() && is_silent {
             true => Ok(true),
             false => Err(attempts::read_already(&job.name, epoch)),
         },
@@ -79,24 +89,25 @@ impl Core {
             ));
         }
         let attempt = attempts::parse(request)?;
+        let after = Some(IterationId(request.after_iteration)).filter(|after| after.0 > 0);
         let job = JobName(request.job.clone());
         let members = self.read_durable(|state| {
             let iteration = state.find_iteration(&job, request.epoch)?;
             let is_decided = match Attempt::relation(iteration.attempt(), attempt.as_ref()) {
                 AttemptRelation::Other | AttemptRelation::Former => true,
                 AttemptRelation::Same => !attempts::comes_again(iteration, attempt.as_ref(), |_| false),
-                AttemptRelation::Unknown => false,
+                AttemptRelation::Unknown => after.is_some_and(|after| iteration.id > after),
             };
             let is_same = is_decided || iteration.opened_by(&request.request_id).is_some();
             Some((iteration.id, iteration.own_members().collect::<Vec<_>>())).filter(|_| !is_same)
         });
         let Some((id, members)) = members.await? else {
-            return Ok(Some(Beginning { attempt, silent: None }));
+            return Ok(Some(Beginning { attempt, after, silent: None }));
         };
         if !members.is_empty() && !self.any_calls(id, &members).await {
             tracing::info!("{id}: all of its readers are silent, and a reader has restored its beginning");
-            return Ok(Some(Beginning { attempt, silent: Some(id) }));
+            return Ok(Some(Beginning { attempt, after, silent: Some(id) }));
         }
-        Ok(Some(Beginning { attempt, silent: None }))
+        Ok(Some(Beginning { attempt, after, silent: None }))
     }
 }

@@ -115,6 +115,24 @@ fn an_epoch_begins_again_at_once_when_its_reader_was_killed_before_it_reported_a
 }
 
 #[test]
+fn iterations_from_before_that_of_the_launch_belong_to_an_earlier_one() {
+    run(async {
+        let w = World::new();
+        let worker = w.worker("a:1").await;
+        let first = w.open(&json!({"splits": 2}), "j").await;
+        read_all(&w, worker, &first).await;
+        let after = |after_iteration| v1::OpenIterationRequest { after_iteration, ..restored("") };
+        // The launch has opened a later iteration: the finished one is not its own.
+        let again = open(&w, after(first.iteration_id + 1), &[]).await.unwrap();
+        assert_ne!(again.iteration_id, first.iteration_id);
+        read_all(&w, worker, &again).await;
+        // Another reader of the same launch finds the end.
+        let late = open(&w, after(first.iteration_id), &[]).await.unwrap();
+        assert!(late.finished && late.iteration_id == again.iteration_id);
+    });
+}
+
+#[test]
 fn a_finished_epoch_begins_again_for_another_attempt_alone() {
     run(async {
         let mut w = World::new();

@@ -84,6 +84,7 @@ class Client:
         num_states: int = 0,
         states_of_all: bool = False,
         restored_beginning: bool = False,
+        after_iteration: int = 0,
         attempt: tuple[str, int | None] | None = None,
         consumer: tuple[int, int, str, str] | None = None,
         sharing: tuple[str, str | None] | None = None,

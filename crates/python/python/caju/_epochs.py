@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _caju
 from ._attempt import attempt_named
@@ -18,6 +18,23 @@ from ._service import Service
 
 if TYPE_CHECKING:
     Element = dict[str, Any]
+
+
+class Restored(NamedTuple):
+    """A state that was loaded: what a launch of the program that was killed since took of later epochs is read again."""
+
+    next_epoch: int
+    attempt: tuple[str, int | None] | None
+    """The launch that loaded it, where that is known."""
+    iteration: int
+    """The iteration that goes on behind the state; 0 if the state is of an epoch's end."""
+
+    def request(self, epoch: int) -> dict[str, Any] | None:
+        """What the opening of an epoch says of it."""
+        names_launch = self.attempt is not None or self.iteration > 0
+        if epoch == self.next_epoch or names_launch and epoch > self.next_epoch:
+            return {"restored_beginning": True, "attempt": self.attempt, "after_iteration": self.iteration}
+        return None
 
 
 class Epochs:
@@ -52,8 +69,7 @@ class Epochs:
         self._client: _caju.Client | None = None
         self._cluster: Any = None
         self._job: str | None = None
-        # The epoch that a state of the end of the one before leads to, and who restored it.
-        self._restored: tuple[int, tuple[str, int | None] | None] | None = None
+        self._restored: Restored | None = None
 
     def __iter__(self) -> DatasetIterator[Element]:
         row, dense = self._form()
@@ -145,24 +161,23 @@ class Epochs:
                 self._epochs = at + 1
             else:
                 moved(at)
-            # The next epoch begins from this state: what a launch that was killed since took of it is read again. With an
-            # attempt that goes for all further ones.
             named = attempt_named(attempt)
-            self._restored = (at + 1, named) if exhausted or named is not None else None
+            self._restored = Restored(at + 1, named, 0) if exhausted or named is not None else None
             if not states:
                 return None
             # A reader that gives its own state waits for those of all others.
             wanted = 0 if of_all else num_readers
             given = {"states": states, "num_states": wanted, "states_of_all": of_all, "attempt": attempt_named(attempt)}
-            return self._read(self._connect(service), service, at, given)
+            reader = self._read(self._connect(service), service, at, given)
+            if not exhausted:
+                self._restored = Restored(at + 1, named, reader.iteration)
+            return reader
 
         def skipped(iteration: int) -> tuple[int, list[str]] | None:
             return self._connect(service).skipped(iteration)
 
         restored = self._restored
-        begin = None
-        if restored is not None and (epoch == restored[0] or restored[1] is not None and epoch > restored[0]):
-            begin = {"restored_beginning": True, "attempt": restored[1]}
+        begin = None if restored is None else restored.request(epoch)
         try:
             reader: _caju.Reader | FailedPrecondition = self._read(self._connect(service), service, epoch, begin)
         except FailedPrecondition as e:
