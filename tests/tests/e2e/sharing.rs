@@ -65,7 +65,9 @@ fn what_one_trainer_computed_the_other_one_reads() {
 fn the_sharing_wait_bounds_the_wait_for_a_paused_job() {
     let window = ["--sharing-window", "1MiB", "--sharing-lag", "throttle", "--sharing-wait", "5s"];
     let cluster = Cluster::start_with(1, &[], &[&["--buffer", "1MiB"], &window[..]].concat());
-    let p = wide();
+    // The first job must not be over before it is paused.
+    let steps = json!([{ "sleep": { "per_row": "40us" } }, { "with_columns": { "pad": "repeat('x', 2000)" } }, { "batch": 100 }]);
+    let p = Pipeline::of(json!({ "range": 20_000 }), steps);
     let paused = start(&cluster, &p, "one.json", &["--job", "one"]);
     cluster.wait_for_status("rows of the first job", |s| {
         (s["jobs"][0]["readers"][0]["rows"].as_u64()? > 0).then_some(())
