@@ -1,6 +1,6 @@
 //! What tasks gave to their readers, as their workers report it with heartbeats and at the end of a task.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use caju_proto::v1::{SharedUse, TaskServed};
 use caju_types::{IterationId, TaskId, WorkerId};
@@ -11,6 +11,8 @@ use crate::state::State;
 #[derive(Debug, Default)]
 pub(super) struct Served {
     tasks: BTreeMap<(IterationId, TaskId), (WorkerId, TaskServed)>,
+    /// Tasks whose report is that of their end. A heartbeat that was sent before may arrive after it.
+    ended: BTreeSet<(IterationId, TaskId)>,
 }
 
 impl Served {
@@ -25,7 +27,7 @@ impl Served {
         for report in reports {
             let id = TaskId(report.task_id);
             let Some((iteration, task)) = state.task(id) else { continue };
-            if task.worker == worker {
+            if task.worker == worker && !self.ended.contains(&(iteration.id, id)) {
                 self.tasks.insert((iteration.id, id), (worker, *report));
                 own.push((iteration.id, *report));
             }
@@ -33,8 +35,14 @@ impl Served {
         own
     }
 
+    /// The task has ended with its last report.
+    pub(super) fn on_end(&mut self, iteration: IterationId, task: TaskId) {
+        self.ended.insert((iteration, task));
+    }
+
     /// Drops the reports of an iteration.
     pub(super) fn forget(&mut self, iteration: IterationId) {
+        self.ended.retain(|(i, _)| *i != iteration);
         self.tasks.retain(|(i, _), _| *i != iteration);
     }
 

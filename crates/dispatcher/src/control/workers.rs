@@ -220,6 +220,7 @@ impl Core {
         {
             let mut reports = self.reports.lock();
             reports.on_served(txn.state, ended.worker, request.served.as_slice(), self.clock.now());
+            reports.served.on_end(iteration_id, id);
             reports.on_task_ended(iteration_id, &request.stages, request.io);
             reports.on_rows_skipped(iteration_id, &request.first_skips);
         }

@@ -535,3 +535,33 @@ fn jobs_share_a_dataset_only_if_they_sent_the_same_functions() {
         assert_eq!(world.core.snapshot().datasets.len(), 2);
     });
 }
+
+/// The worker sent the heartbeat before the task ended, and it arrives after the task's end.
+#[tokio::test]
+async fn a_late_heartbeat_does_not_replace_what_a_task_said_at_its_end() {
+    let w = World::new();
+    let worker = w.worker("a:1").await;
+    let opened = w.open(&json!({"splits": 2}), "train").await;
+    let task_id = opened.tasks[0].task_id;
+    let served = |rows| v1::TaskServed { task_id, rows, ..Default::default() };
+    let secret = w.worker_secret(worker);
+    let finish = v1::FinishTaskRequest {
+        task_id,
+        worker_id: worker,
+        secret: secret.clone(),
+        served: Some(served(16)),
+        ..Default::default()
+    };
+    w.core.finish_task(finish).await.unwrap();
+    let late = v1::WorkerHeartbeatRequest {
+        worker_id: worker,
+        address: "a:1".into(),
+        secret,
+        tasks: vec![task_id],
+        served: vec![served(11)],
+        ..Default::default()
+    };
+    w.core.worker_heartbeat(late).await.unwrap();
+    let status = w.core.get_status().await.unwrap();
+    assert_eq!(status.jobs[0].served.unwrap().rows, 16);
+}
