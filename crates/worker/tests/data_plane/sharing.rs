@@ -200,7 +200,8 @@ async fn pipelines_share_down_to_their_common_hint() {
     // A job that is alone holds rows for equal jobs: what it had computed by then, the second one computes again.
     let extra = computed(&uses) - ROWS / 2;
     assert!(extra <= AHEAD / 2, "{} splits were computed twice: {uses:?}", 2 * extra / SPLIT);
-    assert!(uses[1].window_rows > 0 && uses[2].window_rows > 0, "{uses:?}");
+    // Either of the first two may be ahead of the other all the time, and read nothing of it.
+    assert!(uses[0].window_rows + uses[1].window_rows > 0 && uses[2].window_rows > 0, "{uses:?}");
 }
 
 /// Every job gets each row of its epoch once, whatever the window, whichever job is slow and whenever it joins.
