@@ -67,6 +67,25 @@ def test_without_a_copy_they_are_views():
     assert again.sum() == 28
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such files")
+def test_tensors_of_trainers_on_one_host_lie_in_one_file_in_memory(cluster):
+    def files(tensor):
+        """The files in memory in which a tensor lies, by their inodes."""
+        maps = [line.split() for line in pathlib.Path("/proc/self/maps").read_text().splitlines() if "memfd:caju" in line]
+        at = tensor.data_ptr()
+        spans = [([int(n, 16) for n in fields[0].split("-")], fields[4]) for fields in maps]
+        return {inode for (first, end), inode in spans if first <= at < end}
+
+    rows = cj.range(80_000).batch(40_000).with_options(deterministic=True)
+    service = cluster(workers=1).dispatcher.address
+    trainers = [rows.distribute(service, job_name=name, sharing="exact", policy="compute").torch(copy=False) for name in "ab"]
+    pairs = list(zip(*trainers, strict=True))
+    for a, b in pairs:
+        assert torch.equal(a["id"], b["id"])
+        assert files(a["id"]) == files(b["id"]) != set(), "one copy for both"
+    assert [int(a["id"][0]) for a, _ in pairs] == [0, 40_000]
+
+
 def test_ragged_columns_are_lists_of_tensors():
     import pyarrow as pa
 
