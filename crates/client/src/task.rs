@@ -320,7 +320,7 @@ fn decode(
 ) -> Result<(Chunk, usize)> {
     let body = match files {
         Some(files) if header.file_bytes > 0 => {
-            let body = files.take_body(header.file_bytes, shared.config.max_frame_bytes, &shared.pool);
+            let body = files.take_body(&header, shared.config.max_frame_bytes, &shared.pool);
             let body = body.inspect_err(|e| shared.give_up_shared_memory(e))?;
             match body.is_mapped {
                 true => shared.recorder.mapped(header.file_bytes),

@@ -55,6 +55,11 @@ impl SealedFile {
         self.len() == 0
     }
 
+    /// A number that the file has in every process, and that no other file of the host has while this one is open.
+    pub fn id(&self) -> u64 {
+        self.0.id()
+    }
+
     /// Maps the bytes. The map needs the file no longer.
     ///
     /// # Errors
@@ -104,6 +109,16 @@ pub fn refuses_files(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ETOOMANYREFS)
 }
 
+/// What came over a socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Received {
+    /// The number of bytes.
+    pub bytes: usize,
+    /// The system has dropped files that came with the bytes: this process has no descriptor left, or may not have these
+    /// files. It says nothing else, and the bytes come as if nothing were missing.
+    pub lost_files: bool,
+}
+
 /// Receives bytes from a socket of this host, and the files that came with them.
 ///
 /// # Errors
@@ -113,7 +128,7 @@ pub fn receive_with_files(
     socket: BorrowedFd<'_>,
     into: &mut [u8],
     files: &mut Vec<OwnedFd>,
-) -> io::Result<usize> {
+) -> io::Result<Received> {
     system::receive(socket, into, files)
 }
 
@@ -146,6 +161,10 @@ mod other {
             match *self {}
         }
 
+        pub(super) fn id(&self) -> u64 {
+            match *self {}
+        }
+
         pub(super) fn map(&self) -> io::Result<Map> {
             match *self {}
         }
@@ -167,7 +186,11 @@ mod other {
     }
 
     #[cfg(unix)]
-    pub(super) fn receive(_: BorrowedFd<'_>, _: &mut [u8], _: &mut Vec<OwnedFd>) -> io::Result<usize> {
+    pub(super) fn receive(
+        _: BorrowedFd<'_>,
+        _: &mut [u8],
+        _: &mut Vec<OwnedFd>,
+    ) -> io::Result<super::Received> {
         unsupported()
     }
 }
@@ -176,9 +199,11 @@ mod other {
 mod linux {
     use std::io::{self, IoSlice, Write};
     use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-    use std::os::unix::fs::FileExt;
+    use std::os::unix::fs::{FileExt, MetadataExt};
 
     use memmap2::{MmapMut, MmapOptions};
+
+    use super::Received;
 
     /// The seals of every file: its bytes and its length are final.
     const SEALS: libc::c_int = libc::F_SEAL_WRITE | libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
@@ -197,21 +222,24 @@ mod linux {
     pub(super) struct File {
         file: std::fs::File,
         length: usize,
+        /// The inode. All files in memory are on one file system of the kernel's own.
+        id: u64,
     }
 
     pub(super) struct Map(MmapMut);
 
     impl File {
         pub(super) fn new<'a>(parts: impl Iterator<Item = &'a [u8]>) -> io::Result<Self> {
-            let mut file = create()?;
-            let parts: Vec<IoSlice<'_>> = parts.map(IoSlice::new).collect();
+            let mut parts: Vec<IoSlice<'_>> = parts.map(IoSlice::new).collect();
             let length = parts.iter().map(|part| part.len()).sum();
-            let mut parts = parts;
+            check_size(length)?;
+            let mut file = create()?;
             for group in parts.chunks_mut(MAX_SLICES) {
                 write_all(&mut file, group)?;
             }
             control(&file, libc::F_ADD_SEALS, SEALS | libc::F_SEAL_SEAL)?;
-            Ok(Self { file, length })
+            let id = file.metadata()?.ino();
+            Ok(Self { file, length, id })
         }
 
         pub(super) fn from_peer(file: OwnedFd, length: u64) -> io::Result<Self> {
@@ -219,15 +247,20 @@ mod linux {
             let file = std::fs::File::from(file);
             // Files of any other kind have no seals.
             let seals = control(&file, libc::F_GET_SEALS, 0).map_err(|_| wrong())?;
-            if seals & SEALS != SEALS || file.metadata()?.len() != length {
+            let metadata = file.metadata()?;
+            if seals & SEALS != SEALS || metadata.len() != length {
                 return Err(wrong());
             }
             let length = usize::try_from(length).map_err(|_| wrong())?;
-            Ok(Self { file, length })
+            Ok(Self { file, length, id: metadata.ino() })
         }
 
         pub(super) fn len(&self) -> usize {
             self.length
+        }
+
+        pub(super) fn id(&self) -> u64 {
+            self.id
         }
 
         #[cfg(test)]
@@ -257,6 +290,19 @@ mod linux {
         pub(super) fn set_first(&mut self, byte: u8) {
             self.0[0] = byte;
         }
+    }
+
+    /// Whether this process may write a file of this size. A longer one would end it with SIGXFSZ: the limit on the size of
+    /// files (`ulimit -f`) is one for files in memory, too.
+    #[allow(unsafe_code, reason = "getrlimit has no safe wrapper in std")]
+    fn check_size(length: usize) -> io::Result<()> {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: `limit` lives for the duration of the call and is writable.
+        if unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let fits = limit.rlim_cur == libc::RLIM_INFINITY || length as u64 <= limit.rlim_cur;
+        if fits { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EFBIG)) }
     }
 
     /// An empty file that can be sealed.
@@ -332,7 +378,7 @@ mod linux {
         socket: BorrowedFd<'_>,
         into: &mut [u8],
         files: &mut Vec<OwnedFd>,
-    ) -> io::Result<usize> {
+    ) -> io::Result<Received> {
         let mut memory = Control([0; CONTROL_BYTES]);
         let mut data = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
         // SAFETY: all zeros are a valid header without a name, data or ancillary data.
@@ -360,82 +406,10 @@ mod linux {
                 header = libc::CMSG_NXTHDR(&raw const message, header);
             }
         }
-        Ok(received)
+        Ok(Received { bytes: received, lost_files: message.msg_flags & libc::MSG_CTRUNC != 0 })
     }
 }
 
 #[cfg(test)]
 #[cfg(target_os = "linux")]
-mod tests {
-    use std::io::{IoSlice, Read, Seek, Write};
-    use std::os::fd::AsFd;
-    use std::os::unix::net::UnixStream;
-
-    use super::*;
-
-    fn descriptor(file: &SealedFile) -> OwnedFd {
-        file.0.as_fd().try_clone_to_owned().unwrap()
-    }
-
-    /// A file that comes over a socket has the bytes, and neither side can change or cut it.
-    #[test]
-    fn a_sealed_file_comes_over_a_socket_and_never_changes() {
-        let many: Vec<u8> = (0..300_000_u32).map(|i| i.to_le_bytes()[0]).collect();
-        let parts: Vec<&[u8]> = many.chunks(1000).chain([&[][..], b"end"]).collect();
-        let file = SealedFile::new(parts).unwrap();
-        assert_eq!(file.len(), 300_003);
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        let parts = [IoSlice::new(b"he"), IoSlice::new(b"ad")];
-        assert_eq!(send_with_file(ours.as_fd(), &parts, &file).unwrap(), 4);
-        (&ours).write_all(b"more").unwrap();
-        drop(file);
-        let (mut bytes, mut files) = ([0; 64], Vec::new());
-        let n = receive_with_files(theirs.as_fd(), &mut bytes, &mut files).unwrap();
-        assert!(bytes[..n].starts_with(b"head"));
-        assert_eq!(files.len(), 1);
-        let raw = files.pop().unwrap();
-        let mut plain = std::fs::File::from(raw.try_clone().unwrap());
-        let file = SealedFile::from_peer(raw, 300_003).unwrap();
-        let (one, mut two) = (file.map().unwrap(), file.map().unwrap());
-        plain.rewind().unwrap();
-        assert!(
-            plain.write_all(b"x").is_err() && plain.set_len(10).is_err() && plain.set_len(1 << 20).is_err()
-        );
-        // What a user writes into its map is its own.
-        two.0.set_first(b'x');
-        assert_eq!((one.as_ref()[0], two.as_ref()[0]), (0, b'x'));
-        let mut copy = vec![0; file.len()];
-        file.read(&mut copy).unwrap();
-        drop(file);
-        assert!(one.as_ref() == copy && copy.starts_with(&many) && copy.ends_with(b"end"));
-    }
-
-    #[test]
-    fn what_is_not_sealed_is_refused() {
-        let file = SealedFile::new([&b"rows"[..]]).unwrap();
-        for wrong in [3, 5] {
-            assert_eq!(
-                SealedFile::from_peer(descriptor(&file), wrong).unwrap_err().kind(),
-                io::ErrorKind::InvalidData
-            );
-        }
-        let mut plain = tempfile::tempfile().unwrap();
-        plain.write_all(b"rows").unwrap();
-        assert!(SealedFile::from_peer(plain.into(), 4).is_err());
-        let (socket, _other) = UnixStream::pair().unwrap();
-        assert!(SealedFile::from_peer(socket.into(), 0).is_err());
-    }
-
-    #[test]
-    fn bytes_without_a_file_come_alone() {
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        (&ours).write_all(b"plain").unwrap();
-        let (mut bytes, mut files) = ([0; 64], Vec::new());
-        assert_eq!(receive_with_files(theirs.as_fd(), &mut bytes, &mut files).unwrap(), 5);
-        assert!(files.is_empty() && &bytes[..5] == b"plain");
-        let file = SealedFile::new([&b"rows"[..]]).unwrap();
-        send_with_file(ours.as_fd(), &[IoSlice::new(b"a")], &file).unwrap();
-        // A process that does not expect a file gets the bytes, and the file is closed.
-        assert_eq!((&theirs).read(&mut bytes).unwrap(), 1);
-    }
-}
+mod tests;

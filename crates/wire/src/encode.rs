@@ -137,7 +137,7 @@ impl EncodedRows {
                 self.body_len
             )));
         }
-        let header = RowsHeader { file_bytes: self.body_len, ..self.header };
+        let header = RowsHeader { file_bytes: self.body_len, file_id: file.id(), ..self.header };
         let head = frame::head(Kind::Rows, &header, 0)?;
         Ok(OutFrame { head, body: Vec::new(), body_len: 0, raw_len: self.body_len, file: Some(file) })
     }

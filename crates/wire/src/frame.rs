@@ -336,6 +336,9 @@ pub struct RowsHeader {
     /// 0: the body is in the frame.
     #[prost(uint64, tag = "763")]
     pub file_bytes: u64,
+    /// The number that this file has on the host ([`SealedFile::id`](caju_runtime::sealed::SealedFile::id)).
+    #[prost(uint64, tag = "764")]
+    pub file_id: u64,
 }
 
 impl RowsHeader {

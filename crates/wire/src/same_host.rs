@@ -17,7 +17,7 @@ use caju_types::{Error, Result};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::frame::damaged;
+use crate::frame::{RowsHeader, damaged};
 use crate::pool::BufferPool;
 
 #[cfg(target_os = "linux")]
@@ -41,6 +41,8 @@ struct Files {
     incoming: VecDeque<std::os::fd::OwnedFd>,
     #[cfg(not(unix))]
     incoming: VecDeque<()>,
+    /// The system has dropped a file that should have come. It does not say which, so no file can be told from another one.
+    has_lost: bool,
 }
 
 /// A body that came in a file.
@@ -58,12 +60,13 @@ impl PassedFiles {
         self.0.lock().outgoing = file;
     }
 
-    /// The body of a frame that says that it is in a file of this length.
+    /// The body of a frame whose header says that it is in a file.
     ///
     /// # Errors
-    /// `Unavailable` if the file did not come (this process has no descriptor left for it), `ResourceExhausted` if it is too
-    /// large, `DataLoss` if it is no sealed file of this length.
-    pub fn take_body(&self, length: u64, max_bytes: u64, pool: &BufferPool) -> Result<FileBody> {
+    /// `Unavailable` if the file did not come, or one before it (this process has no descriptor left for it),
+    /// `ResourceExhausted` if it is too large, `DataLoss` if it is no sealed file of this length, or that of another frame.
+    pub fn take_body(&self, header: &RowsHeader, max_bytes: u64, pool: &BufferPool) -> Result<FileBody> {
+        let length = header.file_bytes;
         if length > max_bytes {
             return Err(Error::exhausted(format!(
                 "a frame's body claims {length} bytes, more than the bound of {max_bytes} bytes; use a smaller `batch`, or \
@@ -71,6 +74,9 @@ impl PassedFiles {
             )));
         }
         let file = self.next_file(length)?;
+        if file.id() != header.file_id {
+            return Err(damaged("the file that came with rows is that of other rows"));
+        }
         match file.map() {
             Ok(map) => Ok(FileBody { bytes: Buffer::from(Bytes::from_owner(map)), is_mapped: true }),
             Err(error) => {
@@ -85,7 +91,11 @@ impl PassedFiles {
 
     #[cfg(unix)]
     fn next_file(&self, length: u64) -> Result<SealedFile> {
-        let Some(file) = self.0.lock().incoming.pop_front() else { return Err(no_file()) };
+        let next = {
+            let mut files = self.0.lock();
+            if files.has_lost { None } else { files.incoming.pop_front() }
+        };
+        let Some(file) = next else { return Err(no_file()) };
         SealedFile::from_peer(file, length)
             .map_err(|e| damaged(format!("rows are said to be in a file: {e}")))
     }
@@ -96,11 +106,12 @@ impl PassedFiles {
     }
 
     #[cfg(unix)]
-    fn on_received(&self, files: Vec<std::os::fd::OwnedFd>) -> io::Result<()> {
-        if files.is_empty() {
+    fn on_received(&self, files: Vec<std::os::fd::OwnedFd>, lost_files: bool) -> io::Result<()> {
+        if files.is_empty() && !lost_files {
             return Ok(());
         }
         let mut have = self.0.lock();
+        have.has_lost |= lost_files;
         have.incoming.extend(files);
         if have.incoming.len() > MAX_WAITING_FILES {
             have.incoming.clear();
@@ -142,6 +153,9 @@ mod linux {
 
     use super::*;
 
+    /// Begins the name of every worker's socket. A reader connects to no other socket of its host.
+    const PREFIX: &str = "caju-";
+
     /// A connection between processes of this host.
     #[derive(Debug)]
     pub struct LocalStream {
@@ -159,7 +173,7 @@ mod linux {
 
     impl LocalListener {
         pub(crate) fn bind() -> Result<Self> {
-            let name = format!("caju-{}", random_secret()?.to_hex());
+            let name = format!("{PREFIX}{}", random_secret()?.to_hex());
             let listener = UnixListener::bind(abstract_name(&name))
                 .map_err(|e| Error::unavailable(format!("a socket for readers of this host: {e}")))?;
             Ok(Self { listener, name })
@@ -173,6 +187,11 @@ mod linux {
 
     /// Connects to a process of this host by the name that it gave.
     pub(crate) async fn connect_local(name: &str) -> io::Result<LocalStream> {
+        let is_ours =
+            name.strip_prefix(PREFIX).is_some_and(|secret| secret.bytes().all(|b| b.is_ascii_hexdigit()));
+        if !is_ours {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no name of a worker's socket"));
+        }
         let stream = UnixStream::connect(abstract_name(name)).await?;
         Ok(LocalStream { stream, files: PassedFiles::default(), receives_files: true })
     }
@@ -192,11 +211,11 @@ mod linux {
                 let (into, mut files) = (buf.initialize_unfilled(), Vec::new());
                 let receive = || receive_with_files(self.stream.as_fd(), into, &mut files);
                 match self.stream.try_io(Interest::READABLE, receive) {
-                    Ok(n) => {
-                        buf.advance(n);
+                    Ok(received) => {
+                        buf.advance(received.bytes);
                         let is_welcome = files.is_empty() || self.receives_files;
                         return Poll::Ready(if is_welcome {
-                            self.files.on_received(files)
+                            self.files.on_received(files, received.lost_files)
                         } else {
                             Err(unasked())
                         });
@@ -308,166 +327,4 @@ mod other {
 
 #[cfg(test)]
 #[cfg(target_os = "linux")]
-mod tests {
-    use std::time::Duration;
-
-    use arrow_array::cast::AsArray;
-    use arrow_array::types::Int64Type;
-    use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray};
-    use caju_types::ErrorKind;
-
-    use super::*;
-    use crate::frame::{Kind, RowsHeader};
-    use crate::{
-        Chunk, EncodedRows, FrameReader, FrameWriter, Listener, OutFrame, ReadHalf, Run, WriteHalf,
-        connect_same_host, decode_chunk, encode_rows,
-    };
-
-    const ROWS: i64 = 50_000;
-    const PATIENCE: Duration = Duration::from_secs(20);
-
-    fn chunk() -> Chunk {
-        let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(0..ROWS));
-        let texts: ArrayRef = Arc::new(StringArray::from_iter_values((0..ROWS).map(|i| format!("row {i}"))));
-        let batch = RecordBatch::try_from_iter([("id", ids), ("text", texts)]).unwrap();
-        Chunk::rows_of(batch, vec![Run { split: 3, start: 0, len: ROWS.cast_unsigned() }])
-    }
-
-    fn rows() -> EncodedRows {
-        encode_rows(&chunk(), &[]).unwrap()
-    }
-
-    struct Pair {
-        writer: FrameWriter<WriteHalf>,
-        reader: FrameReader<ReadHalf>,
-        files: PassedFiles,
-    }
-
-    async fn pair() -> Pair {
-        let mut listener = Listener::bind_same_host().unwrap();
-        let name = listener.address().to_owned();
-        let (accepted, connected) = tokio::join!(listener.accept(), connect_same_host(&name));
-        let (server, client) = (accepted.unwrap(), connected.unwrap());
-        let (ours, files) = (server.passed_files(), client.passed_files().unwrap());
-        let writer = FrameWriter::new(server.into_split().1, "reader", PATIENCE).with_files(ours);
-        let reader = FrameReader::new(client.into_split().0, "worker", BufferPool::new(0), PATIENCE);
-        Pair { writer, reader, files }
-    }
-
-    impl Pair {
-        /// The header of the next rows, with the body of the frame and the one of its file.
-        async fn next(&mut self) -> (RowsHeader, Buffer, Result<FileBody>) {
-            let frame = self.reader.next().await.unwrap().unwrap();
-            assert_eq!(frame.kind, Kind::Rows);
-            let header = frame.message::<RowsHeader>().unwrap();
-            let body = self.files.take_body(header.file_bytes, 1 << 30, &BufferPool::new(0));
-            (header, frame.body, body)
-        }
-    }
-
-    #[tokio::test]
-    async fn one_file_gives_the_rows_to_several_readers() {
-        let file = Arc::new(rows().write_file().unwrap());
-        assert!(rows().has_body(file.map().unwrap().as_ref()));
-        for _ in 0..2 {
-            let mut pair = pair().await;
-            // The order of frames with and without files is that of their rows.
-            for _ in 0..3 {
-                assert!(pair.writer.write(&rows().in_file(Arc::clone(&file)).unwrap()).await.unwrap());
-                let small = encode_rows(&chunk().slice_rows(7, 1), &[]).unwrap();
-                assert!(pair.writer.write(&small.inline(None).unwrap()).await.unwrap());
-            }
-            for _ in 0..3 {
-                let (header, inline, body) = pair.next().await;
-                let body = body.unwrap();
-                assert!(inline.is_empty() && body.is_mapped);
-                let got = decode_chunk(header, &chunk().schema(), body.bytes).unwrap();
-                assert_eq!((&got.pieces, &got.runs), (&chunk().pieces, &chunk().runs));
-                let column = got.pieces[0].column(0).as_primitive::<Int64Type>().values().inner().clone();
-                assert_eq!(column.as_ptr().align_offset(4096), 0, "the column is in the map");
-                let frame = pair.reader.next().await.unwrap().unwrap();
-                let header = frame.message::<RowsHeader>().unwrap();
-                assert_eq!((header.file_bytes, header.rows), (0, 1));
-            }
-        }
-    }
-
-    #[tokio::test]
-    async fn a_frame_that_lies_about_its_file_is_refused() {
-        let mut pair = pair().await;
-        let file = Arc::new(rows().write_file().unwrap());
-        let honest = rows().in_file(Arc::clone(&file)).unwrap();
-        pair.writer.write(&OutFrame { file: None, ..honest }).await.unwrap();
-        assert_eq!(pair.next().await.2.unwrap_err().kind(), ErrorKind::Unavailable);
-        let other = Arc::new(SealedFile::new([&b"other rows"[..]]).unwrap());
-        let lie = OutFrame { file: Some(other), ..rows().in_file(Arc::clone(&file)).unwrap() };
-        pair.writer.write(&lie).await.unwrap();
-        assert_eq!(pair.next().await.2.unwrap_err().kind(), ErrorKind::DataLoss);
-        pair.writer.write(&rows().in_file(file).unwrap()).await.unwrap();
-        let huge = pair.reader.next().await.unwrap().unwrap().message::<RowsHeader>().unwrap().file_bytes;
-        let refused = pair.files.take_body(huge, huge - 1, &BufferPool::new(0)).unwrap_err();
-        assert_eq!(refused.kind(), ErrorKind::ResourceExhausted);
-        let without = FrameWriter::new(tokio::io::sink(), "reader", PATIENCE);
-        let mut without = without.with_files(None);
-        let file = Arc::new(rows().write_file().unwrap());
-        assert!(without.write(&rows().in_file(file).unwrap()).await.is_err(), "TCP takes no files");
-    }
-
-    /// A worker holds no descriptors that its readers send.
-    #[tokio::test]
-    async fn files_of_readers_end_their_connections() {
-        let mut listener = Listener::bind_same_host().unwrap();
-        let name = listener.address().to_owned();
-        let (accepted, connected) = tokio::join!(listener.accept(), connect_same_host(&name));
-        let (server, client) = (accepted.unwrap(), connected.unwrap());
-        let files = client.passed_files();
-        let mut writer = FrameWriter::new(client.into_split().1, "worker", PATIENCE).with_files(files);
-        let mut reader = FrameReader::new(server.into_split().0, "reader", BufferPool::new(0), PATIENCE);
-        let file = Arc::new(rows().write_file().unwrap());
-        writer.write(&rows().in_file(file).unwrap()).await.unwrap();
-        let ended = reader.next().await.unwrap_err();
-        assert!(ended.message().contains("belong to no frame"), "{ended}");
-    }
-
-    /// A connection of a system that passes on no file now.
-    struct Full(Vec<u8>, PassedFiles);
-
-    impl AsyncWrite for Full {
-        fn poll_write(mut self: Pin<&mut Self>, _: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-            if self.1.0.lock().outgoing.is_some() {
-                // ETOOMANYREFS
-                return Poll::Ready(Err(io::Error::from_raw_os_error(109)));
-            }
-            self.0.extend_from_slice(buf);
-            Poll::Ready(Ok(buf.len()))
-        }
-
-        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-            Poll::Ready(Ok(()))
-        }
-
-        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-            Poll::Ready(Ok(()))
-        }
-    }
-
-    #[tokio::test]
-    async fn nothing_is_written_while_the_system_passes_on_no_file() {
-        let files = PassedFiles::default();
-        let mut full = Full(Vec::new(), files.clone());
-        let mut writer = FrameWriter::new(&mut full, "reader", PATIENCE).with_files(Some(files));
-        let file = Arc::new(rows().write_file().unwrap());
-        assert!(!writer.write(&rows().in_file(file).unwrap()).await.unwrap());
-        let inline = rows().inline(None).unwrap();
-        assert!(writer.write(&inline).await.unwrap());
-        assert_eq!(full.0.len() as u64, inline.len(), "the frame went over the socket, once");
-    }
-
-    #[tokio::test]
-    async fn nobody_listens_at_a_name_that_ended() {
-        let listener = Listener::bind_same_host().unwrap();
-        let name = listener.address().to_owned();
-        drop(listener);
-        assert_eq!(connect_same_host(&name).await.unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
-    }
-}
+mod tests;
