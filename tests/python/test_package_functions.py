@@ -223,6 +223,15 @@ def test_a_filter_runs_before_a_function_that_keeps_its_column():
         list(unmarked)
 
 
+def test_nothing_moves_across_a_function_of_batches():
+    def centred(batch):
+        return {"x": batch["id"] - batch["id"].mean()}
+
+    ds = cj.range(3000).map(centred, batched=True, reads=["id"], keeps=["id"]).filter("id % 2 = 0").with_options(deterministic=True)
+    written = [row["x"] for row in ds]
+    assert [row["x"] for row in ds.with_options(reorder=True)] == written
+
+
 def test_a_function_that_changes_what_it_keeps_is_reported():
     def changes(row):
         return {"id": row["id"] + (row["id"] == 7)}

@@ -158,3 +158,33 @@ async fn messages_name_the_written_place() {
     let e = common::chunks(yaml, How::default()).await.unwrap_err();
     assert!(e.message().contains("steps[1].filter"), "{e}");
 }
+
+/// Columns of images have metadata of several keys, whose order in memory is random.
+#[tokio::test]
+async fn filters_pass_stages_with_images_every_time() {
+    let steps = "
+  - with_columns: { raw: \"arrow_cast(cast(id as varchar), 'Binary')\" }
+  - with_columns: { image: 'resize_shorter(decode_image(raw), 64)' }
+  - with_columns: { image: 'random_crop(image, 48, 48)' }
+  - with_columns: { image: 'normalize(image)' }
+  - filter: 'id < 5'
+";
+    // A stage that draws is not crossed by a filter.
+    let without_draws = steps.replace("random_crop", "center_crop");
+    for _ in 0..12 {
+        let (stages, _, kept) = order(&without_draws).await;
+        assert_eq!(stages[0], "4.filter", "{stages:?} {kept:?}");
+        let (_, _, kept) = order(steps).await;
+        assert!(kept.iter().any(|why| why.contains("draws by the numbers of rows")), "{kept:?}");
+    }
+    let selected = "
+  - with_columns: { raw: \"arrow_cast(cast(id as varchar), 'Binary')\" }
+  - with_columns: { image: 'resize_shorter(decode_image(raw), 64)' }
+  - select: [image, id]
+  - filter: 'id < 5'
+";
+    for _ in 0..12 {
+        let (stages, moved, kept) = order(selected).await;
+        assert_eq!(stages[0], "3.filter", "{stages:?} {moved:?} {kept:?}");
+    }
+}

@@ -41,6 +41,8 @@ impl Effects {
     pub(super) fn of(op: &StageOp, step: &Step, input: &Schema, measured: Option<f64>) -> Option<Self> {
         match (op, step) {
             (StageOp::Sleep(_) | StageOp::Burn(_), Step::Cost { .. }) => Some(Self::nothing(Size::same())),
+            // Its results depend on which rows come together.
+            (StageOp::Python(f), _) if f.batched => None,
             (_, Step::Rows(stage)) => Some(Self {
                 is_random: stage.is_random(),
                 ..Self::of_rows(op, stage, input, size(op, stage, input, measured))

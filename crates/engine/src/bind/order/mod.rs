@@ -10,7 +10,9 @@
 mod effects;
 mod size;
 
-use arrow_schema::SchemaRef;
+use std::collections::HashMap;
+
+use arrow_schema::{DataType, SchemaRef};
 use caju_pipeline::{DatasetDef, OnError, Reorder, StageOp};
 
 use self::effects::Effects;
@@ -165,13 +167,14 @@ impl<'a> Bound<'a> {
     }
 }
 
-/// Names and types of the columns that a stage reads.
-fn reads(stage: &crate::row::RowStage, input: &SchemaRef) -> Vec<(String, String)> {
-    let field = |i: usize| input.fields().get(i);
-    let text =
-        |f: &arrow_schema::FieldRef| (f.name().clone(), format!("{} {:?}", f.data_type(), f.metadata()));
-    let mut reads: Vec<_> = stage.reads().into_iter().filter_map(field).map(text).collect();
-    reads.sort();
+/// The columns that a stage reads, by their names, with their types and metadata.
+fn reads<'a>(
+    stage: &crate::row::RowStage,
+    input: &'a SchemaRef,
+) -> Vec<(&'a str, &'a DataType, &'a HashMap<String, String>)> {
+    let field = |i: usize| input.fields().get(i).map(|f| (f.name().as_str(), f.data_type(), f.metadata()));
+    let mut reads: Vec<_> = stage.reads().into_iter().filter_map(field).collect();
+    reads.sort_by_key(|(name, ..)| *name);
     reads
 }
 
