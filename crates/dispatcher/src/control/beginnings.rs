@@ -44,7 +44,9 @@ pub(super) fn begins_again(
         if let Some(attempt) = &given.attempt {
             attempts::check_over(job, epoch, attempt)?;
         }
-        let is_over = job.finished.contains(epoch) && given.attempt.is_none();
+        // An iteration from before that of the launch was read by an earlier launch.
+        let is_earlier = job.read_by.get(&epoch).zip(given.after).is_some_and(|(read, after)| *read <= after);
+        let is_over = job.finished.contains(epoch) && given.attempt.is_none() && !is_earlier;
         let was_read = [&job.finished, &job.incomplete, &job.abandoned].iter().any(|e| e.contains(epoch));
         return Ok(was_read && !is_over);
     };

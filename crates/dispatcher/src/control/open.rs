@@ -7,6 +7,7 @@ use caju_proto::v1;
 use caju_types::{DatasetId, Error, IterationId, JobName, Result, hash128};
 
 use super::datasets::{find, parse, register};
+use super::iterations::Restored;
 use super::jobs::{ANONYMOUS, mode_of_message};
 use super::usage::admit_reader;
 use super::{Core, iterations, jobs, joining, resume, sharing, targets};
@@ -48,6 +49,7 @@ impl Core {
             };
         }
         let resume = resume::parse(&request)?;
+        let silent = self.silent_readers(&request, resume.as_ref()).await?;
         let beginning = self.restored_beginning(&request).await?;
         self.lose_silent_consumer(&request).await?;
         let wanted = self.wanted(&request).await?;
@@ -67,7 +69,8 @@ impl Core {
                 };
                 let job = jobs::get_or_create(self, txn, &request, &dataset, shard_by)?;
                 resume::check(&request, &job, &dataset)?;
-                let behind = (resume.clone(), beginning.as_ref());
+                let behind =
+                    Restored { states: resume.clone(), silent: &silent, beginning: beginning.as_ref() };
                 let opened = iterations::get_or_create(self, txn, &request, &job, unix_ms, behind)?;
                 let answer = match opened {
                     Some(iteration) => self.join(txn, &request, iteration, now)?,

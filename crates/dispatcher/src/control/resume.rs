@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 
 use caju_proto::v1;
-use caju_types::{ClientId, Error, IterationId, Result, TakenRows};
+use caju_types::{ClientId, Error, IterationId, JobName, Result, TakenRows};
 
 use super::jobs::mode_of_message;
-use super::{Txn, attempts, reattach};
+use super::{Core, Txn, attempts, reattach};
 use crate::state::{
     Attempt, AttemptRelation, Dataset, Failure, Iteration, Job, Mode, READERS_NOTIFIED, Resume, State, Update,
 };
@@ -144,6 +144,7 @@ pub(super) fn end_reading(txn: &mut Txn<'_>, iteration: IterationId) {
 }
 
 /// How the opening of an epoch with states goes on where its iteration is there already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum JoinDecision {
     /// The reader joins the iteration.
     Join,
@@ -212,10 +213,41 @@ fn decide_join(iteration: &Iteration, given: &Resume, is_alive: impl Fn(ClientId
         };
     }
     match known.missing() {
-        0 if given.taken.is_empty() => JoinDecision::Join,
+        // Nothing of it would come twice.
+        0 if given.taken.is_empty() || known.has_rows_of(given) => JoinDecision::Join,
         0 => JoinDecision::TooLate,
         _ => JoinDecision::AddStates,
     }
+}
+
+impl Core {
+    /// The readers of an epoch that are silent, where it depends on them how a reader with these states goes on. They may have
+    /// been killed a moment ago, so the answer waits until each has called, or for some heartbeats.
+    ///
+    /// # Errors
+    /// Those of the journal.
+    pub(super) async fn silent_readers(
+        &self,
+        request: &v1::OpenIterationRequest,
+        given: Option<&Resume>,
+    ) -> Result<BTreeSet<ClientId>> {
+        let Some(given) = given.filter(|g| !g.reattached) else { return Ok(BTreeSet::new()) };
+        let job = JobName(request.job.clone());
+        let found = self.read_durable(|state| {
+            let iteration = state.find_iteration(&job, request.epoch)?;
+            let is_new = iteration.opened_by(&request.request_id).is_none();
+            (is_new && depends_on_readers(iteration, given))
+                .then(|| (iteration.id, iteration.own_members().collect::<Vec<_>>()))
+        });
+        let Some((id, members)) = found.await? else { return Ok(BTreeSet::new()) };
+        Ok(self.silent(id, &members).await)
+    }
+}
+
+/// Whether the decision differs between readers that are alive and readers that are not.
+fn depends_on_readers(iteration: &Iteration, given: &Resume) -> bool {
+    iteration.own_members().next().is_some()
+        && decide_join(iteration, given, |_| true) != decide_join(iteration, given, |_| false)
 }
 
 /// Whether a reader gives the union of states that were given.

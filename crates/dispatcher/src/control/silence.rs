@@ -20,20 +20,37 @@ const POLLS_PER_HEARTBEAT: u32 = 4;
 impl Core {
     /// Waits until one of these readers calls. False if all of them have been silent for [`SILENT_HEARTBEATS`].
     pub(super) async fn any_calls(&self, id: IterationId, clients: &[ClientId]) -> bool {
-        let calls = || -> Vec<u64> {
+        self.calls(id, clients, |silent| silent.len() < clients.len()).await.len() < clients.len()
+    }
+
+    /// Waits until each of these readers has called. Those that have been silent for [`SILENT_HEARTBEATS`].
+    pub(super) async fn silent(&self, id: IterationId, clients: &[ClientId]) -> BTreeSet<ClientId> {
+        self.calls(id, clients, BTreeSet::is_empty).await
+    }
+
+    /// Waits until enough is known of who calls, for [`SILENT_HEARTBEATS`] at most. Those that have not called.
+    async fn calls(
+        &self,
+        id: IterationId,
+        clients: &[ClientId],
+        is_enough: impl Fn(&BTreeSet<ClientId>) -> bool,
+    ) -> BTreeSet<ClientId> {
+        let last_calls = || -> Vec<u64> {
             let reports = self.reports.lock();
             clients.iter().map(|client| reports.last_call(id, *client)).collect()
         };
         let heartbeat = self.config.timers.heartbeat;
         let until = self.clock.now() + heartbeat.saturating_mul(SILENT_HEARTBEATS);
-        let before = calls();
-        while calls() == before {
-            if self.clock.now() >= until {
-                return false;
+        let before = last_calls();
+        loop {
+            let now = last_calls();
+            let same = clients.iter().zip(before.iter().zip(&now)).filter(|(_, (before, now))| before == now);
+            let silent = same.map(|(client, _)| *client).collect();
+            if is_enough(&silent) || self.clock.now() >= until {
+                return silent;
             }
             self.clock.sleep(heartbeat / POLLS_PER_HEARTBEAT).await;
         }
-        true
     }
 
     /// Checks everything at intervals, until the dispatcher stops.

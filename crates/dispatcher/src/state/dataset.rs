@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use caju_autocache::{CachePlan, Document, HintDef, Policy, ReplanState};
 use caju_engine::ShardBy;
 use caju_planner::{Decision, Profile};
-use caju_types::{DatasetId, Fingerprint, JobName, RowRanges};
+use caju_types::{DatasetId, Fingerprint, IterationId, JobName, RowRanges};
 use serde::{Deserialize, Serialize};
 
 use super::{Attempt, Consumers, Mode, SaveTarget, Sharing, TargetWorkers};
@@ -13,6 +13,8 @@ use super::{Attempt, Consumers, Mode, SaveTarget, Sharing, TargetWorkers};
 /// The most epochs of a job of which the attempt is remembered that read them to their end. Ranks of a program are at most an
 /// epoch apart.
 const MAX_ATTEMPTS: usize = 8;
+/// The most finished epochs of a job whose iterations are remembered, at 16 bytes each.
+const MAX_READ_BY: usize = 1024;
 
 /// A registered definition, with what binding it has found out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -152,6 +154,9 @@ pub struct Job {
     /// The attempts that read the latest of these epochs to their end, behind states.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub attempts: BTreeMap<u64, Attempt>,
+    /// The iterations that read the latest of these epochs to their end.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub read_by: BTreeMap<u64, IterationId>,
 }
 
 impl Job {
@@ -168,6 +173,16 @@ impl Job {
             abandoned: RowRanges::default(),
             incomplete: RowRanges::default(),
             attempts: BTreeMap::new(),
+            read_by: BTreeMap::new(),
+        }
+    }
+
+    /// An epoch that was read to its end is removed.
+    pub(super) fn note_finished(&mut self, epoch: u64, iteration: IterationId) {
+        self.finished.insert(epoch, epoch + 1);
+        self.read_by.insert(epoch, iteration);
+        while self.read_by.len() > MAX_READ_BY {
+            self.read_by.pop_first();
         }
     }
 

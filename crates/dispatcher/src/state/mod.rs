@@ -313,7 +313,7 @@ impl State {
         if job.spec.anonymous && !self.iterations.values().any(|i| i.job == iteration.job) {
             self.jobs.remove(&iteration.job);
         } else if iteration.is_finished() {
-            job.finished.insert(iteration.epoch, iteration.epoch + 1);
+            job.note_finished(iteration.epoch, id);
         } else if iteration.is_incomplete() {
             job.incomplete.insert(iteration.epoch, iteration.epoch + 1);
         } else if iteration.failure.is_none() {

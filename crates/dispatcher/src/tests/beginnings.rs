@@ -16,7 +16,7 @@ fn restored(attempt: &str) -> v1::OpenIterationRequest {
 }
 
 /// Opens the epoch while time passes; readers in `alive` call meanwhile.
-async fn open(
+pub(super) async fn open(
     w: &World,
     request: v1::OpenIterationRequest,
     alive: &[(u64, u64)],
@@ -28,7 +28,9 @@ async fn open(
             biased;
             opened = &mut opening => return opened,
             () = tokio::task::yield_now() => {
-                w.clock.advance(MS * 100);
+                if w.clock.is_awaited() {
+                    w.clock.advance(MS * 100);
+                }
                 for (client, iteration) in alive {
                     w.beat(*client, *iteration, &[], &[]).await;
                 }
@@ -155,5 +157,39 @@ fn a_finished_epoch_begins_again_for_another_attempt_alone() {
         assert!(e.message().contains("attempt `two`"), "{e}");
         let e = w.core.open_iteration(v1::OpenIterationRequest { flight: true, ..restored("") }).await;
         assert_eq!(e.unwrap_err().kind(), ErrorKind::InvalidArgument);
+    });
+}
+
+/// The job remembers which iteration read an epoch when the iteration itself is forgotten.
+#[test]
+fn epochs_of_an_earlier_launch_begin_again_when_they_are_forgotten_too() {
+    run(async {
+        let mut w = World::new();
+        let worker = w.worker("a:1").await;
+        // Keeps the job.
+        let other = v1::OpenIterationRequest { epoch: 7, ..open_request(&json!({"splits": 2}), "j") };
+        let kept = w.core.open_iteration(other).await.unwrap();
+        let first = w.open(&json!({"splits": 2}), "j").await;
+        read_all(&w, worker, &first).await;
+        let forget = async |w: &World, id: u64| {
+            let alive = [(kept.client_id, kept.iteration_id)];
+            w.silence(
+                w.core.config.timers.job_gc_timeout + Duration::from_secs(2),
+                &[(worker, "a:1")],
+                &alive,
+            )
+            .await;
+            assert!(!w.core.snapshot().iterations.contains_key(&IterationId(id)), "forgotten");
+        };
+        forget(&w, first.iteration_id).await;
+        w.restart();
+        let after = |after_iteration| v1::OpenIterationRequest { after_iteration, ..restored("") };
+        let launch = first.iteration_id + 1;
+        let again = open(&w, after(launch), &[]).await.unwrap();
+        assert!(again.iteration_id > launch);
+        read_all(&w, worker, &again).await;
+        forget(&w, again.iteration_id).await;
+        // Another reader of the same launch comes when its own epoch is forgotten.
+        assert!(said(open(&w, after(launch), &[]).await).message().contains("read to its end already"));
     });
 }

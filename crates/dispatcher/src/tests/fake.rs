@@ -103,6 +103,11 @@ impl TestClock {
     pub(crate) fn advance(&self, by: Duration) {
         self.now.send_modify(|now| *now += by);
     }
+
+    /// Whether some task waits for the clock. If not, the code under test waits for something else: the journal's thread.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.now.receiver_count() > 0
+    }
 }
 
 #[async_trait]

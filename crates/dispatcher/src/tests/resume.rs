@@ -7,6 +7,7 @@ use caju_proto::v1;
 use caju_types::{ErrorKind, Listed, TakenRows};
 use serde_json::{Value, json};
 
+use super::beginnings::open as open_in_time;
 use super::fake::{World, indices, open_request, run};
 use crate::state::next_digest;
 
@@ -126,7 +127,9 @@ fn an_epoch_begins_when_all_states_are_there() {
         let mut sixth = TakenRows::default();
         sixth.add_whole(6);
         let second = behind(&w, &def, "j", &sixth, 8).await;
-        let third = behind(&w, &def, "j", &sixth, 9).await;
+        let mut fifth = TakenRows::default();
+        fifth.add_whole(5);
+        let third = behind(&w, &def, "j", &fifth, 9).await;
         // Reader 8's state says that reader 7's is needed.
         let open = w.core.open_iteration(second.clone()).await.unwrap();
         assert!(open.tasks.is_empty() && open.states_missing == 1 && open.resumed.is_empty());
@@ -138,6 +141,11 @@ fn an_epoch_begins_when_all_states_are_there() {
         let view = w.beat(open.client_id, open.iteration_id, &[], &[]).await;
         let union = TakenRows::decode(&view.resumed).unwrap();
         assert_eq!(union.whole().iter().collect::<Vec<_>>(), [(0, 2), (4, 5), (6, 7)]);
+        // One that has taken nothing since the states were given has rows of these alone, and joins.
+        let mut within = TakenRows::default();
+        within.add_whole(4);
+        let joined = w.core.open_iteration(behind(&w, &def, "j", &within, 11).await).await.unwrap();
+        assert_eq!((joined.iteration_id, joined.states_missing), (open.iteration_id, 0));
         // A reader whose state was not among them is too late. One that comes again begins again.
         let e = w.core.open_iteration(third).await.unwrap_err();
         assert!(e.kind() == ErrorKind::FailedPrecondition && e.message().contains("without this one"), "{e}");
@@ -367,5 +375,52 @@ fn a_call_that_is_made_again_after_a_restart_opens_one_reader() {
         assert_eq!((members("named"), members("even"), members("behind")), (2, 2, 1));
         let short = v1::OpenIterationRequest { request_id: vec![9; 3].into(), ..open_request(&def, "named") };
         assert_eq!(w.core.open_iteration(short).await.unwrap_err().kind(), ErrorKind::InvalidArgument);
+    });
+}
+
+/// A launch that was killed a moment ago may still be heard of as if it lived. What its readers took would be lost with them if
+/// the next launch joined them.
+#[test]
+fn a_launch_that_restores_the_same_states_right_after_a_kill_begins_again() {
+    run(async {
+        let (def, mut before) = (json!({"splits": 8}), TakenRows::default());
+        before.add_whole(0);
+        let mut w = World::new();
+        let worker = w.worker("a:1").await;
+        let list =
+            v1::OpenIterationRequest { attempt: None, ..of_attempt(&w, &def, "", None, &before).await };
+        let first = w.core.open_iteration(list.clone()).await.unwrap();
+        w.next(first.tasks[0].task_id, worker, 1, 9).await.unwrap();
+        // The reader lives: the other one is of its launch.
+        let alive = [(first.client_id, first.iteration_id)];
+        let joined = open_in_time(&w, list.clone(), &alive).await.unwrap();
+        assert_eq!(joined.iteration_id, first.iteration_id);
+        let second = open_in_time(&w, list.clone(), &[]).await.unwrap();
+        assert_ne!(second.iteration_id, first.iteration_id, "both were killed");
+        // A dispatcher that has just started has heard of no reader.
+        w.restart();
+        let third = open_in_time(&w, list, &[]).await.unwrap();
+        assert_ne!(third.iteration_id, second.iteration_id);
+    });
+}
+
+/// The launcher names all its launches alike, as torchrun does without --rdzv-id.
+#[test]
+fn ranks_that_are_started_again_under_the_same_attempt_begin_again_together() {
+    run(async {
+        let (def, mut before) = (json!({"splits": 8}), TakenRows::default());
+        before.add_whole(0);
+        let w = World::new();
+        w.worker("a:1").await;
+        let rank = async |rank| of_attempt(&w, &def, "none", Some(rank), &before).await;
+        let first = w.core.open_iteration(rank(0).await).await.unwrap();
+        let other = w.core.open_iteration(rank(1).await).await.unwrap();
+        assert_eq!(other.iteration_id, first.iteration_id);
+        // Both are killed and started again at once.
+        let again = open_in_time(&w, rank(1).await, &[]).await.unwrap();
+        assert_ne!(again.iteration_id, first.iteration_id);
+        let together =
+            open_in_time(&w, rank(0).await, &[(again.client_id, again.iteration_id)]).await.unwrap();
+        assert_eq!(together.iteration_id, again.iteration_id);
     });
 }
