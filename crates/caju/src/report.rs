@@ -197,11 +197,8 @@ pub(crate) fn write_whole(path: &Path, text: &str, option: &str) -> Result<()> {
 /// # Errors
 /// As [`write_whole`].
 pub(crate) fn write_bytes(path: &Path, bytes: &[u8], option: &str) -> Result<()> {
-    // Only regular files are replaced. A link, a pipe or a device such as /dev/stdout is written to.
-    let replace = std::fs::symlink_metadata(path).map_or(true, |m| m.is_file());
-    let mut name = path.file_name().unwrap_or_default().to_os_string();
-    name.push(format!(".tmp-{}", std::process::id()));
-    let temporary = path.with_file_name(name);
+    let replace = is_replaced(path);
+    let temporary = temporary(path);
     let written = match replace {
         // On the disk before it replaces what was there, which a power loss would take otherwise.
         true => std::fs::File::create(&temporary)
@@ -216,13 +213,43 @@ pub(crate) fn write_bytes(path: &Path, bytes: &[u8], option: &str) -> Result<()>
         if replace {
             drop(std::fs::remove_file(&temporary));
         }
-        let message = format!("{option} {}: {e}", path.display());
-        match e.kind() {
-            std::io::ErrorKind::NotFound => Error::not_found(format!("{message}; create the folder first")),
-            std::io::ErrorKind::PermissionDenied => Error::permission_denied(message),
-            _ => Error::unavailable(message),
-        }
+        cannot_write(path, option, &e)
     })
+}
+
+/// Whether a file can be written, before the work whose outcome it is to hold.
+///
+/// # Errors
+/// As [`write_whole`].
+pub(crate) fn check_writable(path: &Path, option: &str) -> Result<()> {
+    if !is_replaced(path) {
+        return Ok(());
+    }
+    let temporary = temporary(path);
+    std::fs::File::create(&temporary)
+        .and_then(|_| std::fs::remove_file(&temporary))
+        .map_err(|e| cannot_write(path, option, &e))
+}
+
+/// Whether a file is replaced. Only regular files are: a link, a pipe or a device such as /dev/stdout is written to.
+fn is_replaced(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).map_or(true, |m| m.is_file())
+}
+
+/// The file that replaces another one when it is complete.
+fn temporary(path: &Path) -> std::path::PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_os_string();
+    name.push(format!(".tmp-{}", std::process::id()));
+    path.with_file_name(name)
+}
+
+fn cannot_write(path: &Path, option: &str, e: &std::io::Error) -> Error {
+    let message = format!("{option} {}: {e}", path.display());
+    match e.kind() {
+        std::io::ErrorKind::NotFound => Error::not_found(format!("{message}; create the folder first")),
+        std::io::ErrorKind::PermissionDenied => Error::permission_denied(message),
+        _ => Error::unavailable(message),
+    }
 }
 
 #[cfg(test)]

@@ -146,7 +146,7 @@ pub fn scale_pool(jobs: &[PoolJob], limits: WorkerLimits) -> Result<PoolScaling>
 
 /// A job's share before anything is divided: limited by what it is spread over.
 #[expect(clippy::cast_precision_loss, reason = "counts of workers are far below 2^53")]
-fn share(job: &PoolJob, workers: u64) -> JobShare {
+pub(super) fn share(job: &PoolJob, workers: u64) -> JobShare {
     let spread = if job.spread > workers as f64 { workers as f64 / job.spread } else { 1.0 };
     let alone = whole(job.busy_workers.max(job.spread));
     let (priority, weight) = (job.priority, job.weight);

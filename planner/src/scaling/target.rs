@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::pool::{JobShare, PoolJob, scale_pool, whole};
+use super::pool::{JobShare, PoolJob, scale_pool, share, whole};
 use super::range::TargetRange;
 use super::{DEFAULT_MAX_WORKERS, WorkerLimits};
 use crate::format::{count, percent, rate};
@@ -360,6 +360,9 @@ fn pool(known: &[&Known], needs: &[Option<f64>], factor: f64) -> Vec<PoolJob> {
 
 /// What each job gets of a number of workers.
 fn shares(pool: &[PoolJob], workers: u64) -> Vec<JobShare> {
+    if workers == 0 {
+        return pool.iter().map(|job| share(job, 0)).collect();
+    }
     let exactly = WorkerLimits::new(workers, workers).and_then(|limits| scale_pool(pool, limits));
     exactly.map_or_else(|_| Vec::new(), |scaling| scaling.jobs)
 }

@@ -18,6 +18,7 @@ use super::order;
 use super::summary::summary;
 use crate::cli::{BoundArgs, ConnectionArgs, EpochArgs, StoreArgs};
 use crate::output;
+use crate::report;
 
 /// Stores with the options of the environment (`AWS_*`, `GOOGLE_*`, `AZURE_*`, ...).
 ///
@@ -158,6 +159,9 @@ pub(crate) fn read_pipeline(file: &Path) -> Result<DatasetDef> {
 /// As [`read_pipeline`].
 pub(crate) fn read_job(file: &Path, args: &EpochArgs) -> Result<DatasetDef> {
     let mut def = read_pipeline(file)?;
+    if let Some(path) = &args.report {
+        report::check_writable(path, "--report")?;
+    }
     if args.cache_only {
         def.options.cache_only = true;
     }

@@ -8,7 +8,7 @@ use caju_proto::mode_name;
 use caju_types::{Error, Result};
 
 use crate::cli::EpochArgs;
-use crate::report::write_whole;
+use crate::report::{check_writable, write_whole};
 
 /// A file with the state of a reader.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ impl<'a> StateFile<'a> {
     /// Reads the file. `must_exist`: a file that is not there is an error.
     ///
     /// # Errors
-    /// `NotFound`, and `InvalidArgument` for a file that is no state.
+    /// `NotFound`, `InvalidArgument` for a file that is no state, and a place where no state can be written.
     pub(crate) fn open(path: &'a Path, must_exist: bool) -> Result<Self> {
         let context = |e: Error| e.context(format!("--state {}", path.display()));
         let found = match std::fs::read_to_string(path) {
@@ -36,6 +36,8 @@ impl<'a> StateFile<'a> {
             }
             Err(e) => return Err(context(Error::unavailable(format!("the state cannot be read: {e}")))),
         };
+        // What is read without a state that can be written could not be continued.
+        check_writable(path, "--state")?;
         Ok(Self { path, found })
     }
 

@@ -237,7 +237,7 @@ impl Core {
         let (reattach, error) = match reopened.and_then(|i| i.resume.as_deref()) {
             _ if is_lost => (true, lost_state(client)),
             Some(resume) => (true, Error::unavailable(resume.reopen_reason.clone())),
-            None => (false, self.expelled(client)),
+            None => (false, self.expelled(client, state.iterations.contains_key(&id))),
         };
         v1::ClientHeartbeatResponse {
             unknown: true,
@@ -247,14 +247,23 @@ impl Core {
         }
     }
 
-    fn expelled(&self, client: ClientId) -> Error {
+    /// Why a client reads an iteration no longer. An iteration that is there has expelled it.
+    fn expelled(&self, client: ClientId, is_there: bool) -> Error {
         let timeout = caju_types::format_duration(self.config.timers.client_timeout);
-        Error::failed_precondition(format!(
-            "{client} is no reader of this epoch any more: it was silent for longer than the client timeout of \
-             {timeout} (it stood still, or its network did), or the epoch was opened again from a state under the same \
-             job name; rows that it did not take go to other readers of the job; read the epoch again under another job \
-             name, or raise the dispatcher's --client-timeout"
-        ))
+        let (why, way_out) = match is_there {
+            true => (
+                format!(
+                    "it was silent for longer than the client timeout of {timeout} (it stood still, or its network did), and \
+                     rows that it did not take go to other readers of the job"
+                ),
+                "read the epoch again under another job name, or raise the dispatcher's --client-timeout",
+            ),
+            false => (
+                "another reader has opened the epoch again from a state under the same job name".to_owned(),
+                "read under another job name",
+            ),
+        };
+        Error::failed_precondition(format!("{client} is no reader of this epoch any more: {why}; {way_out}"))
     }
 
     pub(crate) async fn close_client(

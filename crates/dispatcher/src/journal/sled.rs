@@ -216,6 +216,7 @@ fn classify(folder: &Path, e: ::sled::Error) -> Error {
     match e {
         ::sled::Error::Io(e) if is_locked(&e) => in_use(folder),
         ::sled::Error::Io(e) => io_error(folder, &e),
+        ::sled::Error::Corruption { .. } => damaged(folder, "sled finds damaged data in it"),
         e => damaged(folder, &e.to_string()),
     }
 }

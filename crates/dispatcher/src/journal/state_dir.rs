@@ -112,7 +112,7 @@ impl StateDir<'_> {
         let aside = self.rename(kind, "set-aside")?;
         tracing::warn!(
             "{damage}; it is set aside as {} and a new journal begun: workers register again by themselves, \
-             clients of unfinished jobs have to start their epoch again",
+             running readers open their epochs again behind the rows that their users have",
             aside.display()
         );
         Ok(())

@@ -40,6 +40,8 @@ impl Running {
         });
         let worker = world.worker(address).await;
         let request = v1::OpenIterationRequest {
+            priority: Some(7),
+            weight: Some(3.0),
             target_workers: target.into(),
             local_workers: vec![address.to_owned()],
             ..open_request(&json!({ "splits": 1000 }), "train")
@@ -96,7 +98,7 @@ async fn the_target_follows_what_workers_and_readers_report() {
         "{}",
         status.reason
     );
-    let train = v1::JobWorkers { job: "train".into(), workers: 4, priority: 0, weight: 1.0, share: 3.5 };
+    let train = v1::JobWorkers { job: "train".into(), workers: 4, priority: 7, weight: 3.0, share: 3.5 };
     assert_eq!(status.jobs, [train]);
     // From now on rows are read from a snapshot, in half the time: fewer workers, in the same epoch.
     let mut targets = Vec::new();
@@ -132,8 +134,10 @@ async fn workers_in_readers_are_not_in_the_target() {
     // Alone it is enough for a slow reader.
     let mut enough = Running::on("memory://reader", v1::TargetWorkers::Auto).await;
     assert_eq!([enough.window(400).await, enough.window(400).await], [0, 0]);
-    let reason = enough.world.core.get_status().await.unwrap().scaling.unwrap().reason;
-    assert!(reason.contains("of which the readers' own cores are 1.0"), "{reason}");
+    let status = enough.world.core.get_status().await.unwrap().scaling.unwrap();
+    assert!(status.reason.contains("of which the readers' own cores are 1.0"), "{}", status.reason);
+    let train = &status.jobs[0];
+    assert_eq!((train.priority, train.weight, train.share), (7, 3.0, 0.0), "also where no worker is needed");
 }
 
 /// More workers elsewhere are of no use to a job that reads from those in its own processes alone.
