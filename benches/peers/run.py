@@ -1,6 +1,6 @@
 """caju compared with its peers: the same work on the same data in one run, alternating.
 
-usage: python3 benches/peers/run.py --peers DIR --python PY --data DATA [--bin BIN] [--reps 3] [--only WORK,...]
+usage: python3 benches/peers/run.py --peers DIR --python PY --data DATA [--bin BIN] [--before BIN] [--reps 3] [--only WORK,...]
                                     [--out results.jsonl] [--markdown RESULTS.md]
 
 DIR holds the peer scripts (peer_*.py), PY is a Python that has their packages, DATA is what their gen.py made.
@@ -275,6 +275,8 @@ def markdown(rows):
            f"{platform.machine()}. One run, alternating, {max(r['rep'] for r in rows)} repetitions. How to repeat it: "
            "`python3 benches/peers/run.py --help`.\n",
            "## Targets\n", "| what | reached | target | |", "|---|---|---|---|"]
+    if any(who == "caju before" for _, who, _ in groups):
+        out = [out[0], out[1], *compared(groups), "", *out[2:]]
     for what, got, op, want, fine in targets(groups):
         digits = 0 if want >= 100 else 2
         out.append(f"| {what} | {got:,.{digits}f} | {op} {want:,} | {'reached' if fine else '**missed**'} |")
@@ -310,14 +312,45 @@ def report(results, args, markdown):
 
 
 def results():
+    builds = {"caju": args.bin} | ({"caju before": args.before} if args.before else {})
     with tempfile.TemporaryDirectory() as folder:
-        works = caju_works(pathlib.Path(folder))
+        # Each build has caches of its own.
+        works = {}
+        for who in builds:
+            own = pathlib.Path(folder) / who.replace(" ", "-")
+            own.mkdir()
+            works[who] = caju_works(own)
         for rep in range(1, args.reps + 1):
             for work in chosen:
-                runs = [lambda p=p: peer(work, *p) for p in PEERS[work]] if not args.no_peers else []
-                for run in [*works[work], *runs]:
-                    for r in run():
+                # The builds take turns in being the first.
+                for who in sorted(builds, reverse=rep % 2 == 0):
+                    args.bin = builds[who]
+                    for run in works[who][work]:
+                        for r in run():
+                            yield {**r, "who": who, "rep": rep}
+                for p in PEERS[work] if not args.no_peers else []:
+                    for r in peer(work, *p):
                         yield {**r, "rep": rep}
+
+
+def compared(groups):
+    """Two builds of caju: for each work the ratios of the repetitions, now to before."""
+    out = ["\n## Now to before\n",
+           "Medians of the ratios of the repetitions [least..most]. Above 1 the present build is faster.\n",
+           "| work | variant | samples per CPU-second | samples per second | n |", "|---|---|---|---|---|"]
+    for (work, who, variant), now in groups.items():
+        before = groups.get((work, "caju before", variant)) if who == "caju" else None
+        if not before:
+            continue
+        def ratios(key):
+            of = {r["rep"]: r.get(key) for r in before}
+            return [r[key] / of[r["rep"]] for r in now if r.get(key) and of.get(r["rep"])]
+        if work == "T2":
+            times = [1 / r for r in ratios("first_batch_s")]
+            out.append(f"| {work} | {variant} | | {fmt(times, 2)} (first batches per second) | {len(now)} |")
+        else:
+            out.append(f"| {work} | {variant} | {fmt(ratios('samples_per_cpu_s'), 2)} | {fmt(ratios('samples_per_s'), 2)} | {len(now)} |")
+    return out
 
 
 def chosen_of(args, works):
@@ -341,6 +374,7 @@ if __name__ == "__main__":
     p.add_argument("--python", default=sys.executable, help="a Python with the peers' packages")
     p.add_argument("--data", type=pathlib.Path, required=True, help="folder written by the peers' gen.py")
     p.add_argument("--bin", type=pathlib.Path, default=ROOT / "target" / "release", help="folder of the release builds")
+    p.add_argument("--before", type=pathlib.Path, help="folder of the release builds of another version, which takes turns")
     p.add_argument("--reps", type=int, default=3)
     p.add_argument("--only", default=",".join(PEERS), help="works, separated by commas")
     p.add_argument("--no-peers", action="store_true", help="caju alone")
