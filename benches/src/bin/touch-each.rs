@@ -1,7 +1,9 @@
 //! The input side of a training job: reads one element after another from a running cluster, and touches a few bytes
 //! of each, as the clients of the peers do. Prints one JSON object.
 //!
-//! usage: `touch-each FILE DISPATCHER|here EPOCHS [POLICY [CACHE]]`
+//! usage: `touch-each FILE DISPATCHER|here EPOCHS [POLICY [CACHE [SHARING]]]`
+//!
+//! `SHARING` is `exact` or `relaxed` for jobs that share computed rows, and `CACHE` is for `here`; `-`: none.
 //!
 //! `here`: dispatcher, worker and reader in this process, where rows are not copied over a socket. Options of an S3
 //! store come from the environment (`AWS_*`).
@@ -11,7 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use arrow_array::{Array, ArrayRef, RecordBatch};
-use caju_client::{Client, ClientConfig, DatasetRef, ReadRequest};
+use caju_client::{Client, ClientConfig, DatasetRef, ReadRequest, Sharing};
 use caju_embedded::{Cluster, ClusterConfig};
 use caju_pipeline::DatasetDef;
 use caju_runtime::{CpuPool, Stores};
@@ -28,11 +30,17 @@ fn main() -> std::process::ExitCode {
 
 async fn run(args: &[String]) -> Result<Value> {
     let [file, dispatcher, epochs, rest @ ..] = args else {
-        return Err(Error::invalid("usage: touch-each FILE DISPATCHER|here EPOCHS [POLICY [CACHE]]"));
+        return Err(Error::invalid(
+            "usage: touch-each FILE DISPATCHER|here EPOCHS [POLICY [CACHE [SHARING]]]",
+        ));
     };
     let policy = rest.first().cloned().unwrap_or_default();
+    let sharing = match rest.get(2) {
+        Some(name) => Sharing::from_name(name, None)?,
+        None => Sharing::AsJob,
+    };
     let here = match dispatcher.as_str() {
-        "here" => Some(embedded(rest.get(1).cloned()).await?),
+        "here" => Some(embedded(rest.get(1).filter(|url| *url != "-").cloned()).await?),
         _ => None,
     };
     let epochs: u64 = epochs.parse().map_err(|e| Error::invalid(format!("`{epochs}`: {e}")))?;
@@ -54,6 +62,7 @@ async fn run(args: &[String]) -> Result<Value> {
                 job: job.clone(),
                 epoch,
                 policy: policy.clone(),
+                sharing: sharing.clone(),
                 ..ReadRequest::of(def.clone())
             })
             .await?;
