@@ -49,6 +49,7 @@ impl Sharing {
             backlog_bytes: r.pick(&bytes).unwrap_or(0),
             lag: if r.permille(300) { SharingLag::Throttle } else { SharingLag::Drop },
             wait: Duration::from_millis(r.pick(&waits).unwrap_or(1)),
+            ..SharingSettings::default()
         };
         let count = r.between(2, 5);
         let job = |r: &mut Random| SharingJob {

@@ -82,8 +82,15 @@ impl Flights {
         flight.writers.extend(self.member.take_over(flight.of, flight.name, place));
     }
 
-    /// Rows of one split pass a place. Returns those that the task has not read there.
-    pub(crate) fn pass(&self, place: usize, chunk: Chunk) -> Option<Chunk> {
+    /// Rows of one split pass a place. Returns those that the task has not read there. Waits while the window writes rows to disk
+    /// to have space.
+    pub(crate) async fn pass(&self, place: usize, chunk: Chunk) -> Option<Chunk> {
+        let passed = self.put(place, chunk);
+        self.member.wait_for_spill().await;
+        passed
+    }
+
+    fn put(&self, place: usize, chunk: Chunk) -> Option<Chunk> {
         let run = *chunk.runs.first()?;
         let mut splits = self.splits.lock();
         let Some(flight) = splits.get_mut(&run.split) else { return Some(chunk) };

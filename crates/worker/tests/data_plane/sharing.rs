@@ -22,7 +22,13 @@ const AHEAD: u64 = 40 * SPLIT;
 /// A window that has space for everything, and tasks that wait for each other as long as a test may take: each row is
 /// computed once.
 fn patient(window_bytes: u64, lag: SharingLag) -> SharingSettings {
-    SharingSettings { window_bytes, backlog_bytes: window_bytes, lag, wait: PATIENCE }
+    SharingSettings {
+        window_bytes,
+        backlog_bytes: window_bytes,
+        lag,
+        wait: PATIENCE,
+        ..SharingSettings::default()
+    }
 }
 
 async fn cluster(workers: usize, sharing: SharingSettings) -> Cluster {
@@ -213,6 +219,7 @@ async fn xtr_05_each_job_gets_its_epoch_at_any_speed() {
             backlog_bytes: [0, 10_000, 1 << 30][usize::try_from(draw(7, 3)).unwrap()],
             lag: if draw(1, 2) == 0 { SharingLag::Drop } else { SharingLag::Throttle },
             wait: Duration::from_millis(1 + draw(2, 50)),
+            ..SharingSettings::default()
         };
         let cluster = cluster(1 + usize::try_from(draw(3, 2)).unwrap(), settings).await;
         let client = cluster.client().await;
