@@ -1,7 +1,9 @@
 //! Jobs of several `caju read` that share computed rows.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
+use caju_tests::files::below;
 use caju_tests::{Cluster, Pipeline};
 use serde_json::{Value, json};
 
@@ -85,7 +87,9 @@ fn the_sharing_wait_bounds_the_wait_for_a_paused_job() {
 /// `--sharing-lag`: with a window of half a split, and with none, every job gets its epoch.
 #[test]
 fn jobs_that_share_end_with_any_window() {
-    for (window, lag) in [("1MiB", "throttle"), ("1MiB", "drop"), ("0", "drop")] {
+    for (window, lag) in
+        [("1MiB", "throttle"), ("1MiB", "drop"), ("1MiB", "spill"), ("0", "spill"), ("0", "drop")]
+    {
         let worker =
             ["--buffer", "1MiB", "--sharing-window", window, "--sharing-lag", lag, "--sharing-wait", "100ms"];
         let cluster = Cluster::start_with(2, &[], &worker);
@@ -103,6 +107,83 @@ fn jobs_that_share_end_with_any_window() {
         assert!(usage["peak_bytes"].as_u64().unwrap() <= 1 << 20, "window {window}, lag {lag}: {usage}");
         cluster.stop();
     }
+}
+
+/// A worker whose window has space for less than half of [`wide`], and that spills to a folder.
+fn spilling(place: &Path) -> Vec<String> {
+    let worker = "--buffer 1MiB --sharing-window 16MiB --sharing-wait 500ms --sharing-lag spill --sharing-spill-bytes 20MiB";
+    let place = ["--sharing-spill-dir".to_string(), place.display().to_string()];
+    worker.split(' ').map(String::from).chain(place).collect()
+}
+
+/// Starts a job and pauses it, and reads another one to its end.
+fn lagging(cluster: &Cluster, p: &Pipeline, [slow, quick]: [&str; 2]) -> caju_tests::process::Process {
+    let paused = start(cluster, p, &format!("{slow}.json"), &["--job", slow]);
+    cluster.wait_for_status("rows of the slow job", |s| {
+        let job = s["jobs"].as_array()?.iter().find(|j| j["job"] == slow)?;
+        (job["readers"][0]["rows"].as_u64()? > 0).then_some(())
+    });
+    paused.signal("STOP");
+    start(cluster, p, &format!("{quick}.json"), &["--job", quick]).wait().expect_code(0);
+    paused
+}
+
+/// The files with spilled rows below a folder.
+fn spilled(place: &Path) -> Vec<String> {
+    below(place).into_iter().filter(|file| file.ends_with(".arrows")).collect()
+}
+
+/// `--sharing-lag spill`, `--sharing-spill-dir`, `--sharing-spill-bytes`: a paused job reads from files what did not fit in memory.
+#[test]
+fn a_lagging_job_reads_spilled_rows() {
+    let place = tempfile::tempdir().unwrap();
+    let worker = spilling(place.path());
+    let mut cluster = Cluster::start_with(1, &[], &worker.iter().map(String::as_str).collect::<Vec<_>>());
+    let p = wide();
+    let whole = p.report(&[]).checksums();
+    let paused = lagging(&cluster, &p, ["slow", "quick"]);
+    let usage = cluster.wait_for_status("spilled rows", |s| {
+        let usage = &s["workers"][0]["usage"]["sharing"];
+        (usage["disk_bytes"].as_u64()? > 5 << 20).then(|| usage.clone())
+    });
+    assert_eq!(usage["disk_limit_bytes"], 20 << 20, "{usage}");
+    let files = spilled(place.path());
+    let bytes: u64 = files.iter().map(|file| std::fs::metadata(file).unwrap().len()).sum();
+    assert!(bytes > 5 << 20 && bytes <= 20 << 20, "{bytes} bytes: {files:?}");
+    paused.signal("CONT");
+    paused.wait().expect_code(0);
+    let epochs = ["slow.json", "quick.json"].map(|report| epoch(&p, report));
+    for e in &epochs {
+        assert_eq!((&e["rows"], &e["rows_checksum"]), (&json!(20_000), &json!(whole[0])), "{e}");
+    }
+    assert!(sum(&epochs, "read_back") > 0, "{epochs:?}");
+    cluster.workers.remove(0).terminate().expect_code(0);
+    assert_eq!(below(place.path()), Vec::<String>::new(), "a worker that ends leaves nothing");
+    cluster.stop();
+}
+
+/// Another worker removes what one that was killed has left, and the lagging job gets its rows there.
+#[test]
+fn spilled_rows_of_a_killed_worker_are_swept_by_the_next_one() {
+    let place = tempfile::tempdir().unwrap();
+    let worker = spilling(place.path());
+    let worker: Vec<&str> = worker.iter().map(String::as_str).collect();
+    let mut cluster = Cluster::start_with(1, &[], &worker);
+    let p = wide();
+    let whole = p.report(&[]).checksums();
+    let paused = lagging(&cluster, &p, ["slow", "quick"]);
+    let killed = cluster.workers.remove(0);
+    killed.process.signal("KILL");
+    killed.process.wait_for_end();
+    let left = below(place.path());
+    assert!(!spilled(place.path()).is_empty(), "{left:?}");
+    cluster.add_worker(&worker);
+    let now = below(place.path());
+    assert!(!left.iter().any(|file| now.contains(file)), "{left:?} {now:?}");
+    paused.signal("CONT");
+    paused.wait().expect_code(0);
+    assert_eq!(epoch(&p, "slow.json")["rows_checksum"], json!(whole[0]));
+    cluster.stop();
 }
 
 /// `--sharing-backlog`: a job that shares and is alone takes no more memory than that for it.

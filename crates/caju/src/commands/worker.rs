@@ -134,6 +134,7 @@ mod tests {
             sharing(&args).lag
         };
         assert_eq!(lag(&["--sharing-lag", "throttle"]), SharingLag::Throttle);
+        assert_eq!(lag(&["--sharing-lag", "spill"]), SharingLag::Spill);
         assert_eq!((lag(&["--sharing-lag", "drop"]), lag(&[])), (SharingLag::Drop, SharingLag::Drop));
     }
 }
