@@ -13,6 +13,13 @@ fn wide() -> Pipeline {
     Pipeline::of(json!({ "range": 20_000 }), steps)
 }
 
+/// The same rows, computed so slowly that a job is not over before it is paused: 2 s a worker.
+fn paced() -> Pipeline {
+    let steps = json!([{ "sleep": { "per_row": "100us" } }, { "with_columns": { "pad": "repeat('x', 2000)", "x": "uniform(0.0, 1.0)" } },
+        { "batch": 50 }]);
+    Pipeline::of(json!({ "range": 20_000 }), steps)
+}
+
 fn start(cluster: &Cluster, p: &Pipeline, report: &str, more: &[&str]) -> caju_tests::process::Process {
     let mut args = vec!["--sharing", "exact", "--prefetch", "1MiB", "--report", report];
     args.extend(more);
@@ -36,7 +43,7 @@ fn what_one_trainer_computed_the_other_one_reads() {
     let window = ["--sharing-window", "1GiB", "--sharing-backlog", "1GiB", "--sharing-wait", "200ms"];
     let worker = [&["--buffer", "1MiB"], &window[..]].concat();
     let cluster = Cluster::start_with(1, &[], &worker);
-    let p = wide();
+    let p = paced();
     let whole = p.report(&[]).checksums();
     let still = start(&cluster, &p, "one.json", &["--job", "trials", "--trainer-id", "one"]);
     cluster.wait_for_status("rows of the first trainer", |s| {
@@ -67,9 +74,7 @@ fn what_one_trainer_computed_the_other_one_reads() {
 fn the_sharing_wait_bounds_the_wait_for_a_paused_job() {
     let window = ["--sharing-window", "1MiB", "--sharing-lag", "throttle", "--sharing-wait", "5s"];
     let cluster = Cluster::start_with(1, &[], &[&["--buffer", "1MiB"], &window[..]].concat());
-    // The first job must not be over before it is paused.
-    let steps = json!([{ "sleep": { "per_row": "40us" } }, { "with_columns": { "pad": "repeat('x', 2000)" } }, { "batch": 100 }]);
-    let p = Pipeline::of(json!({ "range": 20_000 }), steps);
+    let p = paced();
     let paused = start(&cluster, &p, "one.json", &["--job", "one"]);
     cluster.wait_for_status("rows of the first job", |s| {
         (s["jobs"][0]["readers"][0]["rows"].as_u64()? > 0).then_some(())
@@ -109,7 +114,7 @@ fn jobs_that_share_end_with_any_window() {
     }
 }
 
-/// A worker whose window has space for less than half of [`wide`], and that spills to a folder.
+/// A worker whose window has space for less than half of [`paced`], and that spills to a folder.
 fn spilling(place: &Path) -> Vec<String> {
     let worker = "--buffer 1MiB --sharing-window 16MiB --sharing-wait 500ms --sharing-lag spill --sharing-spill-bytes 20MiB";
     let place = ["--sharing-spill-dir".to_string(), place.display().to_string()];
@@ -139,7 +144,7 @@ fn a_lagging_job_reads_spilled_rows() {
     let place = tempfile::tempdir().unwrap();
     let worker = spilling(place.path());
     let mut cluster = Cluster::start_with(1, &[], &worker.iter().map(String::as_str).collect::<Vec<_>>());
-    let p = wide();
+    let p = paced();
     let whole = p.report(&[]).checksums();
     let paused = lagging(&cluster, &p, ["slow", "quick"]);
     let usage = cluster.wait_for_status("spilled rows", |s| {
@@ -169,7 +174,7 @@ fn spilled_rows_of_a_killed_worker_are_swept_by_the_next_one() {
     let worker = spilling(place.path());
     let worker: Vec<&str> = worker.iter().map(String::as_str).collect();
     let mut cluster = Cluster::start_with(1, &[], &worker);
-    let p = wide();
+    let p = paced();
     let whole = p.report(&[]).checksums();
     let paused = lagging(&cluster, &p, ["slow", "quick"]);
     let killed = cluster.workers.remove(0);
@@ -225,7 +230,9 @@ fn trainers_of_one_machine_map_one_copy_of_each_batch() {
             &["--sharing-backlog", "1GiB", "--shared-memory", memory],
         ];
         let cluster = Cluster::start_with(1, &["--client-timeout", "2s"], &worker.concat());
-        let steps = json!([{ "with_columns": { "pad": "repeat('x', 2000)" } }, { "batch": 200 }]);
+        // The first job must not be over before it is paused.
+        let steps = json!([{ "sleep": { "per_row": "100us" } }, { "with_columns": { "pad": "repeat('x', 2000)" } },
+            { "batch": 200 }]);
         let p =
             Pipeline::new(&json!({ "source": { "range": 20_000 }, "steps": steps, "deterministic": true }));
         let whole = p.report(&[]).checksums();
