@@ -225,7 +225,6 @@ async fn xtr_05_each_job_gets_its_epoch_at_any_speed() {
                 [usize::try_from(draw(1, 3)).unwrap()],
             spill_bytes: [0, 100_000, 1 << 30][usize::try_from(draw(8, 3)).unwrap()],
             wait: Duration::from_millis(1 + draw(2, 50)),
-            ..SharingSettings::default()
         };
         let cluster = cluster(1 + usize::try_from(draw(3, 2)).unwrap(), settings).await;
         let client = cluster.client().await;

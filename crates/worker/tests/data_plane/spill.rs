@@ -74,7 +74,7 @@ async fn to_the_end(client: &Client, (mut reader, mut got): (Reader, Vec<Vec<i64
 }
 
 fn uses(served: &[TaskServed; 2]) -> [SharedUse; 2] {
-    served.clone().map(|s| s.shared.unwrap())
+    served.map(|s| s.shared.unwrap())
 }
 
 /// The second job reads from files what it has not had when the first one is done. No split is opened twice.

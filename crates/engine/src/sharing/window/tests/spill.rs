@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use arrow_array::types::Int8Type;
 use arrow_array::{DictionaryArray, StringArray, StringViewArray, StructArray};
 use arrow_schema::{DataType, Field, Fields, Schema};
+use caju_types::ErrorKind;
 
 use super::*;
 
@@ -197,6 +198,18 @@ async fn rows_that_cannot_be_written_are_dropped() {
     let usage = window.usage();
     assert!(usage.spill_errors > 10 && usage.evicted_unread == 16 && usage.disk_bytes == 0, "{usage:?}");
     assert_eq!(behind.unread_splits(), [16, 17, 18, 19]);
+}
+
+/// A place where no folder can be is an error that names the flag; a place that is not there yet is created.
+#[test]
+fn a_place_for_files_is_created_or_refused() {
+    let place = tempfile::tempdir().unwrap();
+    let (deep, file) = (place.path().join("a/b"), place.path().join("file"));
+    File::create(&file).unwrap();
+    let folder = SpillFolder::new(Some(&deep), 1).unwrap();
+    assert!(folder.path().starts_with(&deep) && folder.path().is_dir());
+    let e = SpillFolder::new(Some(&file), 1).unwrap_err();
+    assert!(e.kind() == ErrorKind::Unavailable && e.message().contains("--sharing-spill-dir"), "{e}");
 }
 
 /// Splits that are larger than the window are on disk as far as they were computed.
