@@ -63,9 +63,9 @@ impl Sharing {
         let jobs: Vec<SharingJob> = (0..count).map(|_| job(r)).collect();
         // Drawn with a number of another use, so that seeds keep all that they drew before windows could spill.
         let number = jobs.first().map_or(0, |job| job.batch);
-        if settings.lag == SharingLag::Drop && number % 2 == 0 {
+        if settings.lag == SharingLag::Drop && number.is_multiple_of(2) {
             settings.lag = SharingLag::Spill;
-            settings.spill_bytes = if number % 3 == 0 { epoch_bytes / 4 } else { 1 << 30 };
+            settings.spill_bytes = if number.is_multiple_of(3) { epoch_bytes / 4 } else { 1 << 30 };
         }
         // Rows behind draws are not shared by jobs that store some.
         let (draws, has_hint) = (r.permille(600), r.permille(400));

@@ -103,9 +103,14 @@ impl SharingMember {
         self.writer(at, split)
     }
 
-    /// Waits while rows are written to disk, if the window has little space until then.
-    pub(super) async fn wait_for_spill(&self) {
-        self.window.wait_for_spill().await;
+    /// Whether the window writes rows to disk.
+    pub(super) fn spills(&self) -> bool {
+        self.window.spills()
+    }
+
+    /// Waits while rows are written to disk, if the window has no space for `bytes` bytes until then.
+    pub(super) async fn wait_for_spill(&self, bytes: u64) {
+        self.window.wait_for_spill(bytes).await;
     }
 
     fn writer(self: &Arc<Self>, at: usize, split: Arc<SharedSplit>) -> Option<Writer> {

@@ -40,6 +40,8 @@ pub struct SharingWindow {
 struct Writing {
     /// It writes a file.
     is_busy: bool,
+    /// The most bytes for which a task waits.
+    wanted_bytes: u64,
     /// Its present file took longer than [`SharingSettings::wait`]: no task waits for it.
     is_stalled: bool,
 }

@@ -44,8 +44,11 @@ impl SharingWindow {
         loop {
             let found = {
                 let mut state = self.state.lock();
-                let found = state.surplus(self.spill_above(), folder);
+                let found = state.surplus(self.spill_above(state.writing.wanted_bytes), folder);
                 state.writing.is_busy = found.is_some();
+                if found.is_none() {
+                    state.writing.wanted_bytes = 0;
+                }
                 found
             };
             let Some((split, rows)) = found else { break };
@@ -132,10 +135,15 @@ impl SharingWindow {
         self.freed.notify_waiters();
     }
 
-    /// Waits while the reserve is used up and rows are written to restore it. A file that takes longer than
+    pub(in crate::sharing) fn spills(&self) -> bool {
+        self.spill.is_some()
+    }
+
+    /// Waits while the window has no space for `bytes` bytes, or its reserve is used up, and rows are being written. A file that takes longer than
     /// [`SharingSettings::wait`](super::SharingSettings) holds up nobody any more.
-    pub(in crate::sharing) async fn wait_for_spill(&self) {
+    pub(in crate::sharing) async fn wait_for_spill(&self, bytes: u64) {
         let Some(folder) = &self.spill else { return };
+        let above = self.spill_above(bytes);
         let deadline = self.clock.now() + self.settings.wait;
         loop {
             let freed = self.freed.notified();
@@ -144,13 +152,14 @@ impl SharingWindow {
             let left = deadline.saturating_sub(self.clock.now());
             {
                 let mut state = self.state.lock();
-                if !state.is_spilling(self.spill_above(), folder) {
+                if !state.is_spilling(above, folder) {
                     return;
                 }
                 if left.is_zero() {
                     state.writing.is_stalled = true;
                     return;
                 }
+                state.writing.wanted_bytes = state.writing.wanted_bytes.max(bytes);
                 folder.changed.notify_one();
             }
             tokio::select! {
@@ -162,14 +171,17 @@ impl SharingWindow {
 
     /// Wakes the writer of files if it has something to do.
     pub(super) fn wake_spill(&self, state: &State) {
-        if let Some(folder) = self.spill.as_ref().filter(|_| state.needed_bytes() > self.spill_above()) {
+        if let Some(folder) = self.spill.as_ref().filter(|_| state.needed_bytes() > self.spill_above(0)) {
             folder.changed.notify_one();
         }
     }
 
-    /// With more bytes of needed rows in memory, some are written.
-    fn spill_above(&self) -> u64 {
-        self.settings.window_bytes - self.settings.window_bytes / RESERVE
+    /// With more bytes of needed rows in memory, some are written, if a task waits for space for `wanted` bytes.
+    fn spill_above(&self, wanted: u64) -> u64 {
+        let limit = self.settings.window_bytes;
+        // Rows that never fit make no space for themselves.
+        let wanted = if wanted > limit { 0 } else { wanted };
+        (limit - limit / RESERVE).min(limit - wanted)
     }
 }
 

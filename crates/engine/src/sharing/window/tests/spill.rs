@@ -88,7 +88,7 @@ async fn the_writer_is_woken_when_the_window_is_nearly_full() {
     let both = async {
         for split in 0..100 {
             assert!(!run(&ahead, split).await);
-            window.wait_for_spill().await;
+            window.wait_for_spill(SPLIT).await;
         }
         for split in 0..100 {
             assert!(run(&behind, split).await);
@@ -165,6 +165,28 @@ async fn a_damaged_file_is_a_split_that_is_not_there() {
     }
 }
 
+/// A window of two splits has space for a third one as soon as one of them is in a file.
+#[tokio::test]
+async fn a_task_waits_for_space_for_its_rows() {
+    let place = tempfile::tempdir().unwrap();
+    let window = spilling(2, 1 << 20, place.path());
+    let (ahead, behind) = (join(&window, &[(1, END)]), join(&window, &[(1, END)]));
+    let computing = async {
+        for split in 0..30 {
+            let mut begun = begin(&ahead, split).await;
+            window.wait_for_spill(SPLIT).await;
+            begun.write[0].pass(0, &[rows()]);
+            begun.write.remove(0).finish(0);
+        }
+    };
+    tokio::select! {
+        () = window.spill() => unreachable!("it runs as long as the window"),
+        () = computing => {}
+    }
+    assert_eq!(behind.unread_splits(), (0..30).collect::<Vec<_>>());
+    assert!(window.usage().evicted_unread == 0 && window.usage().peak_bytes <= 2 * SPLIT);
+}
+
 /// Every byte of a file is checked.
 #[tokio::test]
 async fn a_flipped_byte_is_never_another_row() {
@@ -193,7 +215,7 @@ async fn rows_that_cannot_be_written_are_dropped() {
     for split in 0..20 {
         assert!(!run(&ahead, split).await);
         settle(&window).await;
-        window.wait_for_spill().await;
+        window.wait_for_spill(SPLIT).await;
     }
     let usage = window.usage();
     assert!(usage.spill_errors > 10 && usage.evicted_unread == 16 && usage.disk_bytes == 0, "{usage:?}");
@@ -253,7 +275,7 @@ async fn a_slow_disk_holds_nobody_up_for_long() {
     // Nothing writes.
     for split in 0..2_000 {
         assert!(!run(&ahead, split).await);
-        window.wait_for_spill().await;
+        window.wait_for_spill(SPLIT).await;
     }
     assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
     assert_eq!(behind.unread_splits(), [1996, 1997, 1998, 1999]);
