@@ -122,6 +122,9 @@ pub(crate) struct SharedReport {
     /// Bytes that its readers got in shared memory and that a task of another job had put there.
     #[serde(default)]
     pub(crate) reused_bytes: u64,
+    /// Of `window_hits`: splits of which its tasks read rows back from a worker's disk.
+    #[serde(default)]
+    pub(crate) read_back: u64,
 }
 
 impl From<SharedUse> for SharedReport {
@@ -133,6 +136,7 @@ impl From<SharedUse> for SharedReport {
             taken_over: shared.taken_over,
             skipped: shared.skipped_rows,
             reused_bytes: shared.reused_bytes,
+            read_back: shared.read_back,
         }
     }
 }

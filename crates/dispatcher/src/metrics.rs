@@ -150,6 +150,9 @@ impl Metrics {
         let window = usage().filter_map(|(l, u)| Some((l, u.sharing.as_ref()?.bytes)));
         let help = "Rows that a worker holds for the jobs that share them";
         self.numbers("caju_worker_sharing_bytes", help, window);
+        let disk = usage().filter_map(|(l, u)| Some((l, u.sharing.as_ref()?.disk_bytes)));
+        let help = "Files with rows that a worker holds for jobs that lag";
+        self.numbers("caju_worker_sharing_disk_bytes", help, disk);
         let files = usage().filter_map(|(l, u)| Some((l, u.sharing.as_ref()?.file_bytes)));
         let help = "Rows in shared memory that a worker holds for further readers of its host";
         self.numbers("caju_worker_shared_memory_bytes", help, files);

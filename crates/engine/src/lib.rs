@@ -29,7 +29,7 @@ pub use row_checks::{RowChecks, RowChecksum};
 pub use shard::{ListingDigest, Shard, ShardBy, ShardSplits};
 pub use sharing::{
     SharedCounts, SharingJob, SharingLag, SharingMember, SharingPoint, SharingSettings, SharingWindow,
-    WindowUsage,
+    SpillFolder, WindowUsage,
 };
 pub use stats::TaskStats;
 pub use task::{TaskOptions, TaskRun, run_task};

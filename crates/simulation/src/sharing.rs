@@ -44,11 +44,12 @@ impl Sharing {
         let (epoch_bytes, split_bytes) = (rows * ROW_BYTES, split_rows * ROW_BYTES);
         let bytes = [0, split_bytes / 6, split_bytes * 3, epoch_bytes / 2, 1 << 30];
         let waits = [1, 20, 200, 2_000];
-        let settings = SharingSettings {
+        let mut settings = SharingSettings {
             window_bytes: r.pick(&bytes).unwrap_or(0),
             backlog_bytes: r.pick(&bytes).unwrap_or(0),
             lag: if r.permille(300) { SharingLag::Throttle } else { SharingLag::Drop },
             wait: Duration::from_millis(r.pick(&waits).unwrap_or(1)),
+            ..SharingSettings::default()
         };
         let count = r.between(2, 5);
         let job = |r: &mut Random| SharingJob {
@@ -59,7 +60,13 @@ impl Sharing {
             batch: r.between(40, 200),
             is_relaxed: may_skip && r.permille(250),
         };
-        let jobs = (0..count).map(|_| job(r)).collect();
+        let jobs: Vec<SharingJob> = (0..count).map(|_| job(r)).collect();
+        // Drawn with a number of another use, so that seeds keep all that they drew before windows could spill.
+        let number = jobs.first().map_or(0, |job| job.batch);
+        if settings.lag == SharingLag::Drop && number.is_multiple_of(2) {
+            settings.lag = SharingLag::Spill;
+            settings.spill_bytes = if number.is_multiple_of(3) { epoch_bytes / 4 } else { 1 << 30 };
+        }
         // Rows behind draws are not shared by jobs that store some.
         let (draws, has_hint) = (r.permille(600), r.permille(400));
         Self { settings, jobs, has_hint: has_hint && !stores, draws }

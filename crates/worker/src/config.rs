@@ -1,6 +1,7 @@
 //! Settings.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -61,6 +62,9 @@ pub struct WorkerConfig {
     pub cache: CacheOptions,
     /// The window of rows that jobs share.
     pub sharing: SharingSettings,
+    /// Where the window's private folder for rows that do not fit in memory is, under
+    /// [`SharingLag::Spill`](caju_engine::SharingLag); the folder for temporary files if absent.
+    pub sharing_spill_dir: Option<PathBuf>,
     /// The most bytes of bodies in shared memory that are held for further readers of this host; 0: readers of this host get
     /// their rows over sockets, as all others.
     pub shared_memory_bytes: u64,
@@ -101,6 +105,7 @@ impl WorkerConfig {
             caches: None,
             cache: CacheOptions::default(),
             sharing: SharingSettings::default(),
+            sharing_spill_dir: None,
             shared_memory_bytes: 256 << 20,
             registry: Registry::new(Limits::default()),
             clock: SystemClock::shared(),

@@ -81,7 +81,7 @@ impl Manager {
         identity: Arc<Identity>,
         config: WorkerConfig,
         pipelines: Pipelines,
-        pool: CpuPool,
+        (pool, window): (CpuPool, Arc<SharingWindow>),
         group: Tasks,
     ) -> Self {
         let caches = config.caches.clone().unwrap_or_else(|| {
@@ -91,7 +91,7 @@ impl Manager {
             identity,
             body_files: BodyFiles::new(config.shared_memory_bytes, config.sharing.backlog_bytes),
             same_host_socket: OnceLock::new(),
-            window: SharingWindow::new(config.sharing, Arc::clone(&config.clock)),
+            window,
             caches,
             config,
             pipelines,
@@ -128,6 +128,11 @@ impl Manager {
                 evicted_unread: shared.evicted_unread,
                 file_bytes,
                 file_limit_bytes,
+                disk_bytes: shared.disk_bytes,
+                disk_limit_bytes: shared.disk_limit_bytes,
+                spilled_bytes: shared.spilled_bytes,
+                read_back: shared.read_back,
+                spill_errors: shared.spill_errors,
             }),
         }
     }

@@ -324,6 +324,7 @@ fn shared_use(counts: SharedCounts) -> v1::SharedUse {
         computed_rows: counts.computed_rows,
         window_rows: counts.window_rows,
         window_hits: counts.window_hits,
+        read_back: counts.read_back,
         taken_over: counts.taken_over,
         skipped_rows: counts.skipped_rows,
         reused_bytes: 0,

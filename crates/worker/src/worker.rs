@@ -4,8 +4,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use caju_engine::{SharingLag, SharingWindow, SpillFolder};
 use caju_proto::v1;
-use caju_runtime::{CpuPool, Tasks, log_failure};
+use caju_runtime::{CpuPool, Tasks, blocking, log_failure};
 use caju_sources::{SourceContext, SourceLimits};
 use caju_types::{Error, Result, TaskId, WorkerId};
 use caju_wire::{
@@ -73,7 +74,8 @@ impl Worker {
         let pipelines = Pipelines::new(config.registry.clone(), ctx);
         let (group, local) = (Tasks::new(), config.local.clone());
         let (connect_timeout, retry_timeout) = (config.connect_timeout, config.dispatcher_timeout);
-        let manager = Arc::new(Manager::new(Arc::clone(&identity), config, pipelines, pool, group.child()));
+        let shares = (pool, window(&config, &group).await?);
+        let manager = Arc::new(Manager::new(Arc::clone(&identity), config, pipelines, shares, group.child()));
         // Readers may connect as soon as the dispatcher knows the address.
         if let Some(listener) = listener {
             server::serve(listener, &manager, &group);
@@ -89,6 +91,24 @@ impl Worker {
         });
         Ok(handle)
     }
+}
+
+/// The window of rows that jobs share. It writes files for as long as the group runs, if the settings say so.
+async fn window(config: &WorkerConfig, group: &Tasks) -> Result<Arc<SharingWindow>> {
+    let (settings, clock) = (config.sharing, Arc::clone(&config.clock));
+    if settings.lag != SharingLag::Spill || settings.window_bytes == 0 {
+        return Ok(SharingWindow::new(settings, clock));
+    }
+    let place = config.sharing_spill_dir.clone();
+    let create = move || SpillFolder::new(place.as_deref(), settings.spill_bytes);
+    let folder = blocking("creating a folder for spilled rows", create).await??;
+    let window = SharingWindow::with_spill(settings, clock, folder);
+    let spilling = Arc::clone(&window);
+    group.background("spilling shared rows", log_failure, async move {
+        spilling.spill().await;
+        Ok(())
+    });
+    Ok(window)
 }
 
 fn cores(threads: usize) -> usize {

@@ -1,13 +1,22 @@
 //! Jobs of several `caju read` that share computed rows.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
+use caju_tests::files::below;
 use caju_tests::{Cluster, Pipeline};
 use serde_json::{Value, json};
 
 /// Rows so wide that a reader without progress delays its epoch: 20 splits of 2 MB.
 fn wide() -> Pipeline {
     let steps = json!([{ "with_columns": { "pad": "repeat('x', 2000)", "x": "uniform(0.0, 1.0)" } }, { "batch": 50 }]);
+    Pipeline::of(json!({ "range": 20_000 }), steps)
+}
+
+/// The same rows, computed so slowly that a job is not over before it is paused: 2 s a worker.
+fn paced() -> Pipeline {
+    let steps = json!([{ "sleep": { "per_row": "100us" } }, { "with_columns": { "pad": "repeat('x', 2000)", "x": "uniform(0.0, 1.0)" } },
+        { "batch": 50 }]);
     Pipeline::of(json!({ "range": 20_000 }), steps)
 }
 
@@ -34,7 +43,7 @@ fn what_one_trainer_computed_the_other_one_reads() {
     let window = ["--sharing-window", "1GiB", "--sharing-backlog", "1GiB", "--sharing-wait", "200ms"];
     let worker = [&["--buffer", "1MiB"], &window[..]].concat();
     let cluster = Cluster::start_with(1, &[], &worker);
-    let p = wide();
+    let p = paced();
     let whole = p.report(&[]).checksums();
     let still = start(&cluster, &p, "one.json", &["--job", "trials", "--trainer-id", "one"]);
     cluster.wait_for_status("rows of the first trainer", |s| {
@@ -65,9 +74,7 @@ fn what_one_trainer_computed_the_other_one_reads() {
 fn the_sharing_wait_bounds_the_wait_for_a_paused_job() {
     let window = ["--sharing-window", "1MiB", "--sharing-lag", "throttle", "--sharing-wait", "5s"];
     let cluster = Cluster::start_with(1, &[], &[&["--buffer", "1MiB"], &window[..]].concat());
-    // The first job must not be over before it is paused.
-    let steps = json!([{ "sleep": { "per_row": "40us" } }, { "with_columns": { "pad": "repeat('x', 2000)" } }, { "batch": 100 }]);
-    let p = Pipeline::of(json!({ "range": 20_000 }), steps);
+    let p = paced();
     let paused = start(&cluster, &p, "one.json", &["--job", "one"]);
     cluster.wait_for_status("rows of the first job", |s| {
         (s["jobs"][0]["readers"][0]["rows"].as_u64()? > 0).then_some(())
@@ -85,7 +92,9 @@ fn the_sharing_wait_bounds_the_wait_for_a_paused_job() {
 /// `--sharing-lag`: with a window of half a split, and with none, every job gets its epoch.
 #[test]
 fn jobs_that_share_end_with_any_window() {
-    for (window, lag) in [("1MiB", "throttle"), ("1MiB", "drop"), ("0", "drop")] {
+    for (window, lag) in
+        [("1MiB", "throttle"), ("1MiB", "drop"), ("1MiB", "spill"), ("0", "spill"), ("0", "drop")]
+    {
         let worker =
             ["--buffer", "1MiB", "--sharing-window", window, "--sharing-lag", lag, "--sharing-wait", "100ms"];
         let cluster = Cluster::start_with(2, &[], &worker);
@@ -103,6 +112,83 @@ fn jobs_that_share_end_with_any_window() {
         assert!(usage["peak_bytes"].as_u64().unwrap() <= 1 << 20, "window {window}, lag {lag}: {usage}");
         cluster.stop();
     }
+}
+
+/// A worker whose window has space for less than half of [`paced`], and that spills to a folder.
+fn spilling(place: &Path) -> Vec<String> {
+    let worker = "--buffer 1MiB --sharing-window 16MiB --sharing-wait 500ms --sharing-lag spill --sharing-spill-bytes 20MiB";
+    let place = ["--sharing-spill-dir".to_string(), place.display().to_string()];
+    worker.split(' ').map(String::from).chain(place).collect()
+}
+
+/// Starts a job and pauses it, and reads another one to its end.
+fn lagging(cluster: &Cluster, p: &Pipeline, [slow, quick]: [&str; 2]) -> caju_tests::process::Process {
+    let paused = start(cluster, p, &format!("{slow}.json"), &["--job", slow]);
+    cluster.wait_for_status("rows of the slow job", |s| {
+        let job = s["jobs"].as_array()?.iter().find(|j| j["job"] == slow)?;
+        (job["readers"][0]["rows"].as_u64()? > 0).then_some(())
+    });
+    paused.signal("STOP");
+    start(cluster, p, &format!("{quick}.json"), &["--job", quick]).wait().expect_code(0);
+    paused
+}
+
+/// The files with spilled rows below a folder.
+fn spilled(place: &Path) -> Vec<String> {
+    below(place).into_iter().filter(|file| file.ends_with(".arrows")).collect()
+}
+
+/// `--sharing-lag spill`, `--sharing-spill-dir`, `--sharing-spill-bytes`: a paused job reads from files what did not fit in memory.
+#[test]
+fn a_lagging_job_reads_spilled_rows() {
+    let place = tempfile::tempdir().unwrap();
+    let worker = spilling(place.path());
+    let mut cluster = Cluster::start_with(1, &[], &worker.iter().map(String::as_str).collect::<Vec<_>>());
+    let p = paced();
+    let whole = p.report(&[]).checksums();
+    let paused = lagging(&cluster, &p, ["slow", "quick"]);
+    let usage = cluster.wait_for_status("spilled rows", |s| {
+        let usage = &s["workers"][0]["usage"]["sharing"];
+        (usage["disk_bytes"].as_u64()? > 5 << 20).then(|| usage.clone())
+    });
+    assert_eq!(usage["disk_limit_bytes"], 20 << 20, "{usage}");
+    let files = spilled(place.path());
+    let bytes: u64 = files.iter().map(|file| std::fs::metadata(file).unwrap().len()).sum();
+    assert!(bytes > 5 << 20 && bytes <= 20 << 20, "{bytes} bytes: {files:?}");
+    paused.signal("CONT");
+    paused.wait().expect_code(0);
+    let epochs = ["slow.json", "quick.json"].map(|report| epoch(&p, report));
+    for e in &epochs {
+        assert_eq!((&e["rows"], &e["rows_checksum"]), (&json!(20_000), &json!(whole[0])), "{e}");
+    }
+    assert!(sum(&epochs, "read_back") > 0, "{epochs:?}");
+    cluster.workers.remove(0).terminate().expect_code(0);
+    assert_eq!(below(place.path()), Vec::<String>::new(), "a worker that ends leaves nothing");
+    cluster.stop();
+}
+
+/// Another worker removes what one that was killed has left, and the lagging job gets its rows there.
+#[test]
+fn spilled_rows_of_a_killed_worker_are_swept_by_the_next_one() {
+    let place = tempfile::tempdir().unwrap();
+    let worker = spilling(place.path());
+    let worker: Vec<&str> = worker.iter().map(String::as_str).collect();
+    let mut cluster = Cluster::start_with(1, &[], &worker);
+    let p = paced();
+    let whole = p.report(&[]).checksums();
+    let paused = lagging(&cluster, &p, ["slow", "quick"]);
+    let killed = cluster.workers.remove(0);
+    killed.process.signal("KILL");
+    killed.process.wait_for_end();
+    let left = below(place.path());
+    assert!(!spilled(place.path()).is_empty(), "{left:?}");
+    cluster.add_worker(&worker);
+    let now = below(place.path());
+    assert!(!left.iter().any(|file| now.contains(file)), "{left:?} {now:?}");
+    paused.signal("CONT");
+    paused.wait().expect_code(0);
+    assert_eq!(epoch(&p, "slow.json")["rows_checksum"], json!(whole[0]));
+    cluster.stop();
 }
 
 /// `--sharing-backlog`: a job that shares and is alone takes no more memory than that for it.
@@ -144,7 +230,9 @@ fn trainers_of_one_machine_map_one_copy_of_each_batch() {
             &["--sharing-backlog", "1GiB", "--shared-memory", memory],
         ];
         let cluster = Cluster::start_with(1, &["--client-timeout", "2s"], &worker.concat());
-        let steps = json!([{ "with_columns": { "pad": "repeat('x', 2000)" } }, { "batch": 200 }]);
+        // The first job must not be over before it is paused.
+        let steps = json!([{ "sleep": { "per_row": "100us" } }, { "with_columns": { "pad": "repeat('x', 2000)" } },
+            { "batch": 200 }]);
         let p =
             Pipeline::new(&json!({ "source": { "range": 20_000 }, "steps": steps, "deterministic": true }));
         let whole = p.report(&[]).checksums();

@@ -295,10 +295,17 @@ pub(crate) struct TaskArgs {
     /// missed
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = size)]
     pub(crate) sharing_backlog: u64,
-    /// What happens to a job that falls behind the window of shared rows: `drop`, it computes what it has missed itself; or
-    /// `throttle`, the others wait for it, for --sharing-wait at most
-    #[arg(long, value_name = "drop|throttle", default_value = "drop", value_parser = SharingLag::from_name)]
+    /// What happens to a job that falls behind the window of shared rows: `drop`, it computes what it has missed itself;
+    /// `throttle`, the others wait for it, for --sharing-wait at most; or `spill`, it reads what it has missed from files
+    #[arg(long, value_name = "drop|throttle|spill", default_value = "drop", value_parser = SharingLag::from_name)]
     pub(crate) sharing_lag: SharingLag,
+    /// With --sharing-lag spill: the folder in which the worker has a private folder for these files; that for temporary files by
+    /// default
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) sharing_spill_dir: Option<PathBuf>,
+    /// With --sharing-lag spill: the most bytes of these files; of rows that do not fit, a job computes what it has missed itself
+    #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = size)]
+    pub(crate) sharing_spill_bytes: u64,
     /// How long a task waits for rows that a task of another job computes before it computes them itself. Shared rows are held
     /// for as long when the last task that shares them has ended
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = duration)]

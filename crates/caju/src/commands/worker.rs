@@ -51,6 +51,7 @@ async fn serve(args: &WorkerArgs) -> Result<()> {
         ping: args.tasks.ping,
         slowdown: args.tasks.slowdown,
         sharing: sharing(args),
+        sharing_spill_dir: args.tasks.sharing_spill_dir.clone(),
         shared_memory_bytes: args.tasks.shared_memory,
         registry: shared::server_registry(
             &args.stores,
@@ -79,6 +80,7 @@ fn sharing(args: &WorkerArgs) -> SharingSettings {
         window_bytes: args.tasks.sharing_window,
         backlog_bytes: args.tasks.sharing_backlog,
         lag: args.tasks.sharing_lag,
+        spill_bytes: args.tasks.sharing_spill_bytes,
         wait: args.tasks.sharing_wait,
     }
 }
@@ -132,6 +134,7 @@ mod tests {
             sharing(&args).lag
         };
         assert_eq!(lag(&["--sharing-lag", "throttle"]), SharingLag::Throttle);
+        assert_eq!(lag(&["--sharing-lag", "spill"]), SharingLag::Spill);
         assert_eq!((lag(&["--sharing-lag", "drop"]), lag(&[])), (SharingLag::Drop, SharingLag::Drop));
     }
 }

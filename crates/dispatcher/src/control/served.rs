@@ -94,6 +94,7 @@ fn both(sum: SharedUse, one: SharedUse) -> SharedUse {
         computed_rows: sum.computed_rows.saturating_add(one.computed_rows),
         window_rows: sum.window_rows.saturating_add(one.window_rows),
         window_hits: sum.window_hits.saturating_add(one.window_hits),
+        read_back: sum.read_back.saturating_add(one.read_back),
         taken_over: sum.taken_over.saturating_add(one.taken_over),
         skipped_rows: sum.skipped_rows.saturating_add(one.skipped_rows),
         reused_bytes: sum.reused_bytes.saturating_add(one.reused_bytes),

@@ -82,8 +82,23 @@ impl Flights {
         flight.writers.extend(self.member.take_over(flight.of, flight.name, place));
     }
 
-    /// Rows of one split pass a place. Returns those that the task has not read there.
-    pub(crate) fn pass(&self, place: usize, chunk: Chunk) -> Option<Chunk> {
+    /// Rows of one split pass a place. Returns those that the task has not read there. Waits while the window writes rows to disk
+    /// to have space.
+    pub(crate) async fn pass(&self, place: usize, chunk: Chunk) -> Option<Chunk> {
+        if self.member.spills() && self.puts(place, &chunk) {
+            self.member.wait_for_spill(chunk.bytes() as u64).await;
+        }
+        self.put(place, chunk)
+    }
+
+    /// Whether rows go to the window at a place.
+    fn puts(&self, place: usize, chunk: &Chunk) -> bool {
+        let splits = self.splits.lock();
+        let flight = chunk.runs.first().and_then(|run| splits.get(&run.split));
+        flight.is_some_and(|flight| flight.writers.iter().any(|w| w.place == place))
+    }
+
+    fn put(&self, place: usize, chunk: Chunk) -> Option<Chunk> {
         let run = *chunk.runs.first()?;
         let mut splits = self.splits.lock();
         let Some(flight) = splits.get_mut(&run.split) else { return Some(chunk) };

@@ -6,7 +6,7 @@ use arrow_array::RecordBatch;
 
 use super::job::{MayShare, SharingJob};
 use super::point::SharingPoint;
-use super::shared_split::{Next, SharedSplit, SplitRef};
+use super::shared_split::{Found, Next, SharedSplit, SplitRef};
 use super::stats::{Counters, SharedCounts};
 use super::window::SharingWindow;
 
@@ -86,7 +86,7 @@ impl SharingMember {
         }
         let read = begun.read.and_then(|(at, split)| {
             let place = self.points.get(at)?.place;
-            Some(SharedRows { member: Arc::clone(self), split, place, batches: 0 })
+            Some(SharedRows { member: Arc::clone(self), split, place, batches: 0, is_read_back: false })
         });
         if read.is_some() {
             self.counters.add_hit();
@@ -101,6 +101,16 @@ impl SharingMember {
         let at = self.places().position(|p| p == place)?;
         let (at, split) = self.window.take_over(self.id, at, of, name)?;
         self.writer(at, split)
+    }
+
+    /// Whether the window writes rows to disk.
+    pub(super) fn spills(&self) -> bool {
+        self.window.spills()
+    }
+
+    /// Waits while rows are written to disk, if the window has no space for `bytes` bytes until then.
+    pub(super) async fn wait_for_spill(&self, bytes: u64) {
+        self.window.wait_for_spill(bytes).await;
     }
 
     fn writer(self: &Arc<Self>, at: usize, split: Arc<SharedSplit>) -> Option<Writer> {
@@ -134,10 +144,13 @@ pub(crate) struct SharedRows {
     /// The place of the point at which the rows are.
     pub(crate) place: usize,
     batches: usize,
+    /// Some of its rows came from disk.
+    is_read_back: bool,
 }
 
 impl SharedRows {
-    /// The next rows; [`Next::Unavailable`] if no task has added any within `--sharing-wait`.
+    /// The next rows; [`Next::Unavailable`] if no task has added any within `--sharing-wait`, or if they cannot be read back from
+    /// disk.
     pub(crate) async fn next(&mut self) -> Next {
         let window = &self.member.window;
         let deadline = window.clock.now() + window.wait();
@@ -145,7 +158,21 @@ impl SharedRows {
             let changed = self.split.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            match self.split.read(self.batches) {
+            let next = match self.split.read(self.batches) {
+                Found::Spilled(batch) => {
+                    let (window, is_first) = (Arc::clone(window), !self.is_read_back);
+                    let Some(batch) = window.read_back(&self.split, batch, is_first).await else {
+                        return Next::Unavailable;
+                    };
+                    if is_first {
+                        self.is_read_back = true;
+                        self.member.counters.add_read_back();
+                    }
+                    Next::Batch(batch)
+                }
+                Found::Next(next) => next,
+            };
+            match next {
                 Next::Pending => {}
                 Next::Batch(batch) => {
                     self.batches += 1;

@@ -8,6 +8,11 @@
 //! Under `sharing: relaxed` a task computes no row that another job computed in the same epoch: rows that have left the window
 //! are skipped, and counted.
 //!
+//! Rows that a job still needs and that do not fit in the window's memory are dropped, or written to files under
+//! [`SharingLag::Spill`]. The file of a split holds its batches as Arrow IPC streams, one after another. Nothing else of a split
+//! has to be written: ordinals follow from the numbers of rows, and the count of skipped rows stays in memory. A file that cannot
+//! be read is a split that is not in the window.
+//!
 //! A task never depends on another one. It computes the remaining rows of a split itself when the task that computed them
 //! fails, ends, or gives no row for [`SharingSettings::wait`], and when the window had no space for them.
 
@@ -18,6 +23,7 @@ mod member;
 mod point;
 mod settings;
 mod shared_split;
+mod spill;
 mod stats;
 mod window;
 
@@ -30,5 +36,6 @@ pub use point::SharingPoint;
 pub(crate) use point::{END, entry_index};
 pub use settings::{SharingLag, SharingSettings};
 pub(crate) use shared_split::Next;
+pub use spill::SpillFolder;
 pub use stats::{SharedCounts, WindowUsage};
 pub use window::SharingWindow;

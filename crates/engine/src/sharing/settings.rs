@@ -12,30 +12,30 @@ pub enum SharingLag {
     Drop,
     /// The other jobs wait for it before they begin a further split, for [`SharingSettings::wait`] at most.
     Throttle,
+    /// Rows that it needs and that do not fit are written to files, within [`SharingSettings::spill_bytes`], and it reads them
+    /// there. What does not fit in these either is dropped as under [`SharingLag::Drop`].
+    Spill,
 }
 
 impl SharingLag {
-    /// The setting of a name: `drop` or `throttle`.
+    /// The setting of a name: `drop`, `throttle` or `spill`.
     ///
     /// # Errors
     /// `InvalidArgument` for another word.
     ///
     /// ```
     /// use caju_engine::SharingLag;
-    /// assert!(SharingLag::from_name("spill").unwrap_err().message().contains("in memory alone"));
-    /// assert_eq!(SharingLag::from_name("throttle").unwrap(), SharingLag::Throttle);
+    /// assert_eq!(SharingLag::from_name("spill").unwrap(), SharingLag::Spill);
+    /// assert!(SharingLag::from_name("spil").unwrap_err().message().contains("did you mean `spill`"));
     /// ```
     pub fn from_name(name: &str) -> Result<Self> {
         match name {
             "drop" => Ok(SharingLag::Drop),
             "throttle" => Ok(SharingLag::Throttle),
-            "spill" => Err(Error::invalid(
-                "sharing lag `spill`: shared rows are held in memory alone. Say `drop`, and give the pipeline an `autocache` hint \
-                 with a cache where computing them again is expensive; or `throttle`",
-            )),
+            "spill" => Ok(SharingLag::Spill),
             other => {
-                let hint = did_you_mean(other, ["drop", "throttle"]);
-                Err(Error::invalid(format!("sharing lag `{other}`{hint}: say `drop` or `throttle`")))
+                let hint = did_you_mean(other, ["drop", "throttle", "spill"]);
+                Err(Error::invalid(format!("sharing lag `{other}`{hint}: say `drop`, `throttle` or `spill`")))
             }
         }
     }
@@ -50,6 +50,8 @@ pub struct SharingSettings {
     pub backlog_bytes: u64,
     /// What happens to a job that falls behind.
     pub lag: SharingLag,
+    /// Under [`SharingLag::Spill`] the most bytes of files.
+    pub spill_bytes: u64,
     /// How long a task waits for rows that another task computes before it computes them itself. Under
     /// [`SharingLag::Throttle`] also how long it waits for jobs that are behind, and how long rows are held when the last task
     /// that shares them has left.
@@ -64,6 +66,10 @@ const DEFAULT_WINDOW_BYTES: u64 = 1 << 30;
 /// needs little more memory, and no more time, than a job that does not share.
 const DEFAULT_BACKLOG_BYTES: u64 = 64 << 20;
 
+/// The default of [`SharingSettings::spill_bytes`]: four windows. A folder for temporary files has that much space on most
+/// machines, and a job that is further behind is mostly one whose user makes no progress.
+const DEFAULT_SPILL_BYTES: u64 = 4 << 30;
+
 /// The default of [`SharingSettings::wait`]: longer than a chunk takes to compute, except of the slowest stages, and short
 /// enough that a job loses little time when the job that it waits for makes no progress.
 const DEFAULT_WAIT: Duration = Duration::from_secs(2);
@@ -74,6 +80,7 @@ impl Default for SharingSettings {
             window_bytes: DEFAULT_WINDOW_BYTES,
             backlog_bytes: DEFAULT_BACKLOG_BYTES,
             lag: SharingLag::default(),
+            spill_bytes: DEFAULT_SPILL_BYTES,
             wait: DEFAULT_WAIT,
         }
     }

@@ -6,6 +6,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::job::SharingJob;
+use super::spill::SpilledBatch;
 
 /// Names the rows of a split at a sharing point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -40,15 +41,26 @@ pub(super) struct SharedSplit {
 
 #[derive(Debug, Default)]
 struct Rows {
-    /// Batches in the order of their rows, without gaps.
-    batches: Vec<RecordBatch>,
+    /// Batches in the order of their rows, without gaps. The first ones may be on disk, the others are in memory.
+    batches: Vec<Batch>,
     count: u64,
+    /// Bytes in memory.
     bytes: u64,
+    /// Bytes of all batches, as they are in memory.
+    total_bytes: u64,
+    /// Writing them to disk failed: it is not tried again.
+    stays_in_memory: bool,
     /// Tasks that compute the split.
     writers: u32,
     /// Tasks that read it.
     readers: u32,
     state: State,
+}
+
+#[derive(Debug)]
+enum Batch {
+    Memory(RecordBatch),
+    Disk(SpilledBatch),
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -78,6 +90,23 @@ pub(crate) enum Next {
     Pending,
 }
 
+/// What a reader finds in a split.
+#[derive(Debug)]
+pub(super) enum Found {
+    /// This comes next.
+    Next(Next),
+    /// The next rows are on disk.
+    Spilled(SpilledBatch),
+}
+
+/// Rows of a split in memory, to be written to disk.
+#[derive(Debug)]
+pub(super) struct ToSpill {
+    /// The index of the first batch.
+    first: usize,
+    pub(super) batches: Vec<RecordBatch>,
+}
+
 impl SharedSplit {
     pub(super) fn new(id: SplitId, name: u64, number: u64, by: SharingJob) -> Self {
         Self { id, name, number, by, rows: Mutex::default(), changed: Notify::new() }
@@ -97,10 +126,12 @@ impl SharedSplit {
             let known = usize::try_from(rows.count - first).unwrap_or(0);
             let new = piece.slice(known, piece.num_rows() - known);
             rows.bytes += batch_bytes(&new) as u64;
-            rows.batches.push(new);
+            rows.batches.push(Batch::Memory(new));
             rows.count = at;
         }
-        rows.bytes - before
+        let added = rows.bytes - before;
+        rows.total_bytes += added;
+        added
     }
 
     /// Exactly the rows of the split.
@@ -127,14 +158,60 @@ impl SharedSplit {
     }
 
     /// What a reader gets that has `batches` batches.
-    pub(super) fn read(&self, batches: usize) -> Next {
+    pub(super) fn read(&self, batches: usize) -> Found {
         let rows = self.rows.lock();
-        match (rows.state, rows.batches.get(batches)) {
+        Found::Next(match (rows.state, rows.batches.get(batches)) {
             (State::Evicted, _) => Next::Unavailable,
-            (_, Some(batch)) => Next::Batch(batch.clone()),
+            (_, Some(Batch::Memory(batch))) => Next::Batch(batch.clone()),
+            (_, Some(Batch::Disk(batch))) => return Found::Spilled(batch.clone()),
             (State::Whole { skipped }, None) => Next::End { skipped },
             (State::Growing, None) => Next::Pending,
+        })
+    }
+
+    /// Whether it has rows in memory, and writing them to disk has not failed before.
+    pub(super) fn may_spill(&self) -> bool {
+        let rows = self.rows.lock();
+        rows.bytes > 0 && !rows.stays_in_memory
+    }
+
+    /// The first batches in memory, of about `most` bytes.
+    pub(super) fn to_spill(&self, most: u64) -> Option<ToSpill> {
+        let rows = self.rows.lock();
+        let first = rows.batches.iter().position(|batch| matches!(batch, Batch::Memory(_)))?;
+        let (mut batches, mut bytes) = (Vec::new(), 0);
+        for batch in rows.batches.iter().skip(first) {
+            let Batch::Memory(batch) = batch else { break };
+            batches.push(batch.clone());
+            bytes += batch_bytes(batch) as u64;
+            if bytes >= most {
+                break;
+            }
         }
+        Some(ToSpill { first, batches })
+    }
+
+    /// Batches were written to disk, and leave the memory. Returns the bytes that are freed.
+    pub(super) fn spilled(&self, from: &ToSpill, written: Vec<SpilledBatch>) -> u64 {
+        let mut rows = self.rows.lock();
+        let mut freed = 0;
+        for (batch, written) in rows.batches.iter_mut().skip(from.first).zip(written) {
+            if let Batch::Memory(rows) = batch {
+                freed += batch_bytes(rows) as u64;
+                *batch = Batch::Disk(written);
+            }
+        }
+        rows.bytes = rows.bytes.saturating_sub(freed);
+        freed
+    }
+
+    /// Its rows cannot be written to disk.
+    pub(super) fn stay_in_memory(&self) {
+        self.rows.lock().stays_in_memory = true;
+    }
+
+    pub(super) fn is_on_disk(&self) -> bool {
+        matches!(self.rows.lock().batches.first(), Some(Batch::Disk(_)))
     }
 
     pub(super) fn add_writer(&self) {
@@ -165,8 +242,14 @@ impl SharedSplit {
         self.rows.lock().readers > 0
     }
 
+    /// Bytes in memory.
     pub(super) fn bytes(&self) -> u64 {
         self.rows.lock().bytes
+    }
+
+    /// Bytes of all its rows, also of those on disk, as they are in memory.
+    pub(super) fn total_bytes(&self) -> u64 {
+        self.rows.lock().total_bytes
     }
 }
 
@@ -193,7 +276,7 @@ mod tests {
     fn ids(split: &SharedSplit) -> Vec<i64> {
         let mut out = Vec::new();
         for at in 0.. {
-            let Next::Batch(batch) = split.read(at) else { break };
+            let Found::Next(Next::Batch(batch)) = split.read(at) else { break };
             out.extend(batch.column(0).as_primitive::<Int64Type>().values());
         }
         out
@@ -208,9 +291,9 @@ mod tests {
         assert_eq!(split.add(2, &[batch(2..7)]), 24);
         assert_eq!(split.add(4, &[batch(4..6), batch(6..9)]), 16);
         assert_eq!(ids(&split), (0..9).collect::<Vec<_>>());
-        assert!(matches!(split.read(9), Next::Pending));
+        assert!(matches!(split.read(9), Found::Next(Next::Pending)));
         assert!(split.finish(9, 0), "all rows are there");
-        assert!(matches!(split.read(9), Next::End { skipped: 0 }));
+        assert!(matches!(split.read(9), Found::Next(Next::End { skipped: 0 })));
     }
 
     #[test]
@@ -219,7 +302,7 @@ mod tests {
         split.add(0, &[batch(0..2)]);
         assert_eq!(split.add(5, &[batch(5..9)]), 0, "rows behind a gap");
         assert!(!split.finish(9, 0));
-        assert!(matches!(split.read(1), Next::Pending));
+        assert!(matches!(split.read(1), Found::Next(Next::Pending)));
     }
 
     #[test]
@@ -227,7 +310,7 @@ mod tests {
         let split = split();
         split.add(0, &[batch(0..4)]);
         assert_eq!(split.remove(), 32);
-        assert!(matches!(split.read(0), Next::Unavailable));
+        assert!(matches!(split.read(0), Found::Next(Next::Unavailable)));
         assert_eq!((split.bytes(), split.add(4, &[batch(4..5)])), (0, 0));
         assert!(!split.finish(4, 0));
     }

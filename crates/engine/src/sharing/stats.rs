@@ -11,6 +11,8 @@ pub struct SharedCounts {
     pub window_rows: u64,
     /// Splits that it read from the window, whole or in part.
     pub window_hits: u64,
+    /// Of these, splits of which it read rows back from disk.
+    pub read_back: u64,
     /// Of these, splits whose remaining rows it computed itself.
     pub taken_over: u64,
     /// Rows that it left out because another job computed them and they have left the window.
@@ -23,6 +25,7 @@ pub(super) struct Counters {
     computed_rows: AtomicU64,
     window_rows: AtomicU64,
     window_hits: AtomicU64,
+    read_back: AtomicU64,
     taken_over: AtomicU64,
     skipped_rows: AtomicU64,
 }
@@ -40,6 +43,10 @@ impl Counters {
         self.window_hits.fetch_add(1, Ordering::Relaxed);
     }
 
+    pub(super) fn add_read_back(&self) {
+        self.read_back.fetch_add(1, Ordering::Relaxed);
+    }
+
     pub(super) fn add_taken_over(&self) {
         self.taken_over.fetch_add(1, Ordering::Relaxed);
     }
@@ -53,6 +60,7 @@ impl Counters {
             computed_rows: self.computed_rows.load(Ordering::Relaxed),
             window_rows: self.window_rows.load(Ordering::Relaxed),
             window_hits: self.window_hits.load(Ordering::Relaxed),
+            read_back: self.read_back.load(Ordering::Relaxed),
             taken_over: self.taken_over.load(Ordering::Relaxed),
             skipped_rows: self.skipped_rows.load(Ordering::Relaxed),
         }
@@ -62,7 +70,7 @@ impl Counters {
 /// The state of a window.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WindowUsage {
-    /// Bytes of the rows in it.
+    /// Bytes of the rows in it, in memory.
     pub bytes: u64,
     /// The most bytes that it may hold.
     pub limit_bytes: u64,
@@ -76,4 +84,14 @@ pub struct WindowUsage {
     pub misses: u64,
     /// Splits that left it although a running task had not read them.
     pub evicted_unread: u64,
+    /// Bytes of the files with rows of it that did not fit in memory.
+    pub disk_bytes: u64,
+    /// The most bytes of such files; 0: none are written.
+    pub disk_limit_bytes: u64,
+    /// Bytes that were written to such files so far.
+    pub spilled_bytes: u64,
+    /// Splits of which tasks read rows back from such files so far, once per task.
+    pub read_back: u64,
+    /// Files that could not be written or read so far.
+    pub spill_errors: u64,
 }

@@ -3,7 +3,7 @@
 //! # Locks
 //! The state of the window is locked before the rows of a split.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,11 @@ use super::departed::Departed;
 use super::job::SharingJob;
 use super::settings::{SharingLag, SharingSettings};
 use super::shared_split::{SharedSplit, SplitId, SplitRef};
+use super::spill::SpillFolder;
 use super::stats::WindowUsage;
+
+mod eviction;
+mod spilling;
 
 /// Computed rows that tasks of several jobs read. One per worker.
 #[derive(Debug)]
@@ -27,6 +31,19 @@ pub struct SharingWindow {
     state: Mutex<State>,
     /// Space may be free, or a job that was behind has caught up.
     freed: Notify,
+    /// Where rows go that do not fit; none: they are dropped.
+    spill: Option<Arc<SpillFolder>>,
+}
+
+/// The state of the writer of spilled rows.
+#[derive(Debug, Default)]
+struct Writing {
+    /// It writes a file.
+    is_busy: bool,
+    /// The most bytes for which a task waits.
+    wanted_bytes: u64,
+    /// Its present file took longer than [`SharingSettings::wait`]: no task waits for it.
+    is_stalled: bool,
 }
 
 #[derive(Debug, Default)]
@@ -45,6 +62,11 @@ struct State {
     departed: Departed,
     /// The bytes of a whole split at each point: the mean of the last ones.
     sizes: HashMap<u128, u64>,
+    /// The splits with rows in memory, by number.
+    resident: BTreeSet<u64>,
+    /// The idle splits with rows on disk, by number.
+    idle_on_disk: BTreeSet<u64>,
+    writing: Writing,
     /// Since when no task has a point.
     unused: HashMap<u128, Duration>,
     counts: WindowUsage,
@@ -76,9 +98,16 @@ pub(super) struct Begun {
 }
 
 impl SharingWindow {
-    /// An empty window.
+    /// An empty window in memory. Under [`SharingLag::Spill`] it drops what does not fit.
     pub fn new(settings: SharingSettings, clock: Arc<dyn Clock>) -> Arc<Self> {
-        Arc::new(Self { settings, clock, state: Mutex::default(), freed: Notify::new() })
+        Arc::new(Self { settings, clock, state: Mutex::default(), freed: Notify::new(), spill: None })
+    }
+
+    /// An empty window with a folder for rows that do not fit in memory, if the settings say [`SharingLag::Spill`].
+    /// [`SharingWindow::spill`] writes them.
+    pub fn with_spill(settings: SharingSettings, clock: Arc<dyn Clock>, folder: SpillFolder) -> Arc<Self> {
+        let spill = (settings.lag == SharingLag::Spill).then(|| Arc::new(folder));
+        Arc::new(Self { settings, clock, state: Mutex::default(), freed: Notify::new(), spill })
     }
 
     /// Adds a task of a job that shares its rows at the points with these keys, from the source on. Returns its number.
@@ -98,7 +127,9 @@ impl SharingWindow {
         let mut state = self.state.lock();
         state.prune(self.clock.now(), self.settings.wait);
         let (bytes, splits) = (state.bytes, state.splits.len() as u64);
-        WindowUsage { bytes, limit_bytes: self.settings.window_bytes, splits, ..state.counts }
+        let (disk_bytes, disk_limit_bytes) = self.spill.as_ref().map_or((0, 0), |folder| folder.usage());
+        let limit_bytes = self.settings.window_bytes;
+        WindowUsage { bytes, limit_bytes, splits, disk_bytes, disk_limit_bytes, ..state.counts }
     }
 
     pub(super) fn wait(&self) -> Duration {
@@ -219,10 +250,12 @@ impl SharingWindow {
         let added = split.add(start, pieces);
         if added > 0 {
             state.bytes += added;
+            state.resident.insert(split.number);
             state.refresh(split);
             state.trim(self.settings.backlog_bytes);
             state.evict(split, self.settings.window_bytes);
             state.counts.peak_bytes = state.counts.peak_bytes.max(state.bytes);
+            self.wake_spill(&state);
         }
         drop(state);
         split.changed.notify_waiters();
@@ -232,7 +265,7 @@ impl SharingWindow {
     pub(super) fn finish(&self, split: &Arc<SharedSplit>, rows: u64, skipped: u64) {
         let mut state = self.state.lock();
         if split.finish(rows, skipped) {
-            let bytes = split.bytes();
+            let bytes = split.total_bytes();
             state.sizes.entry(split.id.point).and_modify(|mean| *mean = (*mean + bytes) / 2).or_insert(bytes);
         } else if !state.splits.contains_key(&split.number) {
             // It left the window before its end.
@@ -388,95 +421,6 @@ impl State {
         let Some(oldest) = oldest else { return };
         for (_, member) in self.members.iter_mut().filter(|(id, m)| **id != but && m.needs(&oldest)) {
             member.is_out = true;
-        }
-    }
-
-    /// Notes whether a split is idle: no task needs or reads it.
-    fn refresh(&mut self, split: &SharedSplit) {
-        let before = self.idle.remove(&split.number).unwrap_or(0);
-        self.idle_bytes = self.idle_bytes.saturating_sub(before);
-        let is_idle = !split.is_read() && !self.members.values().any(|m| m.needs(split));
-        if is_idle && self.splits.contains_key(&split.number) {
-            let bytes = split.bytes();
-            self.idle.insert(split.number, bytes);
-            self.idle_bytes += bytes;
-        }
-    }
-
-    /// Notes whether a split is idle at each point of a member.
-    fn refresh_points(&mut self, member: u64, of: SplitRef) {
-        let points = self.members.get(&member).map(|m| m.points.clone()).unwrap_or_default();
-        for point in points {
-            let split = self.by_id.get(&SplitId { point, split: of }).and_then(|n| self.splits.get(n));
-            if let Some(split) = split.cloned() {
-                self.refresh(&split);
-            }
-        }
-    }
-
-    fn refresh_all(&mut self) {
-        let splits: Vec<_> = self.splits.values().cloned().collect();
-        splits.iter().for_each(|split| self.refresh(split));
-    }
-
-    /// Removes idle splits, the oldest first, until they take this number of bytes at most.
-    fn trim(&mut self, most: u64) {
-        while self.idle_bytes > most {
-            let oldest = self.idle.first_key_value().and_then(|(number, _)| self.splits.get(number)).cloned();
-            let Some(oldest) = oldest else { return };
-            self.remove(&oldest);
-        }
-    }
-
-    /// Removes splits until the window is within its bound: first those that no task needs, then the oldest whole ones, then
-    /// the last of those that tasks compute. What tasks read stays: else they would compute it again.
-    fn evict(&mut self, growing: &Arc<SharedSplit>, limit: u64) {
-        while self.bytes > limit {
-            let is_needed = |s: &SharedSplit| self.members.values().any(|m| m.needs(s));
-            let is_free = |s: &SharedSplit| s.is_whole() && !s.is_read();
-            let all = || self.splits.values();
-            let idle = self.idle.keys().filter_map(|number| self.splits.get(number));
-            let victim = idle
-                .into_iter()
-                .find(|s| s.is_whole())
-                .or_else(|| all().find(|s| is_free(s)))
-                .or_else(|| all().rev().find(|s| !s.is_whole() && !s.is_read() && s.bytes() > 0))
-                .unwrap_or(growing);
-            let victim = Arc::clone(victim);
-            self.counts.evicted_unread += u64::from(is_needed(&victim));
-            self.remove(&victim);
-            victim.changed.notify_waiters();
-            if victim.number == growing.number {
-                // The bytes before it are within the bound.
-                return;
-            }
-        }
-    }
-
-    /// Removes the rows at points that no task has had for the given time.
-    fn prune(&mut self, now: Duration, keep: Duration) {
-        let is_over = |since: &Duration| now.saturating_sub(*since) >= keep;
-        let over: HashSet<u128> =
-            self.unused.iter().filter(|(_, since)| is_over(since)).map(|(point, _)| *point).collect();
-        if over.is_empty() {
-            return;
-        }
-        let splits = self.splits.values().filter(|s| over.contains(&s.id.point));
-        let splits: Vec<Arc<SharedSplit>> = splits.cloned().collect();
-        splits.iter().for_each(|split| self.remove(split));
-        self.unused.retain(|point, _| !over.contains(point));
-        self.sizes.retain(|point, _| !over.contains(point));
-    }
-
-    fn remove(&mut self, split: &SharedSplit) {
-        if let Some(rows) = split.whole_rows() {
-            self.depart(split, rows);
-        }
-        self.bytes = self.bytes.saturating_sub(split.remove());
-        self.splits.remove(&split.number);
-        self.refresh(split);
-        if self.by_id.get(&split.id) == Some(&split.number) {
-            self.by_id.remove(&split.id);
         }
     }
 }

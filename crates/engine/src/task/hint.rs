@@ -66,16 +66,23 @@ pub(super) fn at_hint(hint: usize, dirty: bool, items: Items, cache: &Arc<TaskCa
 /// Rows that other jobs computed enter here, and rows that this task computed go to the window.
 pub(super) fn at_sharing_point(place: usize, items: Items, sharing: &Arc<Flights>) -> Items {
     let (sharing, entry) = (Arc::clone(sharing), entry_index(place));
-    let passing = move |item| match item {
-        Ok(Item::Entry { hint, chunk }) if hint == entry => Some(Ok(Item::Chunk(chunk))),
-        Ok(Item::Chunk(chunk)) => sharing.pass(place, chunk).map(|chunk| Ok(Item::Chunk(chunk))),
-        Ok(Item::EndOfSplit(split)) => {
-            sharing.end(place, split);
-            Some(Ok(Item::EndOfSplit(split)))
+    let passing = move |item| {
+        let sharing = Arc::clone(&sharing);
+        async move {
+            match item {
+                Ok(Item::Entry { hint, chunk }) if hint == entry => Some(Ok(Item::Chunk(chunk))),
+                Ok(Item::Chunk(chunk)) => {
+                    sharing.pass(place, chunk).await.map(|chunk| Ok(Item::Chunk(chunk)))
+                }
+                Ok(Item::EndOfSplit(split)) => {
+                    sharing.end(place, split);
+                    Some(Ok(Item::EndOfSplit(split)))
+                }
+                other => Some(other),
+            }
         }
-        other => Some(other),
     };
-    items.filter_map(move |item| std::future::ready(passing(item))).boxed()
+    items.filter_map(passing).boxed()
 }
 
 async fn pass(

@@ -24,7 +24,13 @@ const ROWS_OF_SPLIT: u64 = 67;
 fn window() -> Arc<SharingWindow> {
     let wait = Duration::from_millis(20);
     let (window_bytes, backlog_bytes) = (1 << 30, 1 << 30);
-    let settings = SharingSettings { window_bytes, backlog_bytes, lag: SharingLag::Drop, wait };
+    let settings = SharingSettings {
+        window_bytes,
+        backlog_bytes,
+        lag: SharingLag::Drop,
+        wait,
+        ..SharingSettings::default()
+    };
     SharingWindow::new(settings, SystemClock::shared())
 }
 

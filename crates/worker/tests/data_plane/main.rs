@@ -15,5 +15,6 @@ mod same_host;
 mod same_ids;
 mod sharding;
 mod sharing;
+mod spill;
 mod status;
 mod trouble;

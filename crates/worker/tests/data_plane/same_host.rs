@@ -166,8 +166,13 @@ async fn a_reader_that_does_not_find_the_socket_reads_over_tcp() {
 async fn sharing_cluster() -> Cluster {
     let mut cluster = Cluster::start(0).await;
     let all = 1 << 30;
-    let sharing =
-        SharingSettings { window_bytes: all, backlog_bytes: all, lag: SharingLag::Drop, wait: PATIENCE };
+    let sharing = SharingSettings {
+        window_bytes: all,
+        backlog_bytes: all,
+        lag: SharingLag::Drop,
+        wait: PATIENCE,
+        ..SharingSettings::default()
+    };
     cluster.add(|config| (config.sharing, config.shared_memory_bytes) = (sharing, all)).await;
     cluster
 }

@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 use crate::cluster::{Cluster, PATIENCE, assert_once, drain, ids, range, request};
 
 /// Rows of an epoch: 64 splits of 1024 rows.
-const ROWS: u64 = 64 * 1024;
+pub(crate) const ROWS: u64 = 64 * 1024;
 /// Rows of a split.
-const SPLIT: u64 = 1024;
+pub(crate) const SPLIT: u64 = 1024;
 
 /// Rows that a task computes at most while its user takes none: 1 MiB wait in the reader, 64 KiB in the task, and the splits of
 /// its readers are under way; twice that, for rows of half the width.
@@ -21,11 +21,17 @@ const AHEAD: u64 = 40 * SPLIT;
 
 /// A window that has space for everything, and tasks that wait for each other as long as a test may take: each row is
 /// computed once.
-fn patient(window_bytes: u64, lag: SharingLag) -> SharingSettings {
-    SharingSettings { window_bytes, backlog_bytes: window_bytes, lag, wait: PATIENCE }
+pub(crate) fn patient(window_bytes: u64, lag: SharingLag) -> SharingSettings {
+    SharingSettings {
+        window_bytes,
+        backlog_bytes: window_bytes,
+        lag,
+        wait: PATIENCE,
+        ..SharingSettings::default()
+    }
 }
 
-async fn cluster(workers: usize, sharing: SharingSettings) -> Cluster {
+pub(crate) async fn cluster(workers: usize, sharing: SharingSettings) -> Cluster {
     let mut cluster = Cluster::start(0).await;
     for _ in 0..workers {
         cluster.add(|config| config.sharing = sharing).await;
@@ -33,32 +39,32 @@ async fn cluster(workers: usize, sharing: SharingSettings) -> Cluster {
     cluster
 }
 
-fn shared(def: &Value, job: &str) -> ReadRequest {
+pub(crate) fn shared(def: &Value, job: &str) -> ReadRequest {
     ReadRequest { sharing: Sharing::Exact { trainer_id: None }, ..request(def, job) }
 }
 
 /// A stage that makes rows so wide that a reader which takes nothing holds an epoch up.
-fn wide() -> Value {
+pub(crate) fn wide() -> Value {
     json!({"with_columns": {"pad": "repeat('x', 200)"}})
 }
 
-fn squares() -> Value {
+pub(crate) fn squares() -> Value {
     range(ROWS, &[json!({"with_columns": {"square": "id * id"}}), wide(), json!({"batch": 100})])
 }
 
 /// The status of a reader's epoch after its end.
-async fn status(client: &Client, reader: Reader) -> JobStatus {
+pub(crate) async fn status(client: &Client, reader: Reader) -> JobStatus {
     let iteration = reader.iteration();
     reader.close().await;
     client.final_status(iteration, PATIENCE).await.unwrap()
 }
 
-fn shared_use(status: &JobStatus) -> SharedUse {
+pub(crate) fn shared_use(status: &JobStatus) -> SharedUse {
     status.served.unwrap().shared.unwrap()
 }
 
 /// Readers that have begun: all of them have rows before any comes to its end.
-async fn begun(client: &Client, requests: Vec<ReadRequest>) -> Vec<(Reader, Vec<Vec<i64>>)> {
+pub(crate) async fn begun(client: &Client, requests: Vec<ReadRequest>) -> Vec<(Reader, Vec<Vec<i64>>)> {
     let mut readers = Vec::new();
     for request in requests {
         let mut reader = client.read(request).await.unwrap();
@@ -69,7 +75,11 @@ async fn begun(client: &Client, requests: Vec<ReadRequest>) -> Vec<(Reader, Vec<
 }
 
 /// Reads all to their ends at the same time: what each job's own tasks did.
-async fn finish(client: &Client, readers: Vec<(Reader, Vec<Vec<i64>>)>, rows: u64) -> Vec<SharedUse> {
+pub(crate) async fn finish(
+    client: &Client,
+    readers: Vec<(Reader, Vec<Vec<i64>>)>,
+    rows: u64,
+) -> Vec<SharedUse> {
     let all = readers.into_iter().map(|(mut reader, mut got)| async move {
         got.extend(drain(&mut reader).await.unwrap());
         assert_once(got, rows.cast_signed());
@@ -78,7 +88,7 @@ async fn finish(client: &Client, readers: Vec<(Reader, Vec<Vec<i64>>)>, rows: u6
     futures::future::join_all(all).await
 }
 
-fn computed(uses: &[SharedUse]) -> u64 {
+pub(crate) fn computed(uses: &[SharedUse]) -> u64 {
     uses.iter().map(|u| u.computed_rows).sum()
 }
 
@@ -207,18 +217,30 @@ async fn pipelines_share_down_to_their_common_hint() {
 /// Every job gets each row of its epoch once, whatever the window, whichever job is slow and whenever it joins.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn xtr_05_each_job_gets_its_epoch_at_any_speed() {
-    for seed in 0..10u64 {
+    let lags = [SharingLag::Drop, SharingLag::Throttle, SharingLag::Spill];
+    let mut spilled_bytes = 0;
+    for seed in 0..18u64 {
         let draw = |n: u64, most: u64| mix64(mix64(77, seed), n) % most;
+        let lag = lags[usize::try_from(seed % 3).unwrap()];
         let settings = SharingSettings {
-            window_bytes: [0, 500, 40_000, 300_000, 1 << 30][usize::try_from(draw(0, 5)).unwrap()],
+            window_bytes: match lag {
+                // Most of the 7 MB of the epoch do not fit.
+                SharingLag::Spill => [300_000, 2_000_000][usize::try_from(draw(0, 2)).unwrap()],
+                _ => [0, 500, 40_000, 300_000, 1 << 30][usize::try_from(draw(0, 5)).unwrap()],
+            },
             backlog_bytes: [0, 10_000, 1 << 30][usize::try_from(draw(7, 3)).unwrap()],
-            lag: if draw(1, 2) == 0 { SharingLag::Drop } else { SharingLag::Throttle },
+            lag,
+            spill_bytes: [0, 1_000_000, 1 << 30][usize::try_from(draw(8, 3)).unwrap()],
             wait: Duration::from_millis(1 + draw(2, 50)),
         };
         let cluster = cluster(1 + usize::try_from(draw(3, 2)).unwrap(), settings).await;
         let client = cluster.client().await;
         let mut steps =
             vec![json!({"filter": "id % 7 <> 3"}), json!({"with_columns": {"x": "uniform(0.0, 1.0)"}})];
+        if lag == SharingLag::Spill {
+            // What the slow job's reader and task hold is a small part of the epoch then.
+            steps.push(wide());
+        }
         if draw(4, 2) == 0 {
             steps.push(json!({"shuffle": {"buffer": 3000}}));
         }
@@ -238,7 +260,8 @@ async fn xtr_05_each_job_gets_its_epoch_at_any_speed() {
                 let seed = Some(if draw(40 + job, 4) == 0 { 9 } else { 5 });
                 let request = ReadRequest { seed, ..shared(def, &format!("job-{job}")) };
                 let mut reader = client.read(request).await.unwrap();
-                let pause = Duration::from_micros(300 * draw(20 + job, 3));
+                let is_slow = lag == SharingLag::Spill && job == 0;
+                let pause = Duration::from_micros(if is_slow { 2_000 } else { 300 * draw(20 + job, 3) });
                 let mut got = Vec::new();
                 while let Some(element) = reader.next().await.unwrap() {
                     got.extend(ids(&element.batch));
@@ -259,7 +282,9 @@ async fn xtr_05_each_job_gets_its_epoch_at_any_speed() {
             assert_eq!(got.len(), expected.len(), "seed {seed}, job {job}, {settings:?}");
             assert!(got == expected, "seed {seed}, job {job}: other rows");
         }
+        spilled_bytes += cluster.workers.iter().map(|w| w.window_usage().spilled_bytes).sum::<u64>();
     }
+    assert!(spilled_bytes > 0, "no row was spilled");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -280,7 +305,7 @@ async fn a_lost_worker_costs_no_row_of_any_job() {
 /// A job whose user takes nothing holds up no other job.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_that_stands_still_holds_up_nobody() {
-    for lag in [SharingLag::Drop, SharingLag::Throttle] {
+    for lag in [SharingLag::Drop, SharingLag::Throttle, SharingLag::Spill] {
         let wait = Duration::from_millis(50);
         let cluster =
             cluster(1, SharingSettings { window_bytes: 100_000, lag, wait, ..SharingSettings::default() })

@@ -241,6 +241,9 @@ fn sharing(job: &JobStatus, out: &mut String) {
         format_count(shared.window_rows),
         format_count(shared.window_hits)
     );
+    if shared.read_back > 0 {
+        line += &format!(", {} of these splits in part from disk", format_count(shared.read_back));
+    }
     if shared.skipped_rows > 0 {
         line += &format!(", {} rows skipped", format_count(shared.skipped_rows));
     }

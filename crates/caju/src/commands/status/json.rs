@@ -54,7 +54,9 @@ fn worker_json(w: &WorkerStatus) -> Value {
 
 fn sharing_json(s: &SharingUsage) -> Value {
     json!({"bytes": s.bytes, "limit_bytes": s.limit_bytes, "peak_bytes": s.peak_bytes, "hits": s.hits, "misses": s.misses,
-       "evicted_unread": s.evicted_unread, "file_bytes": s.file_bytes, "file_limit_bytes": s.file_limit_bytes})
+       "evicted_unread": s.evicted_unread, "file_bytes": s.file_bytes, "file_limit_bytes": s.file_limit_bytes,
+       "disk_bytes": s.disk_bytes, "disk_limit_bytes": s.disk_limit_bytes, "spilled_bytes": s.spilled_bytes,
+       "read_back": s.read_back, "spill_errors": s.spill_errors})
 }
 
 fn served_json(t: &TaskServed) -> Value {

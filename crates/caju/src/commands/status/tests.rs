@@ -6,6 +6,8 @@ use caju_proto::v1::{
     WorkerStatus, WorkerUsage,
 };
 
+use serde_json::json;
+
 use super::*;
 use crate::commands::decision::tests::decision;
 
@@ -193,6 +195,7 @@ fn jobs_that_share_are_named_with_what_they_read_of_each_other() {
         taken_over: 1,
         skipped_rows: 77,
         reused_bytes: 3 << 20,
+        read_back: 2,
     };
     let served =
         TaskServed { shared: Some(shared), mapped_bytes: 4 << 20, sent_bytes: 12, ..Default::default() };
@@ -208,6 +211,11 @@ fn jobs_that_share_are_named_with_what_they_read_of_each_other() {
         hits: 9,
         misses: 3,
         file_bytes: 5 << 20,
+        disk_bytes: 6 << 20,
+        disk_limit_bytes: 8 << 20,
+        spilled_bytes: 9 << 20,
+        read_back: 4,
+        spill_errors: 1,
         ..Default::default()
     };
     let usage = WorkerUsage { sharing: Some(sharing), ..Default::default() };
@@ -218,7 +226,7 @@ fn jobs_that_share_are_named_with_what_they_read_of_each_other() {
         ..Default::default()
     };
     let shown = text("h:1", &status, false);
-    let line = "sharing exact with b epoch 0, c epoch 2: 1,500 rows computed, 4,500 rows of 9 splits from others, 77 rows skipped, 4.00 MiB in shared memory, of which 3.00 MiB are common with others";
+    let line = "sharing exact with b epoch 0, c epoch 2: 1,500 rows computed, 4,500 rows of 9 splits from others, 2 of these splits in part from disk, 77 rows skipped, 4.00 MiB in shared memory, of which 3.00 MiB are common with others";
     assert_eq!(shown.matches("sharing").count(), 1, "{shown}");
     assert!(shown.split_whitespace().collect::<Vec<_>>().join(" ").contains(line), "{shown}");
     let json = json::status(&status);
@@ -227,6 +235,16 @@ fn jobs_that_share_are_named_with_what_they_read_of_each_other() {
     assert_eq!(json["jobs"][0]["served"]["mapped_bytes"], 4 << 20);
     assert_eq!(json["jobs"][0]["served"]["sent_bytes"], 12);
     assert_eq!(json["workers"][0]["usage"]["sharing"]["file_bytes"], 5 << 20);
+    let of_worker = &json["workers"][0]["usage"]["sharing"];
+    assert_eq!(
+        (&of_worker["disk_bytes"], &of_worker["disk_limit_bytes"]),
+        (&json!(6 << 20), &json!(8 << 20))
+    );
+    assert_eq!((&of_worker["spilled_bytes"], &of_worker["read_back"]), (&json!(9 << 20), &json!(4)));
+    assert_eq!(
+        (&of_worker["spill_errors"], &json["jobs"][0]["served"]["shared"]["read_back"]),
+        (&json!(1), &json!(2))
+    );
     assert_eq!(json["jobs"][0]["shares_with"][1], "c epoch 2");
     assert!(json["jobs"][1]["sharing"].is_null() && json["jobs"][1]["served"].is_null());
     assert_eq!(json["workers"][0]["usage"]["sharing"]["bytes"], 7 << 20);

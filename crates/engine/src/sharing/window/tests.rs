@@ -8,12 +8,20 @@ use super::super::point::{END, SharingPoint};
 use super::super::shared_split::Next;
 use super::*;
 
+mod spill;
+
 /// Bytes of a split of these tests: 100 numbers.
 const SPLIT: u64 = 800;
 
 fn window(window_bytes: u64, lag: SharingLag, wait: Duration) -> Arc<SharingWindow> {
     SharingWindow::new(
-        SharingSettings { window_bytes, backlog_bytes: window_bytes, lag, wait },
+        SharingSettings {
+            window_bytes,
+            backlog_bytes: window_bytes,
+            lag,
+            wait,
+            ..SharingSettings::default()
+        },
         SystemClock::shared(),
     )
 }
@@ -90,8 +98,13 @@ async fn xtr_22_the_window_grows_to_its_bound() {
 #[tokio::test]
 async fn rows_that_no_job_needs_are_held_within_the_backlog() {
     let wait = Duration::from_secs(60);
-    let settings =
-        SharingSettings { window_bytes: 50 * SPLIT, backlog_bytes: 3 * SPLIT, lag: SharingLag::Drop, wait };
+    let settings = SharingSettings {
+        window_bytes: 50 * SPLIT,
+        backlog_bytes: 3 * SPLIT,
+        lag: SharingLag::Drop,
+        wait,
+        ..SharingSettings::default()
+    };
     let window = SharingWindow::new(settings, SystemClock::shared());
     let one = join(&window, &[(1, END)]);
     for split in 0..20 {
