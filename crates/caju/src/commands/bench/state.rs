@@ -43,18 +43,27 @@ pub(super) async fn run(args: &StateBenchArgs) -> Result<()> {
     let read = readers(args, &cluster, &def).await;
     cluster.stop().await;
     let (states, wall) = read?;
-    let longest = |of: &dyn Fn(&Taken) -> Duration| states.iter().map(of).max().unwrap_or_default();
-    let (state, json) = (longest(&|s| s.state), longest(&|s| s.json));
+    let sorted = |of: &dyn Fn(&Taken) -> Duration| {
+        let mut times: Vec<Duration> = states.iter().map(of).collect();
+        times.sort_unstable();
+        times
+    };
+    let median = |times: &[Duration]| times.get(times.len() / 2).copied().unwrap_or_default();
+    let longest = |times: &[Duration]| times.last().copied().unwrap_or_default();
+    let (of_state, of_json) = (sorted(&|s| s.state), sorted(&|s| s.json));
+    let (state, json) = (longest(&of_state), longest(&of_json));
     let bytes = states.iter().map(|s| s.bytes).max().unwrap_or(0);
     let ms = |d: Duration| 1e3 * d.as_secs_f64();
     output::say(format_args!(
-        "{} splits, {} readers of one job, {} states while it was read in {:.1} s\nlongest state {:.2} ms, with its JSON {:.2} \
-         ms; largest JSON {}",
+        "{} splits, {} readers of one job, {} states while it was read in {:.1} s\nstate: median {:.2} ms, longest {:.2} ms; with \
+         its JSON: median {:.2} ms, longest {:.2} ms; largest JSON {}",
         format_count(u64::from(args.splits)),
         args.readers,
         states.len(),
         wall.as_secs_f64(),
+        ms(median(&of_state)),
         ms(state),
+        ms(median(&of_json)),
         ms(json),
         format_bytes(bytes as u64)
     ))?;
@@ -65,6 +74,8 @@ pub(super) async fn run(args: &StateBenchArgs) -> Result<()> {
             "splits": args.splits,
             "readers": args.readers,
             "wall_s": wall.as_secs_f64(),
+            "median_state_ms": ms(median(&of_state)),
+            "median_json_ms": ms(median(&of_json)),
             "longest_state_ms": ms(state),
             "longest_json_ms": ms(json),
             "largest_json_bytes": bytes,
