@@ -15,8 +15,8 @@ use super::splits::running_task;
 use super::{Core, Txn, secrets};
 use crate::config::Timers;
 use crate::state::{
-    Consumers, Dataset, DealtPiece, Failure, Iteration, Job, Mode, State, Tail, TailElement, TargetWorkers,
-    Update, describe_steps,
+    Consumers, Dataset, DealtPiece, Even, Failure, Iteration, Job, Mode, State, Tail, TailElement,
+    TargetWorkers, Update, describe_steps,
 };
 
 /// The most consumers of one job. A task keeps a queue for each.
@@ -271,6 +271,16 @@ pub(super) fn slowest(reports: &Reports, iteration: &Iteration) -> String {
 }
 
 impl Core {
+    /// Says which elements of a task go to consumers that are behind.
+    pub(crate) async fn serve_behind(
+        &self,
+        request: v1::ServeBehindRequest,
+    ) -> Result<v1::ServeBehindResponse> {
+        let answer = self.commit(|txn| serve_behind(txn, &request)).await?;
+        self.reports.lock().on_worker_call(WorkerId(request.worker_id), self.clock.now());
+        Ok(answer)
+    }
+
     /// Waits until the tails of an epoch are given out.
     pub(crate) async fn deal_tail(
         self: &Arc<Self>,
@@ -304,11 +314,34 @@ impl Core {
     }
 }
 
+fn serve_behind(txn: &mut Txn<'_>, request: &v1::ServeBehindRequest) -> Result<v1::ServeBehindResponse> {
+    let (id, worker) = (TaskId(request.task_id), WorkerId(request.worker_id));
+    secrets::worker(txn.state, worker, &request.secret)?;
+    let (iteration, task) = running_task(txn.state, id, worker)?;
+    let Some(even) = &iteration.even else { return Err(no_consumers(iteration)) };
+    if request.request_no < task.last_serve {
+        return Err(Error::failed_precondition(format!(
+            "{id}: request {} for consumers that are behind came after request {}",
+            request.request_no, task.last_serve
+        )));
+    }
+    if request.request_no > task.last_serve {
+        // Also where nobody is behind: a copy of the request that comes late must get the same answer.
+        let counts = even.next_to_serve(request.elements);
+        txn.apply(Update::BehindServed { task: id, request_no: request.request_no, counts });
+    }
+    let (iteration, task) = running_task(txn.state, id, worker)?;
+    let consumers_behind = iteration.even.as_ref().is_some_and(Even::is_behind);
+    Ok(v1::ServeBehindResponse { counts: task.last_served.clone(), consumers_behind })
+}
+
+fn no_consumers(iteration: &Iteration) -> Error {
+    Error::failed_precondition(format!("{} has no consumers", iteration.describe()))
+}
+
 fn reach_tail(txn: &mut Txn<'_>, id: TaskId, worker: WorkerId, request: &v1::DealTailRequest) -> Result<()> {
     let (iteration, task) = running_task(txn.state, id, worker)?;
-    let Some(even) = &iteration.even else {
-        return Err(Error::failed_precondition(format!("{} has no consumers", iteration.describe())));
-    };
+    let Some(even) = &iteration.even else { return Err(no_consumers(iteration)) };
     check_tail(id, request, &even.consumers)?;
     if task.tail.is_none() {
         let mut behind = request.behind.clone();
@@ -320,6 +353,7 @@ fn reach_tail(txn: &mut Txn<'_>, id: TaskId, worker: WorkerId, request: &v1::Dea
             drop_remainder: request.drop_remainder,
             behind,
             kinds: request.tail.iter().map(kind_of).collect(),
+            has_spare: request.has_spare,
         };
         txn.apply(Update::TailReached { task: id, tail });
     }

@@ -278,6 +278,19 @@ pub enum Update {
         requeued: Vec<u64>,
         /// Whether the task was answered that nothing more will come.
         end: bool,
+        /// Its worker asks which elements go to consumers that are behind.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        asks_for_behind: bool,
+    },
+    /// Elements of a task go to consumers that are behind.
+    BehindServed {
+        /// The task.
+        task: TaskId,
+        /// The number of the request, for retries.
+        request_no: u64,
+        /// The elements for each consumer; empty if none was behind.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        counts: Vec<u64>,
     },
     /// Splits are skipped for now: tasks of other jobs that share were given them before. They wait in their feed.
     SplitsSetAside {
