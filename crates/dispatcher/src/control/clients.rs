@@ -194,7 +194,7 @@ impl Core {
         let accounted = self.may_leave(&reports, iteration, client);
         let others_take = self.others_take(&reports, iteration, client);
         let stages = reports.recent_stages(iteration, self.clock.now(), self.config.timers.heartbeat);
-        let slowest = consumers::slowest(&reports, iteration);
+        let slowest = consumers::slowest(&reports, iteration, client);
         let unnotified = self.unnotified(&reports, iteration, client);
         drop(reports);
         let facts = Facts::of(iteration, request.knows_resumed, request.known_readers);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use arrow_schema::{DataType, Field};
 use caju_pipeline::{DatasetDef, StageDef, StageOp};
 use caju_proto::v1;
-use caju_types::{Balance, Error, IterationId, Result, TaskId, Uneven, WorkerId, did_you_mean};
+use caju_types::{Balance, ClientId, Error, IterationId, Result, TaskId, Uneven, WorkerId, did_you_mean};
 use caju_wire::schema_from_ipc;
 
 use super::reports::Reports;
@@ -250,17 +250,18 @@ pub(super) fn absent_consumers(
     out
 }
 
-/// The consumer that holds up the others: one that has not come, or the one whose user took the fewest elements.
-pub(super) fn slowest(reports: &Reports, iteration: &Iteration) -> String {
+/// The consumer that holds up `waiter`: one that has not come, or the one of the others whose user took the fewest elements.
+pub(super) fn slowest(reports: &Reports, iteration: &Iteration, waiter: ClientId) -> String {
     let Some(even) = &iteration.even else { return String::new() };
     if let Some(absent) = iteration.absent_consumers().next() {
         return format!("consumer {absent} of {}, which has not come", even.consumers.count);
     }
-    if let Some(waits) = iteration.members.values().filter(|m| m.may_load).find_map(|m| m.consumer) {
+    let others = || iteration.members.iter().filter(|(client, _)| **client != waiter);
+    if let Some(waits) = others().filter(|(_, m)| m.may_load).find_map(|(_, m)| m.consumer) {
         return format!("consumer {waits} of {}, whose user has asked for no element", even.consumers.count);
     }
     let taken = |client| reports.clients.get(&(iteration.id, client)).map_or(0, |r| r.elements);
-    let slowest = iteration.members.iter().min_by_key(|(client, m)| (taken(**client), m.consumer));
+    let slowest = others().min_by_key(|(client, m)| (taken(**client), m.consumer));
     let Some((client, member)) = slowest else { return String::new() };
     let consumer = member.consumer.unwrap_or_default();
     format!(
