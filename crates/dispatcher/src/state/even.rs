@@ -17,7 +17,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use caju_types::{Balance, Error, TaskId, Uneven};
+use caju_types::{Balance, ClientId, Error, TaskId, Uneven};
 use serde::{Deserialize, Serialize};
 
 use super::{Failure, Iteration, Task, TaskState, rounds};
@@ -75,6 +75,9 @@ pub struct Even {
     /// Consumers that have come.
     #[serde(default)]
     pub joined: BTreeSet<u32>,
+    /// Consumers that have left, each with its last number.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub left: BTreeMap<u32, ClientId>,
     /// By how many elements each consumer is behind after tasks were lost.
     #[serde(default)]
     pub behind: Vec<u64>,
@@ -92,7 +95,15 @@ pub struct Even {
 impl Even {
     pub(super) fn new(consumers: Consumers) -> Self {
         let behind = vec![0; consumers.count as usize];
-        Self { consumers, joined: BTreeSet::new(), behind, surplus: 0, padded: 0, tail_rounds: 0 }
+        Self {
+            consumers,
+            joined: BTreeSet::new(),
+            left: BTreeMap::new(),
+            behind,
+            surplus: 0,
+            padded: 0,
+            tail_rounds: 0,
+        }
     }
 
     /// The consumers had got these numbers of elements when the epoch went on from their states. Another number of consumers
@@ -436,24 +447,29 @@ impl Iteration {
             return self.take_back_tails(task);
         }
         let Some(even) = &mut self.even else { return };
+        // None: it left with all that it was to get, and did not say how many elements of this task these were.
         let received = |c: u32| {
-            let client = self.members.iter().find(|(_, m)| m.consumer == Some(c)).map(|(id, _)| id);
-            client.and_then(|id| task.elements_of.get(id)).copied().unwrap_or(0)
+            let present = self.members.iter().find(|(_, m)| m.consumer == Some(c)).map(|(id, _)| id);
+            let of_left = || even.left.get(&c).filter(|_| even.joined.contains(&c));
+            match (present, of_left()) {
+                (None, Some(left)) => task.elements_of.get(left).copied(),
+                (client, _) => Some(client.and_then(|id| task.elements_of.get(id)).copied().unwrap_or(0)),
+            }
         };
         let dealt = |c: u32| {
             let own = task.dealt.iter().flatten().filter(|p| p.consumer == c && !p.of_rows);
             own.map(|p| p.end - p.start).sum::<u64>()
         };
         // Elements of rounds that each had: what it received less what it was to get beyond rounds.
-        let rounds: Vec<i128> = (0..even.consumers.count)
+        let rounds: Vec<Option<i128>> = (0..even.consumers.count)
             .map(|c| {
                 let first = task.first.get(c as usize).copied().unwrap_or(0);
-                i128::from(received(c)) - i128::from(first) - i128::from(dealt(c))
+                received(c).map(|received| i128::from(received) - i128::from(first) - i128::from(dealt(c)))
             })
             .collect();
-        let most = rounds.iter().copied().max().unwrap_or(0).max(0);
+        let most = rounds.iter().flatten().copied().max().unwrap_or(0).max(0);
         for (behind, had) in even.behind.iter_mut().zip(rounds) {
-            *behind += u64::try_from(most - had).unwrap_or(0);
+            *behind += u64::try_from(most - had.unwrap_or(most)).unwrap_or(0);
         }
         // All that it kept and nobody got is dealt again.
         if let (Some(tail), Some(dealt)) = (&task.tail, &task.dealt) {

@@ -141,7 +141,18 @@ fn apply_to_readers(iteration: &mut Iteration, workers: &BTreeMap<WorkerId, Work
             let incarnation = worker.and_then(|w| workers.get(&w)).map_or(0, |w| w.incarnation);
             iteration.client_lost(*client, *task, received, reason, incarnation);
         }
-        Update::ClientGone { client, received, broken_off, reason, returned, vanished, unknown, .. } => {
+        Update::ClientGone {
+            client,
+            received,
+            broken_off,
+            reason,
+            returned,
+            vanished,
+            unknown,
+            elements,
+            ..
+        } => {
+            elements.iter().for_each(|(task, n)| iteration.received_elements(*client, *task, *n));
             let (vanished, unknown) = (*vanished, *unknown);
             let gone = Gone { received, broken_off, reason, returned, vanished, unknown };
             iteration.client_gone(*client, &gone);

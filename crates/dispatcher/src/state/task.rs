@@ -69,7 +69,7 @@ pub struct Task {
     /// The answer to that request.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub last_served: Vec<u64>,
-    /// Of a lost task: elements that clients have received.
+    /// Of a lost task, and for clients that have left of any: elements that clients have received.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub elements_of: BTreeMap<ClientId, u64>,
     /// Only readers in its worker's own process read it.
@@ -197,6 +197,7 @@ impl Task {
         self.read_by.clear();
         self.taken_by.clear();
         self.held.clear();
+        self.elements_of.clear();
         self.emitted = None;
         self.to_flight = None;
         self.last_answer.clear();

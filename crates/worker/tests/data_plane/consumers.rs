@@ -148,6 +148,33 @@ async fn a_lost_worker_leaves_nobody_behind() {
     }
 }
 
+/// What a lost worker still had is of the consumers that are there. Another one had everything, and has left.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_is_lost_after_a_consumer_has_left_at_its_end_leaves_nobody_behind() {
+    let mut cluster = Cluster::start(0).await;
+    for _ in 0..2 {
+        cluster.add(|c| c.buffer_bytes = 64 << 20).await;
+    }
+    // More than a reader that takes little holds, and batches that divide the splits: a lost worker that had given out rows of
+    // common batches would end the epoch.
+    let def = json!({"source": {"range": {"start": 0, "end": 1_638_400}}, "steps": [{"batch": 1024}]});
+    let client = cluster.client_with(|c| c.prefetch_bytes = 4 << 10).await;
+    let first = client.read(consumer(&def, "job", 0, 2, Uneven::Drop)).await.unwrap();
+    let mut second = client.read(consumer(&def, "job", 1, 2, Uneven::Drop)).await.unwrap();
+    let mut rows: Vec<Vec<i64>> = Vec::new();
+    let one = async { second.next().await.unwrap().map(|e| rows.push(ids(&e.batch))).unwrap() };
+    let both = futures::future::join(read(first, Duration::ZERO), one);
+    let (first, ()) = tokio::time::timeout(PATIENCE, both).await.expect("an end");
+    rows.extend(first.unwrap().own);
+    cluster.workers.remove(0).kill();
+    let second = tokio::time::timeout(PATIENCE, read(second, Duration::ZERO)).await.expect("an end").unwrap();
+    assert_eq!(second.steps(), 799, "as many as the one that has left, with one before");
+    rows.extend(second.own);
+    let mut rows = rows.concat();
+    rows.sort_unstable();
+    assert!(rows.iter().copied().eq(0..1_638_400), "every row once");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rank_that_does_not_come_is_named() {
     let cluster = Cluster::start(1).await;

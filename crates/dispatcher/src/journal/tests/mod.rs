@@ -188,6 +188,7 @@ fn plain_updates() -> Vec<Update> {
             returned: vec![],
             vanished: None,
             unknown: false,
+            elements: vec![],
         },
         Update::IterationFailed {
             iteration,
