@@ -91,15 +91,6 @@ def test_dyn_02_an_in_memory_source(cluster):
     assert sorted(column(batches, "x")) == [1, 2, 4, 5]
 
 
-def test_dyn_07_no_value_starves(cluster):
-    c = cluster(workers=2)
-    definition = {"source": {"range": 20}, "steps": ["repeat", {"take": 1000}]}
-    _, batches = read_flight(c.dispatcher.address, definition)
-    ids = column(batches, "id")
-    assert len(ids) == 1000
-    assert all(ids.count(i) > 25 for i in range(20))
-
-
 def test_dyn_10_zip_stays_aligned_and_in_order(cluster):
     c = cluster(workers=1)
     part = lambda name: {"source": {"range": 10}, "steps": [{"map": {name: "id"}}]}
@@ -126,13 +117,6 @@ def test_dyn_17_concatenation_in_order(cluster):
     source = {"concatenate": [{"source": {"range": 100}}, {"source": {"range": {"start": 100, "end": 200}}}]}
     _, batches = read_flight(c.dispatcher.address, {"source": source, "deterministic": True})
     assert column(batches, "id") == list(range(200))
-
-
-def test_job_06_each_epoch_is_full(cluster):
-    c = cluster(workers=1)
-    for epoch in range(5):
-        _, batches = read_flight(c.dispatcher.address, {"source": {"range": 10}}, job="named", epoch=epoch)
-        assert column(batches, "id") == list(range(10))
 
 
 def test_det_02_source_order_without_shuffle(cluster):

@@ -25,6 +25,7 @@ mod receipts;
 mod rounds;
 mod session;
 mod shared;
+mod stall;
 mod state;
 mod stats;
 mod taken;

@@ -18,6 +18,7 @@ use crate::lanes::Lanes;
 use crate::reattach::Reopening;
 use crate::session::{LEAVE_TIMEOUT, Session};
 use crate::shared::{Item, OpenedAgain, Shared};
+use crate::stall::Stall;
 use crate::state::ReaderState;
 use crate::stats::{Incomplete, Progress, ReaderStats};
 use crate::transfer::Transfer;
@@ -57,6 +58,8 @@ pub struct Reader {
     /// Which consumer of the job this reader is.
     consumer: Option<u32>,
     over: bool,
+    /// The user's wait for other consumers.
+    stall: Stall,
     current: Option<ElementCursor>,
     current_is_padding: bool,
     /// Rows of the current chunk that were handed to the user.
@@ -130,6 +133,7 @@ impl Reader {
             assembly: Assembly::new(&def, lanes),
             consumer,
             over: false,
+            stall: Stall::default(),
             current: None,
             current_is_padding: false,
             handed_rows: 0,
@@ -295,12 +299,14 @@ impl Reader {
     }
 
     /// The next item of the queue; `None` is its end.
-    async fn arrived(&self) -> Result<Option<Item>> {
+    async fn arrived(&mut self) -> Result<Option<Item>> {
         if let Some(item) = self.shared.queue.try_pop() {
+            self.stall.end();
             return Ok(Some(item));
         }
         self.shared.acks.user_waits();
-        let waiting = self.shared.recorder.wait();
+        let shared = Arc::clone(&self.shared);
+        let waiting = shared.recorder.wait();
         let popped = self.pop().await;
         drop(waiting);
         popped
@@ -356,23 +362,33 @@ impl Reader {
         })
     }
 
-    /// The next item. A consumer of a job waits for its peers, and not for ever.
-    async fn pop(&self) -> Result<Option<Item>> {
+    /// The next item. A consumer of a job waits for its peers as long as the slowest one takes elements now and then, and beyond
+    /// that no longer than the stall timeout.
+    async fn pop(&mut self) -> Result<Option<Item>> {
         let bound = self.shared.config.stall_timeout;
         let Some(consumer) = self.consumer else { return self.shared.queue.pop().await };
         loop {
-            match tokio::time::timeout(bound, self.shared.queue.pop()).await {
-                Ok(popped) => return popped,
-                // The dispatcher waits for a lost consumer, and reports when the wait ends.
-                Err(_) if self.shared.facts.states_missing() > 0 => {}
-                Err(_) => {
-                    return Err(Error::deadline(format!(
-                        "consumer {consumer} of job `{}` has waited for {bound:.0?} for an element; all consumers get \
-                         equally many, and the slowest one is {}",
-                        self.job,
-                        self.shared.recorder.slowest()
-                    )));
-                }
+            let waited = self.stall.waited().min(self.shared.recorder.slowest_for());
+            // The dispatcher waits for a lost consumer, and reports when the wait ends.
+            let is_reopening = self.shared.facts.states_missing() > 0;
+            if waited >= bound && !is_reopening {
+                return Err(Error::deadline(format!(
+                    "consumer {consumer} of job `{}` has waited for {bound:.0?} for an element; all consumers get equally many, \
+                     and the slowest one is {}",
+                    self.job,
+                    self.shared.recorder.slowest()
+                )));
+            }
+            let left = if is_reopening { bound } else { bound.saturating_sub(waited) };
+            let slice = self.stall.slice();
+            let popped = tokio::time::timeout(left, self.shared.queue.pop()).await;
+            drop(slice);
+            if let Ok(popped) = popped {
+                self.stall.end();
+                return popped;
+            }
+            if is_reopening {
+                self.stall.end();
             }
         }
     }

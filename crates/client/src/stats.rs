@@ -124,8 +124,8 @@ struct Inner {
     /// Since when the user waits, if at present.
     waiting: Option<Instant>,
     incomplete: Option<Incomplete>,
-    /// The consumer that holds up the others.
-    slowest: String,
+    /// The consumer that holds up the others and what it has taken, and since when that is so.
+    slowest: (String, tokio::time::Instant),
     /// Rows that the user had taken, and when that was first seen.
     taken: (u64, Instant),
     /// Until when the time that the user waited for other consumers is counted.
@@ -166,7 +166,7 @@ impl Recorder {
                 reported: (now, Duration::ZERO),
                 waiting: None,
                 incomplete: None,
-                slowest: String::new(),
+                slowest: (String::new(), tokio::time::Instant::now()),
                 taken: (0, now),
                 waited_for_others_until: now,
             }),
@@ -205,12 +205,20 @@ impl Recorder {
 
     /// The dispatcher says who holds up the others.
     pub(crate) fn waits_for(&self, slowest: String) {
-        self.inner.lock().slowest = slowest;
+        let mut s = self.inner.lock();
+        if s.slowest.0 != slowest {
+            s.slowest = (slowest, tokio::time::Instant::now());
+        }
     }
 
     /// The consumer that holds up the others; empty if the job has none.
     pub(crate) fn slowest(&self) -> String {
-        self.inner.lock().slowest.clone()
+        self.inner.lock().slowest.0.clone()
+    }
+
+    /// For how long it has been that one, and has taken no further element.
+    pub(crate) fn slowest_for(&self) -> Duration {
+        self.inner.lock().slowest.1.elapsed()
     }
 
     /// The user waits from now on, until the answer is dropped.

@@ -145,6 +145,7 @@ impl TaskSet {
         let received = |task: TaskId| v1::LostTask {
             task_id: task.0,
             received: receipts.of_task(task),
+            elements: self.shared.elements_of(task),
             ..Default::default()
         };
         receipts.tasks().into_iter().map(received).collect()

@@ -57,6 +57,13 @@ impl Dispatcher for DispatcherService {
         respond(self.core.next_splits(request.into_inner())).await
     }
 
+    async fn serve_behind(
+        &self,
+        request: Request<v1::ServeBehindRequest>,
+    ) -> Result<Response<v1::ServeBehindResponse>, Status> {
+        respond(self.core.serve_behind(request.into_inner())).await
+    }
+
     async fn deal_tail(
         &self,
         request: Request<v1::DealTailRequest>,

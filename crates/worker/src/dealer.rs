@@ -1,6 +1,6 @@
 //! Deals the elements of a task to the consumers of its job, one each in turn, so that all have equally many.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,16 +8,13 @@ use caju_pipeline::{DatasetDef, StageOp};
 use caju_proto::v1;
 use caju_types::{Error, Result, TaskId};
 use caju_wire::{Chunk, Dispatcher, Elements};
-use parking_lot::Mutex;
 
+use crate::behind::Behind;
 use crate::identity::{Identity, refused_as_loss};
 use crate::rounds::{Rounds, rows_of};
 
 /// How long one request waits at the dispatcher for the other tasks to be at their ends.
 const POLL_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Elements that each consumer is to get before the next round. The feed of the task adds to it.
-pub(crate) type Behind = Arc<Mutex<Vec<u64>>>;
 
 /// Where the tail of a task is given out.
 pub(crate) struct Dispatch {
@@ -33,6 +30,10 @@ pub(crate) struct Dealer {
     deals: Deals,
     /// Rows of a batch, and whether a short one is dropped; 0 without a batch.
     batch: (u64, bool),
+    /// Numbers the questions who gets elements.
+    request_no: u64,
+    /// Consumers that got the last elements of those who were behind.
+    served: BTreeSet<usize>,
 }
 
 /// What the consumers' elements have in common.
@@ -49,6 +50,7 @@ struct Tail {
     rows: u64,
     behind: Vec<u64>,
     kinds: Vec<v1::TailElement>,
+    has_spare: bool,
 }
 
 impl Dealer {
@@ -56,7 +58,7 @@ impl Dealer {
     ///
     /// # Errors
     /// Those of reading the definition, and `Unimplemented` for a balance that this worker does not know.
-    pub(crate) fn new(dispatch: Dispatch, def: &v1::TaskDef, behind: Behind) -> Result<Self> {
+    pub(crate) fn new(dispatch: Dispatch, def: &v1::TaskDef, behind: Arc<Behind>) -> Result<Self> {
         let consumers = usize::try_from(def.num_consumers).unwrap_or(usize::MAX);
         let definition = DatasetDef::from_json_str(&def.definition_json)?;
         let batch = definition.stages.iter().rev().find_map(|s| match &s.op {
@@ -71,6 +73,7 @@ impl Dealer {
                 behind,
                 carry: VecDeque::new(),
                 remainders: Vec::new(),
+                spare: Spare::new(def.pads),
             }),
             "bucket" => Deals::Rounds(Rounds::new(&definition, consumers, false)),
             "tokens" => Deals::Rounds(Rounds::new(&definition, consumers, true)),
@@ -80,18 +83,59 @@ impl Dealer {
                 )));
             }
         };
-        Ok(Self { dispatch, deals, batch: batch.unwrap_or_default() })
+        Ok(Self { dispatch, deals, batch: batch.unwrap_or_default(), request_no: 0, served: BTreeSet::new() })
     }
 
     /// What a chunk of the task's output gives to whom.
     ///
     /// # Errors
-    /// Those of making the elements of a round one shape.
-    pub(crate) fn deal(&mut self, chunk: Chunk) -> Result<Vec<(usize, Chunk)>> {
+    /// Those of making the elements of a round one shape, and of [`Dealer::deal_tail`].
+    pub(crate) async fn deal(&mut self, chunk: Chunk) -> Result<Vec<(usize, Chunk)>> {
         match &mut self.deals {
-            Deals::EqualCounts(counts) => Ok(counts.deal(chunk)),
-            Deals::Rounds(rounds) => rounds.deal(chunk),
+            Deals::Rounds(rounds) => return rounds.deal(chunk),
+            Deals::EqualCounts(counts) if !chunk.remainder && counts.behind.take_ask() => {
+                let elements = (counts.carry.len() + chunk.num_elements()) as u64;
+                self.ask_for_behind(elements).await?;
+            }
+            Deals::EqualCounts(_) => self.served.clear(),
         }
+        match &mut self.deals {
+            Deals::Rounds(rounds) => rounds.deal(chunk),
+            Deals::EqualCounts(counts) => Ok(counts.deal(chunk)),
+        }
+    }
+
+    /// Consumers that got the last elements, if they got them because they were behind.
+    pub(crate) fn served(&self) -> impl Iterator<Item = usize> + '_ {
+        self.served.iter().copied()
+    }
+
+    /// Asks the dispatcher who gets the next elements, of which there are so many.
+    async fn ask_for_behind(&mut self, elements: u64) -> Result<()> {
+        let Dispatch { identity, task, retry_timeout } = &self.dispatch;
+        let registration = identity.registration();
+        let request = v1::ServeBehindRequest {
+            task_id: task.0,
+            worker_id: registration.id.0,
+            secret: registration.secret,
+            request_no: self.request_no + 1,
+            elements,
+        };
+        let call = |mut d: Dispatcher| {
+            let request = request.clone();
+            async move { d.serve_behind(request).await }
+        };
+        let answer = identity.link.retry(*retry_timeout, Duration::ZERO, call).await;
+        let answer = answer.map_err(|e| refused_as_loss(*task, e))?;
+        self.request_no += 1;
+        if let Deals::EqualCounts(counts) = &self.deals {
+            counts.behind.promise(&answer.counts);
+            if answer.consumers_behind {
+                counts.behind.ask();
+            }
+        }
+        self.served = (0..).zip(&answer.counts).filter(|(_, n)| **n > 0).map(|(c, _)| c).collect();
+        Ok(())
     }
 
     /// Full rounds of what waited for more, when no further chunk comes.
@@ -126,6 +170,7 @@ impl Dealer {
                 drop_remainder,
                 behind: tail.behind,
                 tail: tail.kinds,
+                has_spare: tail.has_spare,
             };
             let call = |mut d: Dispatcher| {
                 let request = request.clone();
@@ -150,12 +195,13 @@ impl Deals {
             Deals::EqualCounts(counts) => Tail {
                 elements: counts.carry.len() as u64,
                 rows: counts.remainders.iter().map(|c| c.rows() as u64).sum(),
-                behind: counts.behind.lock().clone(),
+                behind: counts.behind.promised(),
                 kinds: Vec::new(),
+                has_spare: counts.spare.element.is_some(),
             },
             Deals::Rounds(rounds) => {
                 let (kinds, rows) = rounds.tail();
-                Tail { elements: kinds.len() as u64, rows, behind: Vec::new(), kinds }
+                Tail { elements: kinds.len() as u64, rows, behind: Vec::new(), kinds, has_spare: false }
             }
         }
     }
@@ -171,11 +217,31 @@ impl Deals {
 /// Elements in turn: each consumer has equally many, whichever they are.
 struct EqualCounts {
     consumers: usize,
-    behind: Behind,
+    behind: Arc<Behind>,
     /// Elements that fill no round yet, one per chunk.
     carry: VecDeque<Chunk>,
     /// Rows that fill no batch.
     remainders: Vec<Chunk>,
+    spare: Spare,
+}
+
+/// An element that was dealt, and may be dealt again at the end of the epoch.
+struct Spare {
+    is_wanted: bool,
+    element: Option<Chunk>,
+}
+
+impl Spare {
+    fn new(is_wanted: bool) -> Self {
+        Self { is_wanted, element: None }
+    }
+
+    /// Keeps the last one of what is dealt.
+    fn keep(&mut self, dealt: &[(usize, Chunk)]) {
+        if let Some((_, chunk)) = dealt.last().filter(|_| self.is_wanted) {
+            self.element = Cutter::new(chunk.clone()).next(1);
+        }
+    }
 }
 
 impl EqualCounts {
@@ -185,25 +251,21 @@ impl EqualCounts {
             return Vec::new();
         }
         let mut cut = Cutter::new(chunk);
-        let mut out = Vec::new();
-        let mut behind = self.behind.lock();
-        for (consumer, behind) in behind.iter_mut().enumerate() {
-            while *behind > 0 {
-                let Some(element) = self.carry.pop_front().or_else(|| cut.next(1)) else { return out };
-                out.push((consumer, element));
-                *behind -= 1;
-            }
-        }
-        drop(behind);
+        let mut out = self.behind.serve(|| self.carry.pop_front().or_else(|| cut.next(1)));
+        self.deal_rounds(cut, &mut out);
+        self.spare.keep(&out);
+        out
+    }
+
+    fn deal_rounds(&mut self, mut cut: Cutter, out: &mut Vec<(usize, Chunk)>) {
         while !self.carry.is_empty() && self.carry.len() < self.consumers {
-            let Some(element) = cut.next(1) else { return out };
+            let Some(element) = cut.next(1) else { return };
             self.carry.push_back(element);
         }
         out.extend(self.carry.drain(..).enumerate());
         let each = cut.left() / self.consumers;
         out.extend((0..self.consumers).filter_map(|consumer| Some((consumer, cut.next(each)?))));
         self.carry.extend(std::iter::from_fn(|| cut.next(1)));
-        out
     }
 
     /// A part of the tail for one consumer. Padding has no provenance: its rows belong to another consumer.
@@ -214,7 +276,9 @@ impl EqualCounts {
         let mut chunks: Vec<Chunk> = if piece.of_rows {
             rows_of(&self.remainders, start, end)
         } else {
-            (start..end).filter_map(|k| self.carry.get(k).cloned()).collect()
+            let spare =
+                |k: usize| self.spare.element.as_ref().filter(|_| piece.copy && k == self.carry.len());
+            (start..end).filter_map(|k| self.carry.get(k).or_else(|| spare(k)).cloned()).collect()
         };
         if consumer >= self.consumers || chunks.is_empty() {
             return Err(Error::internal(
@@ -283,6 +347,11 @@ mod tests {
         }
     }
 
+    fn equal_counts(consumers: usize, behind: &Arc<Behind>, pads: bool) -> EqualCounts {
+        let (behind, spare) = (Arc::clone(behind), Spare::new(pads));
+        EqualCounts { consumers, behind, carry: VecDeque::new(), remainders: Vec::new(), spare }
+    }
+
     /// Elements that each consumer got.
     fn counts(dealt: &[(usize, Chunk)], consumers: usize) -> Vec<usize> {
         (0..consumers)
@@ -292,20 +361,16 @@ mod tests {
 
     #[test]
     fn all_get_as_many_and_those_behind_more() {
-        let behind: Behind = Arc::new(Mutex::new(vec![0, 2, 0]));
-        let mut rounds = EqualCounts {
-            consumers: 3,
-            behind: Arc::clone(&behind),
-            carry: VecDeque::new(),
-            remainders: Vec::new(),
-        };
+        let behind: Arc<Behind> = Arc::default();
+        behind.promise(&[0, 2, 0]);
+        let mut rounds = equal_counts(3, &behind, false);
         let mut dealt = rounds.deal(chunk(0, None, 10));
         assert_eq!(counts(&dealt, 3), [2, 4, 2], "two for consumer 1, then rounds of the other eight");
         assert_eq!(rounds.carry.len(), 2);
         dealt.extend(rounds.deal(chunk(10, Some(&[2, 3, 1, 4]), 10)));
         assert_eq!(counts(&dealt, 3), [4, 6, 4]);
         assert!(rounds.carry.is_empty());
-        behind.lock()[0] = 1;
+        behind.promise(&[1]);
         dealt.extend(rounds.deal(chunk(20, None, 1)));
         assert_eq!(counts(&dealt, 3), [5, 6, 4]);
         let mut rows: Vec<u64> =
@@ -316,8 +381,7 @@ mod tests {
 
     #[test]
     fn pieces_of_the_tail() {
-        let behind: Behind = Arc::default();
-        let mut rounds = EqualCounts { consumers: 2, behind, carry: VecDeque::new(), remainders: Vec::new() };
+        let mut rounds = equal_counts(2, &Arc::default(), true);
         assert!(rounds.deal(chunk(0, None, 1)).is_empty());
         for start in [1, 4] {
             assert!(rounds.deal(Chunk { remainder: true, ..chunk(start, Some(&[3]), 3) }).is_empty());
@@ -336,5 +400,9 @@ mod tests {
         let copy = rounds.piece(&piece(false, 0, 1, true)).unwrap();
         assert!(copy[0].1.runs.is_empty() && copy[0].1.rows() == 1, "padding belongs to no split");
         assert!(rounds.piece(&piece(false, 1, 2, false)).is_err(), "there is one element");
+        assert!(rounds.piece(&piece(false, 1, 2, true)).is_err(), "and none was dealt");
+        assert_eq!(counts(&rounds.deal(chunk(9, None, 3)), 2), [2, 2]);
+        let spare = rounds.piece(&piece(false, 0, 1, true)).unwrap();
+        assert!(spare[0].1.runs.is_empty() && spare[0].1.rows() == 1, "an element that was dealt before");
     }
 }

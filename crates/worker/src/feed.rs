@@ -12,7 +12,7 @@ use caju_types::{Error, Result, TaskId};
 use caju_wire::Dispatcher;
 use tokio::time::Instant;
 
-use crate::dealer::Behind;
+use crate::behind::Behind;
 use crate::identity::{Identity, refused_as_loss};
 
 /// How long one request waits at the dispatcher for splits to be listed.
@@ -34,8 +34,8 @@ pub(crate) struct DispatcherFeed {
     /// Splits that were leased and not taken yet.
     leased: VecDeque<LeasedSplit>,
     over: bool,
-    /// Elements that consumers are to get first, as leases come with them.
-    behind: Behind,
+    /// Consumers that are behind, as the answers say.
+    behind: Arc<Behind>,
     /// The task's part in the window of shared rows.
     sharing: Option<Arc<SharingMember>>,
 }
@@ -45,7 +45,7 @@ impl DispatcherFeed {
         identity: Arc<Identity>,
         task: TaskId,
         retry_timeout: Duration,
-        behind: Behind,
+        behind: Arc<Behind>,
         sharing: Option<Arc<SharingMember>>,
     ) -> Self {
         Self {
@@ -73,6 +73,7 @@ impl DispatcherFeed {
             secret: registration.secret,
             shared_splits: self.sharing.as_ref().map(|s| s.unread_splits()).unwrap_or_default(),
             sharing_points: self.sharing.as_ref().map(|s| s.point_names()).unwrap_or_default(),
+            asks_for_behind: true,
         };
         let call = |mut d: Dispatcher| {
             let request = request.clone();
@@ -82,11 +83,9 @@ impl DispatcherFeed {
         let answer = answer.map_err(|e| refused_as_loss(self.task, e))?;
         self.request_no += 1;
         self.over = answer.end;
-        if !answer.behind.is_empty() {
-            let mut behind = self.behind.lock();
-            let count = behind.len().max(answer.behind.len());
-            behind.resize(count, 0);
-            behind.iter_mut().zip(&answer.behind).for_each(|(sum, more)| *sum += more);
+        self.behind.promise(&answer.behind);
+        if answer.consumers_behind {
+            self.behind.ask();
         }
         for lease in answer.splits {
             self.leased.push_back(leased(lease)?);

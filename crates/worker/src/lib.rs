@@ -19,6 +19,7 @@
 //! ```
 
 mod attachment;
+mod behind;
 mod body_files;
 mod caches;
 mod config;

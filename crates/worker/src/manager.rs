@@ -180,6 +180,13 @@ impl Manager {
         }
     }
 
+    /// Some consumers of a task are behind.
+    pub(crate) fn ask_for_behind(&self, id: TaskId) {
+        if let Some(running) = self.tasks.get(id) {
+            running.ask_for_behind();
+        }
+    }
+
     fn cancel(&self, running: &RunningTask, error: Error) {
         running.abort(error.clone());
         self.tasks.end(running.id, Err(error));

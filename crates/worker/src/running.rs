@@ -12,6 +12,7 @@ use caju_types::{Error, IterationId, Result, Secret, TaskId};
 use caju_wire::{Chunk, Run};
 use parking_lot::Mutex;
 
+use crate::behind::Behind;
 use crate::body_files::TaskBodies;
 use crate::dealer::Dealer;
 use crate::emitted_rows::EmittedRows;
@@ -34,6 +35,8 @@ pub(crate) struct RunningTask {
     profiled: Option<Profiled>,
     /// Its part in the window of shared rows.
     sharing: Option<Arc<SharingMember>>,
+    /// Consumers that are behind.
+    behind: Arc<Behind>,
     /// What its readers on this host get in shared memory.
     pub(crate) bodies: Arc<TaskBodies>,
     pub(crate) group: Tasks,
@@ -73,7 +76,12 @@ impl RunningTask {
         schema: SchemaRef,
         run: &TaskRun,
         (buffer_bytes, consumers): (usize, usize),
-        (profiled, sharing, bodies): (Option<Profiled>, Option<Arc<SharingMember>>, TaskBodies),
+        (profiled, sharing, bodies, behind): (
+            Option<Profiled>,
+            Option<Arc<SharingMember>>,
+            TaskBodies,
+            Arc<Behind>,
+        ),
         group: Tasks,
     ) -> Self {
         Self {
@@ -86,6 +94,7 @@ impl RunningTask {
             row_checks: run.row_checks(),
             profiled,
             sharing,
+            behind,
             bodies: Arc::new(bodies),
             group,
             readers: Readers::default(),
@@ -223,7 +232,7 @@ impl RunningTask {
         loop {
             let start = std::time::Instant::now();
             // A chunk is computed when there is space for it: a waiting chunk takes memory too.
-            if !self.queue.writable().await {
+            if !self.has_space(dealer.as_deref()).await {
                 return Err(Error::cancelled(format!("{} was stopped", self.id)));
             }
             self.counters.output().waited_out(start.elapsed());
@@ -234,7 +243,8 @@ impl RunningTask {
                 None => self.put(0, chunk, emitted_rows)?,
                 Some(dealer) => {
                     dealer
-                        .deal(chunk)?
+                        .deal(chunk)
+                        .await?
                         .into_iter()
                         .try_for_each(|(to, chunk)| self.put(to, chunk, emitted_rows))?;
                 }
@@ -251,6 +261,24 @@ impl RunningTask {
                     .try_for_each(|(to, chunk)| self.put(to, chunk, emitted_rows))
             }
         }
+    }
+
+    /// Waits until the next chunk has a place; false if the task was stopped. While consumers are behind, only their queues
+    /// count: another consumer may have a full one, and wait for them.
+    async fn has_space(&self, dealer: Option<&Dealer>) -> bool {
+        let Some(dealer) = dealer else { return self.queue.writable().await };
+        tokio::select! {
+            is_open = self.queue.writable() => is_open,
+            is_open = async {
+                self.behind.asking().await;
+                self.queue.writable_of(dealer.served()).await
+            } => is_open,
+        }
+    }
+
+    /// Some consumers of the task are behind.
+    pub(crate) fn ask_for_behind(&self) {
+        self.behind.ask();
     }
 
     fn put(&self, to: usize, chunk: Chunk, emitted_rows: &mut EmittedRows) -> Result<()> {

@@ -13,8 +13,9 @@ use caju_runtime::caught;
 use caju_types::{Error, ErrorKind, IterationId, Result, Secret, TaskId, hash128};
 use caju_wire::Dispatcher;
 
+use crate::behind::Behind;
 use crate::body_files::TaskBodies;
-use crate::dealer::{Behind, Dealer, Dispatch};
+use crate::dealer::{Dealer, Dispatch};
 use crate::feed::DispatcherFeed;
 use crate::finishing::FAILURE_REPORT_TIMEOUT;
 use crate::identity::{Registration, refused_as_loss};
@@ -43,7 +44,7 @@ impl Manager {
         let secret = <[u8; Secret::BYTES]>::try_from(&*def.secret).ok().map(Secret::from_bytes);
         reader.check(id, secret.as_ref())?;
         let pipeline = self.pipeline(id, &def).await?;
-        let (behind, retry_timeout) = (Behind::default(), self.config.dispatcher_timeout);
+        let (behind, retry_timeout) = (Arc::<Behind>::default(), self.config.dispatcher_timeout);
         let sharing = self.share(&def, &pipeline)?;
         let feed = DispatcherFeed::new(
             Arc::clone(&self.identity),
@@ -56,7 +57,7 @@ impl Manager {
             0 => None,
             _ => {
                 let dispatch = Dispatch { identity: Arc::clone(&self.identity), task: id, retry_timeout };
-                Some(Dealer::new(dispatch, &def, behind)?)
+                Some(Dealer::new(dispatch, &def, Arc::clone(&behind))?)
             }
         };
         let tasks = self.group.child();
@@ -72,7 +73,7 @@ impl Manager {
         let may_repeat = sharing.is_some() && pipeline.single_task();
         let group = may_repeat.then(|| body_group(&def));
         let bodies = TaskBodies::new(id, Arc::clone(&self.body_files), group);
-        let sides = (profiled, sharing, bodies);
+        let sides = (profiled, sharing, bodies, behind);
         let running = RunningTask::new(id, (iteration, secret), schema, &run, bytes, sides, tasks);
         let running = Arc::new(running);
         tracing::info!(task = %id, job = %def.job, epoch = def.epoch, "task started");

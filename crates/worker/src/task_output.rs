@@ -40,7 +40,12 @@ impl TaskOutput {
 
     /// Waits until every queue has space; false if they were closed.
     pub(crate) async fn writable(&self) -> bool {
-        for queue in &self.queues {
+        self.writable_of(0..self.queues.len()).await
+    }
+
+    /// Waits until each of these queues has space; false if they were closed.
+    pub(crate) async fn writable_of(&self, queues: impl IntoIterator<Item = usize>) -> bool {
+        for queue in queues.into_iter().filter_map(|at| self.queues.get(at)) {
             if !queue.writable().await {
                 return false;
             }

@@ -167,6 +167,7 @@ async fn heartbeats(manager: Arc<Manager>, retry_timeout: Duration) {
                     manager.unwanted(TaskId(task));
                 }
                 answer.decided.iter().for_each(|d| manager.decided(d));
+                answer.tasks_behind.iter().for_each(|task| manager.ask_for_behind(TaskId(*task)));
                 if answer.draining {
                     manager.drain();
                 }

@@ -1,5 +1,8 @@
 //! Processes that die or are missing.
 
+use std::net::TcpListener;
+use std::time::Duration;
+
 use caju_tests::cluster::Server;
 use caju_tests::pipeline::Report;
 use caju_tests::{Cluster, Pipeline, Process};
@@ -112,16 +115,23 @@ fn gc_01_a_reader_that_dies_frees_its_tasks() {
 #[test]
 fn fto_10_a_dispatcher_that_comes_late_is_awaited() {
     let folder = tempfile::tempdir().unwrap();
-    // A port that was free a moment ago.
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let address = format!("127.0.0.1:{port}");
-    let p = plain_range(1000);
+    // Not a dispatcher: it shows that the reader calls.
+    let port = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = port.local_addr().unwrap().to_string();
+    let p = plain_range(10);
     let read =
         Process::caju(p.folder(), &["read", "pipeline.yaml", "--dispatcher", &address, "--report", "r.json"]);
-    let worker = Process::caju(folder.path(), &["worker", "--dispatcher", &address]);
+    drop(port.accept().unwrap());
+    drop(port);
+    let read = match read.ended_within(Duration::from_millis(500)) {
+        Ok(ended) => panic!("it waits for no dispatcher: {}", ended.stderr),
+        Err(read) => read,
+    };
     let dispatcher = Server::start(folder.path(), "dispatcher", &["--listen", &address]);
+    let worker = Process::caju(folder.path(), &["worker", "--dispatcher", &address]);
     read.wait().expect_code(0);
-    assert_eq!(Report::load(&p.folder().join("r.json")).rows(), [1000]);
+    let report = Report::load(&p.folder().join("r.json"));
+    assert_eq!(report.checksums(), p.report(&["--workers", "1"]).checksums(), "0 to 9");
     worker.signal("TERM");
     worker.wait().expect_code(0);
     dispatcher.terminate().expect_code(0);

@@ -246,6 +246,7 @@ pub(super) fn vanished(reports: &Reports, iteration: &Iteration, client: ClientI
         // A client whose user had taken every row, and that only had to leave, counts as having left.
         vanished: (!has_left).then_some(rows),
         unknown,
+        elements: Vec::new(),
     }
 }
 

@@ -194,7 +194,7 @@ impl Core {
         let accounted = self.may_leave(&reports, iteration, client);
         let others_take = self.others_take(&reports, iteration, client);
         let stages = reports.recent_stages(iteration, self.clock.now(), self.config.timers.heartbeat);
-        let slowest = consumers::slowest(&reports, iteration);
+        let slowest = consumers::slowest(&reports, iteration, client);
         let unnotified = self.unnotified(&reports, iteration, client);
         drop(reports);
         let facts = Facts::of(iteration, request.knows_resumed, request.known_readers);
@@ -271,7 +271,9 @@ impl Core {
         request: v1::CloseClientRequest,
     ) -> Result<v1::CloseClientResponse> {
         let (client, iteration) = (ClientId(request.client_id), IterationId(request.iteration_id));
-        let received = parse_lost(&request.received)?.into_iter().map(|l| (l.task, l.received)).collect();
+        let lost = parse_lost(&request.received)?;
+        let elements = lost.iter().filter(|l| l.elements > 0).map(|l| (l.task, l.elements)).collect();
+        let received = lost.into_iter().map(|l| (l.task, l.received)).collect();
         let broken_off = request.broken_off.iter().copied().map(TaskId).collect();
         let reason = request.reason.clone();
         let returned = request.returned.iter().map(rows_of).collect::<Result<Vec<_>>>()?;
@@ -303,6 +305,7 @@ impl Core {
                     returned,
                     vanished,
                     unknown,
+                    elements,
                 });
                 self.reports.lock().settle_tasks(txn, iteration);
             }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use arrow_schema::{DataType, Field};
 use caju_pipeline::{DatasetDef, StageDef, StageOp};
 use caju_proto::v1;
-use caju_types::{Balance, Error, IterationId, Result, TaskId, Uneven, WorkerId, did_you_mean};
+use caju_types::{Balance, ClientId, Error, IterationId, Result, TaskId, Uneven, WorkerId, did_you_mean};
 use caju_wire::schema_from_ipc;
 
 use super::reports::Reports;
@@ -15,8 +15,8 @@ use super::splits::running_task;
 use super::{Core, Txn, secrets};
 use crate::config::Timers;
 use crate::state::{
-    Consumers, Dataset, DealtPiece, Failure, Iteration, Job, Mode, State, Tail, TailElement, TargetWorkers,
-    Update, describe_steps,
+    Consumers, Dataset, DealtPiece, Even, Failure, Iteration, Job, Mode, State, Tail, TailElement,
+    TargetWorkers, Update, describe_steps,
 };
 
 /// The most consumers of one job. A task keeps a queue for each.
@@ -250,17 +250,18 @@ pub(super) fn absent_consumers(
     out
 }
 
-/// The consumer that holds up the others: one that has not come, or the one whose user took the fewest elements.
-pub(super) fn slowest(reports: &Reports, iteration: &Iteration) -> String {
+/// The consumer that holds up `waiter`: one that has not come, or the one of the others whose user took the fewest elements.
+pub(super) fn slowest(reports: &Reports, iteration: &Iteration, waiter: ClientId) -> String {
     let Some(even) = &iteration.even else { return String::new() };
     if let Some(absent) = iteration.absent_consumers().next() {
         return format!("consumer {absent} of {}, which has not come", even.consumers.count);
     }
-    if let Some(waits) = iteration.members.values().filter(|m| m.may_load).find_map(|m| m.consumer) {
+    let others = || iteration.members.iter().filter(|(client, _)| **client != waiter);
+    if let Some(waits) = others().filter(|(_, m)| m.may_load).find_map(|(_, m)| m.consumer) {
         return format!("consumer {waits} of {}, whose user has asked for no element", even.consumers.count);
     }
     let taken = |client| reports.clients.get(&(iteration.id, client)).map_or(0, |r| r.elements);
-    let slowest = iteration.members.iter().min_by_key(|(client, m)| (taken(**client), m.consumer));
+    let slowest = others().min_by_key(|(client, m)| (taken(**client), m.consumer));
     let Some((client, member)) = slowest else { return String::new() };
     let consumer = member.consumer.unwrap_or_default();
     format!(
@@ -271,6 +272,16 @@ pub(super) fn slowest(reports: &Reports, iteration: &Iteration) -> String {
 }
 
 impl Core {
+    /// Says which elements of a task go to consumers that are behind.
+    pub(crate) async fn serve_behind(
+        &self,
+        request: v1::ServeBehindRequest,
+    ) -> Result<v1::ServeBehindResponse> {
+        let answer = self.commit(|txn| serve_behind(txn, &request)).await?;
+        self.reports.lock().on_worker_call(WorkerId(request.worker_id), self.clock.now());
+        Ok(answer)
+    }
+
     /// Waits until the tails of an epoch are given out.
     pub(crate) async fn deal_tail(
         self: &Arc<Self>,
@@ -304,11 +315,34 @@ impl Core {
     }
 }
 
+fn serve_behind(txn: &mut Txn<'_>, request: &v1::ServeBehindRequest) -> Result<v1::ServeBehindResponse> {
+    let (id, worker) = (TaskId(request.task_id), WorkerId(request.worker_id));
+    secrets::worker(txn.state, worker, &request.secret)?;
+    let (iteration, task) = running_task(txn.state, id, worker)?;
+    let Some(even) = &iteration.even else { return Err(no_consumers(iteration)) };
+    if request.request_no < task.last_serve {
+        return Err(Error::failed_precondition(format!(
+            "{id}: request {} for consumers that are behind came after request {}",
+            request.request_no, task.last_serve
+        )));
+    }
+    if request.request_no > task.last_serve {
+        // Also where nobody is behind: a copy of the request that comes late must get the same answer.
+        let counts = even.next_to_serve(request.elements);
+        txn.apply(Update::BehindServed { task: id, request_no: request.request_no, counts });
+    }
+    let (iteration, task) = running_task(txn.state, id, worker)?;
+    let consumers_behind = iteration.even.as_ref().is_some_and(Even::is_behind);
+    Ok(v1::ServeBehindResponse { counts: task.last_served.clone(), consumers_behind })
+}
+
+fn no_consumers(iteration: &Iteration) -> Error {
+    Error::failed_precondition(format!("{} has no consumers", iteration.describe()))
+}
+
 fn reach_tail(txn: &mut Txn<'_>, id: TaskId, worker: WorkerId, request: &v1::DealTailRequest) -> Result<()> {
     let (iteration, task) = running_task(txn.state, id, worker)?;
-    let Some(even) = &iteration.even else {
-        return Err(Error::failed_precondition(format!("{} has no consumers", iteration.describe())));
-    };
+    let Some(even) = &iteration.even else { return Err(no_consumers(iteration)) };
     check_tail(id, request, &even.consumers)?;
     if task.tail.is_none() {
         let mut behind = request.behind.clone();
@@ -320,6 +354,7 @@ fn reach_tail(txn: &mut Txn<'_>, id: TaskId, worker: WorkerId, request: &v1::Dea
             drop_remainder: request.drop_remainder,
             behind,
             kinds: request.tail.iter().map(kind_of).collect(),
+            has_spare: request.has_spare,
         };
         txn.apply(Update::TailReached { task: id, tail });
     }

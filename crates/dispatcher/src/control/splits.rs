@@ -7,7 +7,7 @@ use caju_types::{Error, IterationId, Result, RowRanges, TaskId, WorkerId};
 
 use super::fairness::fair_count;
 use super::{Core, Txn, secrets, sharing};
-use crate::state::{Failure, FeedId, Iteration, Lease, SplitRecord, State, Task, Update, WorkerState};
+use crate::state::{Even, Failure, FeedId, Iteration, Lease, SplitRecord, State, Task, Update, WorkerState};
 
 /// The most splits in one answer.
 const MAX_SPLITS: usize = 1024;
@@ -127,6 +127,7 @@ impl Core {
             splits: task.last_answer.iter().filter_map(lease).collect(),
             end: task.told_end,
             behind: task.last_behind.clone(),
+            consumers_behind: iteration.even.as_ref().is_some_and(Even::is_behind),
         }
     }
 
@@ -222,7 +223,8 @@ enum Available {
 }
 
 fn leased(request: &v1::NextSplitsRequest, fresh: Vec<SplitRecord>, requeued: Vec<u64>, end: bool) -> Update {
-    Update::Leased { task: TaskId(request.task_id), request_no: request.request_no, fresh, requeued, end }
+    let (task, request_no) = (TaskId(request.task_id), request.request_no);
+    Update::Leased { task, request_no, fresh, requeued, end, asks_for_behind: request.asks_for_behind }
 }
 
 fn to_proto(index: u64, lease: &Lease, cache: &str) -> v1::SplitLease {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use caju_autocache::{PlanRecord, SplitModes, is_last_reading};
 use caju_proto::v1;
-use caju_types::{Error, ErrorKind, Result, Secret, TaskId, WorkerId};
+use caju_types::{Error, ErrorKind, Result, Secret, TaskId, Uneven, WorkerId};
 use caju_wire::is_in_process;
 
 use super::autocache::{EndedTask, Planned};
@@ -14,7 +14,7 @@ use super::usage::admit_worker;
 use super::{Core, Txn, secrets};
 use crate::config::DispatcherConfig;
 use crate::state::{
-    Failure, Iteration, Job, Mode, Sharing, State, TargetWorkers, Task, TaskState, Update, Worker,
+    Even, Failure, Iteration, Job, Mode, Sharing, State, TargetWorkers, Task, TaskState, Update, Worker,
     WorkerState,
 };
 
@@ -111,12 +111,17 @@ impl Core {
                 if known.is_some() {
                     secrets::worker(state, id, &request.secret)?;
                 }
+                let is_behind = |t: &&u64| {
+                    let of_task = state.task(TaskId(**t)).and_then(|(iteration, _)| iteration.even.as_ref());
+                    of_task.is_some_and(Even::is_behind)
+                };
                 let stale = |t: &&u64| !should_run(state, TaskId(**t), id);
                 Ok(v1::WorkerHeartbeatResponse {
                     register_again: known.is_none(),
                     cancel_tasks: request.tasks.iter().filter(stale).copied().collect(),
                     draining: known.is_some_and(|w| w.state == WorkerState::Draining),
                     decided: Vec::new(),
+                    tasks_behind: request.tasks.iter().filter(is_behind).copied().collect(),
                 })
             })
             .await??;
@@ -400,6 +405,7 @@ fn task_def(
             None => String::new(),
         },
         num_consumers: iteration.even.as_ref().map_or(0, |e| e.consumers.count),
+        pads: iteration.even.as_ref().is_some_and(|e| e.consumers.uneven == Uneven::Pad),
         sharing: sharing_name(job),
         balance: iteration
             .even

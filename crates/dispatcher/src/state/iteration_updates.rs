@@ -32,6 +32,7 @@ impl State {
             | Update::ClientLost { .. }
             | Update::ClientGone { .. } => apply_to_readers(iteration, &self.workers, update),
             Update::Leased { .. }
+            | Update::BehindServed { .. }
             | Update::SplitsSetAside { .. }
             | Update::FeedExhausted { .. }
             | Update::TailReached { .. }
@@ -71,6 +72,7 @@ impl State {
             | Update::StatesGivenUp { iteration }
             | Update::IterationFailed { iteration, .. } => Some(*iteration),
             Update::Leased { task, .. }
+            | Update::BehindServed { task, .. }
             | Update::TaskEnded { task, .. }
             | Update::TaskLost { task, .. }
             | Update::TaskTakenOver { task, .. }
@@ -139,7 +141,18 @@ fn apply_to_readers(iteration: &mut Iteration, workers: &BTreeMap<WorkerId, Work
             let incarnation = worker.and_then(|w| workers.get(&w)).map_or(0, |w| w.incarnation);
             iteration.client_lost(*client, *task, received, reason, incarnation);
         }
-        Update::ClientGone { client, received, broken_off, reason, returned, vanished, unknown, .. } => {
+        Update::ClientGone {
+            client,
+            received,
+            broken_off,
+            reason,
+            returned,
+            vanished,
+            unknown,
+            elements,
+            ..
+        } => {
+            elements.iter().for_each(|(task, n)| iteration.received_elements(*client, *task, *n));
             let (vanished, unknown) = (*vanished, *unknown);
             let gone = Gone { received, broken_off, reason, returned, vanished, unknown };
             iteration.client_gone(*client, &gone);
@@ -151,8 +164,11 @@ fn apply_to_readers(iteration: &mut Iteration, workers: &BTreeMap<WorkerId, Work
 /// Splits are leased, returned and dealt.
 fn apply_to_splits(iteration: &mut Iteration, update: &Update) {
     match update {
-        Update::Leased { task, request_no, fresh, requeued, end } => {
-            iteration.lease(*task, *request_no, fresh, requeued, *end);
+        Update::Leased { task, request_no, fresh, requeued, end, asks_for_behind } => {
+            iteration.lease(*task, *request_no, fresh, requeued, (*end, *asks_for_behind));
+        }
+        Update::BehindServed { task, request_no, counts } => {
+            iteration.behind_served(*task, *request_no, counts);
         }
         Update::SplitsSetAside { feed, splits, .. } => iteration.set_aside(*feed, splits),
         Update::FeedExhausted { feed, listing, .. } => iteration.exhaust(*feed, *listing),

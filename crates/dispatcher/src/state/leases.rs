@@ -36,7 +36,7 @@ impl Iteration {
         request_no: u64,
         fresh: &[SplitRecord],
         requeued: &[u64],
-        end: bool,
+        (end, asks_for_behind): (bool, bool),
     ) {
         let plan = self.former.len();
         let Some(task) = self.tasks.get_mut(&id) else { return };
@@ -59,7 +59,7 @@ impl Iteration {
             task.leases.insert(record.index, first_lease(record, self.resume.as_deref(), plan));
             task.last_answer.push(record.index);
         }
-        if !requeued.is_empty() || !fresh.is_empty() {
+        if !asks_for_behind && (!requeued.is_empty() || !fresh.is_empty()) {
             self.serve_behind(id);
         }
     }

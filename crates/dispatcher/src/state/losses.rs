@@ -59,6 +59,9 @@ impl Iteration {
             even.joined.remove(&consumer);
             has_left_early = false;
         }
+        if let (Some(even), Some(consumer)) = (&mut self.even, member.consumer) {
+            even.left.insert(consumer, client);
+        }
         let locals = self.locals.remove(&client).unwrap_or_default();
         let was_read = |t: &Task| !t.local_only || locals.contains(&t.worker);
         for by_client in self.strikes.values_mut() {
@@ -112,10 +115,10 @@ impl Iteration {
         ))
     }
 
-    /// Elements that a client received of a task that is lost.
+    /// Elements that a client received of a task that is lost, or may be when the client has left.
     pub(super) fn received_elements(&mut self, client: ClientId, id: TaskId, elements: u64) {
         if self.even.is_some()
-            && let Some(task) = self.tasks.get_mut(&id)
+            && let Some(task) = self.tasks.get_mut(&id).filter(|t| t.state != TaskState::Done)
         {
             task.elements_of.insert(client, elements);
         }

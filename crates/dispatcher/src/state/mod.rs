@@ -105,7 +105,10 @@ impl Eq for Touched {}
 pub fn is_quiet(update: &Update) -> bool {
     matches!(
         update,
-        Update::Leased { end: false, .. } | Update::SplitsSetAside { .. } | Update::RowsAcknowledged { .. }
+        Update::Leased { end: false, .. }
+            | Update::BehindServed { .. }
+            | Update::SplitsSetAside { .. }
+            | Update::RowsAcknowledged { .. }
     )
 }
 

@@ -139,6 +139,7 @@ mod tests {
                 drop_remainder: false,
                 behind: Vec::new(),
                 kinds: kinds.iter().map(|(b, w)| TailElement { bucket: Some(*b), widths: vec![*w] }).collect(),
+                has_spare: false,
             }).collect();
             let tails: Vec<_> = (1..).map(TaskId).zip(&tails).collect();
             let uneven = if pad { Uneven::Pad } else { Uneven::Drop };

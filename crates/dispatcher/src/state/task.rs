@@ -60,10 +60,16 @@ pub struct Task {
     /// Elements that each consumer is to get of it beyond rounds.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub first: Vec<u64>,
-    /// The part of `first` that came with the last answer.
+    /// The part of `first` that came with the last leases; always empty for a worker that asks for it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub last_behind: Vec<u64>,
-    /// Of a lost task: elements that clients have received.
+    /// The number of the last request for elements of consumers that are behind.
+    #[serde(default, skip_serializing_if = "super::is_default")]
+    pub last_serve: u64,
+    /// The answer to that request.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub last_served: Vec<u64>,
+    /// Of a lost task, and for clients that have left of any: elements that clients have received.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub elements_of: BTreeMap<ClientId, u64>,
     /// Only readers in its worker's own process read it.
@@ -121,6 +127,8 @@ impl Task {
             dealt: None,
             first: Vec::new(),
             last_behind: Vec::new(),
+            last_serve: 0,
+            last_served: Vec::new(),
             elements_of: BTreeMap::new(),
             local_only,
             secret,
@@ -189,6 +197,7 @@ impl Task {
         self.read_by.clear();
         self.taken_by.clear();
         self.held.clear();
+        self.elements_of.clear();
         self.emitted = None;
         self.to_flight = None;
         self.last_answer.clear();

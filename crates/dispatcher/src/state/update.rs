@@ -278,6 +278,19 @@ pub enum Update {
         requeued: Vec<u64>,
         /// Whether the task was answered that nothing more will come.
         end: bool,
+        /// Its worker asks which elements go to consumers that are behind.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        asks_for_behind: bool,
+    },
+    /// Elements of a task go to consumers that are behind.
+    BehindServed {
+        /// The task.
+        task: TaskId,
+        /// The number of the request, for retries.
+        request_no: u64,
+        /// The elements for each consumer; empty if none was behind.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        counts: Vec<u64>,
     },
     /// Splits are skipped for now: tasks of other jobs that share were given them before. They wait in their feed.
     SplitsSetAside {
@@ -392,6 +405,9 @@ pub enum Update {
         /// It vanished, and its user had taken more rows than it had reported to this dispatcher since its start.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         unknown: bool,
+        /// Of a consumer: the elements that it has received of tasks that are not over, if it reported that.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        elements: Vec<(TaskId, u64)>,
     },
     /// An iteration failed, for all its clients.
     IterationFailed {
@@ -426,7 +442,17 @@ impl Update {
     /// A client left without a report.
     pub(crate) fn client_gone(client: ClientId, iteration: IterationId) -> Self {
         let (received, broken_off, reason) = (Vec::new(), Vec::new(), String::new());
-        let (returned, vanished, unknown) = (Vec::new(), None, false);
-        Update::ClientGone { client, iteration, received, broken_off, reason, returned, vanished, unknown }
+        let (returned, vanished, unknown, elements) = (Vec::new(), None, false, Vec::new());
+        Update::ClientGone {
+            client,
+            iteration,
+            received,
+            broken_off,
+            reason,
+            returned,
+            vanished,
+            unknown,
+            elements,
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Tests of the control plane as a whole, on a catalog without files.
 
 mod beginnings;
+mod behind;
 mod delivered;
 mod exactly_once;
 mod failing_journal;

@@ -36,6 +36,7 @@ impl Sharer {
             secret: world.worker_secret(self.worker),
             shared_splits: window.iter().map(name).collect(),
             sharing_points: vec![11],
+            asks_for_behind: true,
         };
         let answer = world.core.next_splits(request.clone()).await?;
         let again = world.core.next_splits(request).await?;

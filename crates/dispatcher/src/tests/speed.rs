@@ -132,6 +132,7 @@ fn journaled(splits: u64) -> Vec<Vec<Update>> {
             fresh: (16 * n..16 * n + 16).map(split).collect(),
             requeued: vec![],
             end: false,
+            asks_for_behind: false,
         }]
     };
     (0..splits / 16).map(lease).collect()

@@ -178,6 +178,49 @@ async fn a_consumer_that_is_gone_comes_back_under_its_index_or_with_its_state() 
     }
 }
 
+/// The others are nearly at their ends when one comes back that had got little: the tasks of all workers serve it first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_consumer_that_comes_back_far_behind_gets_as_many_elements_and_no_copies() {
+    for (uneven, rows, each, (surplus, padded)) in [
+        (Uneven::Drop, 3000, 100, (0, 0)),
+        (Uneven::Drop, 3020, 100, (2, 0)),
+        (Uneven::Pad, 3000, 100, (0, 0)),
+        (Uneven::Pad, 3010, 101, (0, 2)),
+    ] {
+        let cluster = Cluster::start(3).await;
+        let client = client(&cluster).await;
+        let def = json!({"source": {"range": {"start": 0, "end": rows}},
+                         "steps": [{"shuffle": {"buffer": 100}}, {"batch": 10}]});
+        let consumer =
+            |index| ReadRequest { consumer: consumer(index, 3, uneven).consumer, ..request(&def, "train") };
+        let mut readers = Vec::new();
+        for index in 0..3 {
+            readers.push(client.read(consumer(index)).await.unwrap());
+        }
+        let (mut taken, before) = (Vec::new(), [90, 95, 5]);
+        for n in 0..95 {
+            for (reader, before) in readers.iter_mut().zip(before) {
+                if n < before {
+                    step(reader, &mut taken).await;
+                }
+            }
+        }
+        readers.pop().unwrap().close().await;
+        readers.push(client.read(consumer(2)).await.unwrap());
+        let got = finish(readers).await.unwrap();
+        let totals: Vec<usize> = got.iter().zip(before).map(|((_, more), before)| more + before).collect();
+        assert_eq!(totals, [each; 3], "{uneven:?} of {rows} rows");
+        taken.extend(got.into_iter().flat_map(|(rows, _)| rows));
+        let came = taken.len();
+        taken.sort_unstable();
+        taken.dedup();
+        assert_eq!((taken.len(), came), (rows - 10 * surplus, rows - 10 * surplus), "no row twice");
+        let status = client.status().await.unwrap();
+        let counts = (status.jobs[0].surplus_elements, status.jobs[0].padded_elements);
+        assert_eq!(counts, (surplus as u64, padded), "{uneven:?} of {rows} rows");
+    }
+}
+
 /// How consumers continue from their states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Loads {

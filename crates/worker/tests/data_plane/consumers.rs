@@ -1,10 +1,11 @@
 //! Consumers of a job: all get the same number of elements, however fast they are.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use caju_client::{Consumer, ReadRequest, Reader, Uneven};
-use caju_types::{ErrorKind, Result};
+use caju_client::{Balance, Consumer, ReadRequest, Reader, Uneven};
+use caju_types::{Error, ErrorKind, Result};
 use serde_json::{Value, json};
 
 use crate::cluster::{Cluster, PATIENCE, ids, request};
@@ -147,6 +148,33 @@ async fn a_lost_worker_leaves_nobody_behind() {
     }
 }
 
+/// What a lost worker still had is of the consumers that are there. Another one had everything, and has left.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_is_lost_after_a_consumer_has_left_at_its_end_leaves_nobody_behind() {
+    let mut cluster = Cluster::start(0).await;
+    for _ in 0..2 {
+        cluster.add(|c| c.buffer_bytes = 64 << 20).await;
+    }
+    // More than a reader that takes little holds, and batches that divide the splits: a lost worker that had given out rows of
+    // common batches would end the epoch.
+    let def = json!({"source": {"range": {"start": 0, "end": 1_638_400}}, "steps": [{"batch": 1024}]});
+    let client = cluster.client_with(|c| c.prefetch_bytes = 4 << 10).await;
+    let first = client.read(consumer(&def, "job", 0, 2, Uneven::Drop)).await.unwrap();
+    let mut second = client.read(consumer(&def, "job", 1, 2, Uneven::Drop)).await.unwrap();
+    let mut rows: Vec<Vec<i64>> = Vec::new();
+    let one = async { second.next().await.unwrap().map(|e| rows.push(ids(&e.batch))).unwrap() };
+    let both = futures::future::join(read(first, Duration::ZERO), one);
+    let (first, ()) = tokio::time::timeout(PATIENCE, both).await.expect("an end");
+    rows.extend(first.unwrap().own);
+    cluster.workers.remove(0).kill();
+    let second = tokio::time::timeout(PATIENCE, read(second, Duration::ZERO)).await.expect("an end").unwrap();
+    assert_eq!(second.steps(), 799, "as many as the one that has left, with one before");
+    rows.extend(second.own);
+    let mut rows = rows.concat();
+    rows.sort_unstable();
+    assert!(rows.iter().copied().eq(0..1_638_400), "every row once");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rank_that_does_not_come_is_named() {
     let cluster = Cluster::start(1).await;
@@ -158,6 +186,93 @@ async fn a_rank_that_does_not_come_is_named() {
     let e = tokio::time::timeout(PATIENCE, read(alone, Duration::ZERO)).await.unwrap().err().unwrap();
     assert_eq!(e.kind(), ErrorKind::DeadlineExceeded);
     assert!(e.message().contains("consumer 1 of 3, which has not come"), "{e}");
+}
+
+/// A user in Python waits in slices, between which signals are checked.
+async fn next_in_slices(reader: &mut Reader) -> Result<Option<caju_client::Element>> {
+    loop {
+        if let Ok(next) = tokio::time::timeout(Duration::from_millis(20), reader.next()).await {
+            return next;
+        }
+    }
+}
+
+/// One process opens two consumers and reads one of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rank_that_takes_nothing_is_named_within_the_stall_timeout() {
+    for balance in [Balance::None, Balance::Bucket] {
+        for takes in [0, 3] {
+            let cluster = Cluster::start(1).await;
+            // More than the reader that takes nothing may hold.
+            let def = batched(1_000_000, 1000, false);
+            let client = cluster
+                .client_with(|c| (c.prefetch_bytes, c.stall_timeout) = (4 << 10, Duration::from_secs(2)))
+                .await;
+            let consumer = |index| ReadRequest {
+                consumer: Some(Consumer { balance, ..Consumer::new(index, 2) }),
+                ..request(&def, "job")
+            };
+            let mut reads = client.read(consumer(0)).await.unwrap();
+            let mut stands = client.read(consumer(1)).await.unwrap();
+            for _ in 0..takes {
+                let both = futures::future::join(next_in_slices(&mut stands), next_in_slices(&mut reads));
+                let (one, other) = tokio::time::timeout(PATIENCE, both).await.unwrap();
+                assert!(one.unwrap().is_some() && other.unwrap().is_some());
+            }
+            let e = loop {
+                match tokio::time::timeout(PATIENCE, next_in_slices(&mut reads)).await.expect("a deadline") {
+                    Ok(element) => {
+                        assert!(element.is_some(), "{balance:?}, {takes}: the other one holds it up")
+                    }
+                    Err(e) => break e,
+                }
+            };
+            assert_eq!(e.kind(), ErrorKind::DeadlineExceeded, "{balance:?}: {e}");
+            let said = match takes {
+                0 => "consumer 1 of 2, whose user has asked for no element",
+                _ => "consumer 1 of 2 (client-",
+            };
+            assert!(e.message().contains(said), "{balance:?}: {e}");
+        }
+    }
+}
+
+/// Its window is granted again in quarters, so the other one gets nothing for longer than the stall timeout. Its user takes an
+/// element now and then.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rank_whose_user_is_slow_is_waited_for() {
+    const BOUND: Duration = Duration::from_secs(2);
+    let cluster = Cluster::start(1).await;
+    let def = batched(400_000, 4000, false);
+    let client = cluster.client_with(|c| (c.prefetch_bytes, c.stall_timeout) = (4 << 10, BOUND)).await;
+    let mut fast = client.read(consumer(&def, "job", 0, 2, Uneven::Drop)).await.unwrap();
+    let mut slow = client.read(consumer(&def, "job", 1, 2, Uneven::Drop)).await.unwrap();
+    let has_waited = AtomicBool::new(false);
+    let reads = async {
+        let mut elements = 0;
+        loop {
+            let asked = tokio::time::Instant::now();
+            let next = next_in_slices(&mut fast).await?;
+            has_waited.fetch_or(asked.elapsed() > BOUND, Ordering::Relaxed);
+            match next {
+                Some(_) => elements += 1,
+                None => return Ok::<_, Error>(elements),
+            }
+        }
+    };
+    let takes = async {
+        let mut elements = 0;
+        while slow.next().await?.is_some() {
+            elements += 1;
+            if !has_waited.load(Ordering::Relaxed) {
+                tokio::time::sleep(BOUND / 5).await;
+            }
+        }
+        Ok(elements)
+    };
+    let both = tokio::time::timeout(PATIENCE, futures::future::try_join(reads, takes)).await;
+    assert_eq!(both.unwrap().unwrap(), (50, 50));
+    assert!(has_waited.into_inner(), "the fast one always got its next element soon");
 }
 
 /// A small epoch is computed in full before the second consumer comes.

@@ -143,6 +143,7 @@ fn plain_updates() -> Vec<Update> {
             fresh: vec![split(0, r#"{"a":1}"#), split(1, r#"{"a":2}"#)],
             requeued: vec![],
             end: false,
+            asks_for_behind: false,
         },
         Update::ClientLost {
             client,
@@ -153,7 +154,14 @@ fn plain_updates() -> Vec<Update> {
         },
         Update::TaskCreated { task: TaskId(1006), iteration, worker, feed: FeedId::SHARED, secret: None },
         Update::FeedExhausted { iteration, feed: FeedId::SHARED, listing: None },
-        Update::Leased { task: TaskId(1006), request_no: 1, fresh: vec![], requeued: vec![0], end: true },
+        Update::Leased {
+            task: TaskId(1006),
+            request_no: 1,
+            fresh: vec![],
+            requeued: vec![0],
+            end: true,
+            asks_for_behind: false,
+        },
         Update::TaskEnded {
             task: TaskId(1006),
             rows_skipped: 2,
@@ -180,6 +188,7 @@ fn plain_updates() -> Vec<Update> {
             returned: vec![],
             vanished: None,
             unknown: false,
+            elements: vec![],
         },
         Update::IterationFailed {
             iteration,
@@ -267,6 +276,7 @@ fn leases_take_few_bytes() {
         fresh: (from..from + n).map(split).collect(),
         requeued: vec![],
         end: false,
+        asks_for_behind: false,
     };
     let [one, many] = [1, 64].map(|n| encode(&[leased(0, n)]).len() as u64 / n);
     assert!(one < 300 && many < 50, "{one} and {many} bytes of a split");

@@ -82,7 +82,14 @@ fn group(number: u64) -> Vec<Update> {
         SplitRecord { index, split: split.into(), group: None, after: None }
     };
     let fresh = (0..SPLITS).map(record).collect();
-    vec![Update::Leased { task: TaskId(1), request_no: number, fresh, requeued: Vec::new(), end: false }]
+    vec![Update::Leased {
+        task: TaskId(1),
+        request_no: number,
+        fresh,
+        requeued: Vec::new(),
+        end: false,
+        asks_for_behind: false,
+    }]
 }
 
 /// The number of a group of [`group`].
