@@ -225,7 +225,7 @@ def test_a_filter_runs_before_a_function_that_keeps_its_column():
 
 def test_nothing_moves_across_a_function_of_batches():
     def centred(batch):
-        return {"x": batch["id"] - batch["id"].mean()}
+        return {"id": batch["id"], "x": batch["id"] - batch["id"].mean()}
 
     ds = cj.range(3000).map(centred, batched=True, reads=["id"], keeps=["id"]).filter("id % 2 = 0").with_options(deterministic=True)
     written = [row["x"] for row in ds]
