@@ -84,7 +84,7 @@ def test_where_no_order_is_promised_a_state_is_exact_too():
         taken = ids([next(epoch)])
         rest = iter(shuffled().distribute(cluster, job_name="shared"))
         rest.load_state_dict(epoch.state_dict())
-        with pytest.raises(cj.FailedPrecondition, match="opened (the epoch )?again from a state"):
+        with pytest.raises(cj.FailedPrecondition, match="opened again from a state"):
             list(epoch)
         assert taken + ids(rest) == ids(shuffled())
         alone = iter(shuffled().distribute(cluster))

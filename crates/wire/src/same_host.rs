@@ -41,7 +41,7 @@ struct Files {
     incoming: VecDeque<std::os::fd::OwnedFd>,
     #[cfg(not(unix))]
     incoming: VecDeque<()>,
-    /// The system has dropped a file that should have come. It does not say which, so no file can be told from another one.
+    /// The system has dropped a file that should have come. It does not say which one.
     has_lost: bool,
 }
 

@@ -32,7 +32,7 @@ impl Behind {
         self.changed.wait_until(|| self.must_ask.load(Ordering::Acquire)).await;
     }
 
-    /// Consumers are to get so many elements before the next round.
+    /// Each consumer is to get its number of elements before the next round.
     pub(crate) fn promise(&self, counts: &[u64]) {
         let mut promised = self.promised.lock();
         let consumers = promised.len().max(counts.len());

@@ -110,7 +110,7 @@ impl Dealer {
         self.served.iter().copied()
     }
 
-    /// Asks the dispatcher who gets the next elements, of which there are so many.
+    /// Asks the dispatcher who gets the next `elements` elements.
     async fn ask_for_behind(&mut self, elements: u64) -> Result<()> {
         let Dispatch { identity, task, retry_timeout } = &self.dispatch;
         let registration = identity.registration();

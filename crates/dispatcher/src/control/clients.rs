@@ -259,7 +259,8 @@ impl Core {
                 "read the epoch again under another job name, or raise the dispatcher's --client-timeout",
             ),
             false => (
-                "another reader has opened the epoch again from a state under the same job name".to_owned(),
+                "the epoch was opened again from a state under the same job name, or it ended and was forgotten since"
+                    .to_owned(),
                 "read under another job name",
             ),
         };

@@ -10,7 +10,7 @@
 //! until all have equally many. Then rounds go on. Only elements that exist are promised, so nothing has to be taken back from
 //! a task that ends.
 //!
-//! The elements suffice. A lost task has dealt whole rounds and what it was told to, so its lost elements are at least those
+//! The elements suffice. A lost task has dealt whole rounds and what the dispatcher said, so its lost elements are at least those
 //! that consumers lack of it. All consumers had got no more than an equal number of the epoch before it was opened again. Both
 //! hold as long as rows that are computed again make as many elements as before. Where they make fewer, the epoch ends with an
 //! error, or with more copies, as `uneven` says.
@@ -75,7 +75,7 @@ pub struct Even {
     /// Consumers that have come.
     #[serde(default)]
     pub joined: BTreeSet<u32>,
-    /// Consumers that have left, each with its last number.
+    /// Consumers that have left, each with the identifier of its last reader.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub left: BTreeMap<u32, ClientId>,
     /// By how many elements each consumer is behind after tasks were lost.
@@ -324,9 +324,9 @@ fn too_few_elements(lacks: &[u64]) -> Error {
     let behind = lacks.iter().enumerate().filter(|(_, n)| **n > 0);
     let said: Vec<String> = behind.map(say).take(MAX_NAMED).collect();
     Error::failed_precondition(format!(
-        "of the elements that other consumers got, {}, and no further ones are left: rows that were computed again, after a worker \
-         or a consumer was lost, made fewer elements than before, or a worker is older than its dispatcher; start all consumers from their states of one step, or read the \
-         epoch again under another job name",
+        "of the elements that other consumers got, {}, and no further ones are left: rows that were computed again, after a \
+         worker or a consumer was lost, made fewer elements than before, or a worker is older than its dispatcher; start all \
+         consumers from their states of one step, or read the epoch again under another job name",
         said.join(", ")
     ))
 }
@@ -427,7 +427,7 @@ impl Iteration {
         task.last_serve = request_no;
         task.last_served = counts.to_vec();
         task.first.resize(task.first.len().max(counts.len()), 0);
-        task.first.iter_mut().zip(counts).for_each(|(sum, more)| *sum += more);
+        task.first.iter_mut().zip(counts).for_each(|(sum, more)| *sum = sum.saturating_add(*more));
         even.behind.iter_mut().zip(counts).for_each(|(lacks, got)| *lacks = lacks.saturating_sub(*got));
     }
 

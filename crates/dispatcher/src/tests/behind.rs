@@ -39,7 +39,7 @@ async fn from_state(
     }
 }
 
-/// Three consumers that have taken so many splits, and the iteration that goes on from their states.
+/// Three consumers that have taken the given numbers of splits, and the iteration that goes on from their states.
 async fn open(w: &World, splits: u64, uneven: &str, taken: [u64; CONSUMERS]) -> Vec<(u64, u64)> {
     let def = json!({ "splits": splits });
     let mut at = 0;
@@ -287,8 +287,8 @@ fn what_a_lost_task_gave_to_some_consumers_alone_is_given_to_the_others_first() 
             tasks: vec![tasks[0].task],
             ..Default::default()
         };
-        let told = w.core.worker_heartbeat(heartbeat).await.unwrap().tasks_behind;
-        assert_eq!(told, [tasks[0].task], "also a task that leases nothing learns it");
+        let behind = w.core.worker_heartbeat(heartbeat).await.unwrap().tasks_behind;
+        assert_eq!(behind, [tasks[0].task], "also a task that leases nothing learns it");
         // Of the lost splits 13 elements are delivered, and of the others none.
         let mut delivered = 13;
         let mut open = [true; 2];

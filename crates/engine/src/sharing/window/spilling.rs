@@ -139,8 +139,8 @@ impl SharingWindow {
         self.spill.is_some()
     }
 
-    /// Waits while the window has no space for `bytes` bytes, or its reserve is used up, and rows are being written. A file that takes longer than
-    /// [`SharingSettings::wait`](super::SharingSettings) holds up nobody any more.
+    /// Waits while the window has no space for `bytes` bytes, or its reserve is used up, and rows are being written. A file that
+    /// takes longer than [`SharingSettings::wait`](super::SharingSettings) holds up nobody any more.
     pub(in crate::sharing) async fn wait_for_spill(&self, bytes: u64) {
         let Some(folder) = &self.spill else { return };
         let above = self.spill_above(bytes);
