@@ -15,38 +15,18 @@ import argparse
 import json
 import os
 import pathlib
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 
+import run
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-TICKS = os.sysconf("SC_CLK_TCK")
 TUNED = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "17179869184"}  # glibc: keep big freed buffers
 ROWS = 2048
 """Rows of an epoch, for both: eight batches of 256. The data has as many photos (`gen.py --n 2048 --only images`)."""
 PIPELINES = {"u8": "p1_u8.yaml", "f32": "p1_f32.yaml"}
-
-
-class Server:
-    """A server process, and the address that it prints."""
-
-    def __init__(self, *command):
-        self.process = subprocess.Popen([args.bin / "caju", *command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        self.address = self.process.stdout.readline().split()[-1]
-
-    def cpu_s(self):
-        fields = pathlib.Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS
-
-    def peak_bytes(self):
-        status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
-        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
-
-    def stop(self):
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait(60)
 
 
 def clients(address, file, jobs):
@@ -68,8 +48,8 @@ def caju(pixels, jobs, folder):
     text = (ROOT / "benches/peers" / PIPELINES[pixels]).read_text().replace("$DATA", str(args.data.resolve()))
     file = folder / f"{pixels}.yaml"
     file.write_text(text)
-    dispatcher = Server("dispatcher", "--listen", "127.0.0.1:0", "--allow-read", "/")
-    worker = Server("worker", "--dispatcher", dispatcher.address, "--allow-read", "/", "--sharing-window", args.window)
+    dispatcher = run.Server("dispatcher", "--listen", "127.0.0.1:0", "--allow-read", "/")
+    worker = run.Server("worker", "--dispatcher", dispatcher.address, "--allow-read", "/", "--sharing-window", args.window)
     try:
         clients(dispatcher.address, file, 1)  # not timed
         before = dispatcher.cpu_s() + worker.cpu_s()
@@ -112,7 +92,7 @@ def table(runs):
         values = [r[key] for r in rs]
         return f"{statistics.median(values):,.0f} [{min(values):,.0f}..{max(values):,.0f}]"
 
-    out = ["# k equal jobs, beside tf.data service: median [min..max]", "",
+    out = ["# k equal jobs, compared with tf.data service: median [min..max]", "",
            f"{os.cpu_count()} cores. {args.reps} repetitions, taking turns. {ROWS} rows per job and epoch. {args.build}".strip(), "",
            "| pixels | jobs | system | samples per CPU-second | samples/s | peak MB of all processes |", "|---|---|---|---|---|---|"]
     for (pixels, jobs, who), rs in groups.items():
@@ -127,8 +107,8 @@ def main():
             for pixels in args.pixels:
                 for jobs in args.jobs:
                     both = [lambda: caju(pixels, jobs, pathlib.Path(folder)), lambda: peer(pixels, jobs)]
-                    for run in both if rep % 2 == 0 else reversed(both):
-                        runs.append({"pixels": pixels, "jobs": jobs, **run()})
+                    for system in both if rep % 2 == 0 else reversed(both):
+                        runs.append({"pixels": pixels, "jobs": jobs, **system()})
                         print(json.dumps(runs[-1]), flush=True)
     print("\n" + table(runs))
     if args.markdown:
@@ -148,4 +128,5 @@ if __name__ == "__main__":
     parser.add_argument("--build", default="", help="a sentence about the build and the machine, for the table")
     parser.add_argument("--markdown", type=pathlib.Path, help="write the table here")
     args = parser.parse_args()
+    run.args = argparse.Namespace(caju=args.bin / "caju")
     main()

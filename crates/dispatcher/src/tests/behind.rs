@@ -287,8 +287,8 @@ fn what_a_lost_task_gave_to_some_consumers_alone_is_given_to_the_others_first() 
             tasks: vec![tasks[0].task],
             ..Default::default()
         };
-        let behind = w.core.worker_heartbeat(heartbeat).await.unwrap().tasks_behind;
-        assert_eq!(behind, [tasks[0].task], "also a task that leases nothing learns it");
+        let tasks_behind = w.core.worker_heartbeat(heartbeat).await.unwrap().tasks_behind;
+        assert_eq!(tasks_behind, [tasks[0].task], "also a task that leases nothing learns it");
         // Of the lost splits 13 elements are delivered, and of the others none.
         let mut delivered = 13;
         let mut open = [true; 2];

@@ -213,34 +213,43 @@ impl SharingWindow {
     /// Waits until the window has space that no other task needs, or for as long as the settings say. Tasks that are behind
     /// then are not waited for any more.
     async fn wait_for_others(&self, member: u64) {
+        self.wait_freed(|state, is_late| {
+            if state.has_space(member, self.settings.window_bytes) {
+                return true;
+            }
+            if is_late {
+                state.leave_behind(member);
+                return true;
+            }
+            if let Some(me) = state.members.get_mut(&member).filter(|m| !m.is_waiting) {
+                me.is_waiting = true;
+                // No task waits for this one.
+                self.freed.notify_waiters();
+            }
+            false
+        })
+        .await;
+        if let Some(me) = self.state.lock().members.get_mut(&member) {
+            me.is_waiting = false;
+        }
+    }
+
+    /// Asks `is_done` at once, whenever memory is freed, and a last time when [`SharingSettings::wait`] has passed: then its second
+    /// argument is true, and its answer does not matter.
+    async fn wait_freed(&self, mut is_done: impl FnMut(&mut State, bool) -> bool) {
         let deadline = self.clock.now() + self.settings.wait;
         loop {
             let freed = self.freed.notified();
             tokio::pin!(freed);
             freed.as_mut().enable();
             let left = deadline.saturating_sub(self.clock.now());
-            {
-                let mut state = self.state.lock();
-                if state.has_space(member, self.settings.window_bytes) {
-                    break;
-                }
-                if left.is_zero() {
-                    state.leave_behind(member);
-                    break;
-                }
-                if let Some(me) = state.members.get_mut(&member).filter(|m| !m.is_waiting) {
-                    me.is_waiting = true;
-                    // No task waits for this one.
-                    self.freed.notify_waiters();
-                }
+            if is_done(&mut self.state.lock(), left.is_zero()) || left.is_zero() {
+                return;
             }
             tokio::select! {
                 () = freed => {}
                 () = self.clock.sleep(left) => {}
             }
-        }
-        if let Some(me) = self.state.lock().members.get_mut(&member) {
-            me.is_waiting = false;
         }
     }
 

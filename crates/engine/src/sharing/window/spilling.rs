@@ -144,29 +144,19 @@ impl SharingWindow {
     pub(in crate::sharing) async fn wait_for_spill(&self, bytes: u64) {
         let Some(folder) = &self.spill else { return };
         let above = self.spill_above(bytes);
-        let deadline = self.clock.now() + self.settings.wait;
-        loop {
-            let freed = self.freed.notified();
-            tokio::pin!(freed);
-            freed.as_mut().enable();
-            let left = deadline.saturating_sub(self.clock.now());
-            {
-                let mut state = self.state.lock();
-                if !state.is_spilling(above, folder) {
-                    return;
-                }
-                if left.is_zero() {
-                    state.writing.is_stalled = true;
-                    return;
-                }
-                state.writing.wanted_bytes = state.writing.wanted_bytes.max(bytes);
-                folder.changed.notify_one();
+        self.wait_freed(|state, is_late| {
+            if !state.is_spilling(above, folder) {
+                return true;
             }
-            tokio::select! {
-                () = freed => {}
-                () = self.clock.sleep(left) => {}
+            if is_late {
+                state.writing.is_stalled = true;
+                return true;
             }
-        }
+            state.writing.wanted_bytes = state.writing.wanted_bytes.max(bytes);
+            folder.changed.notify_one();
+            false
+        })
+        .await;
     }
 
     /// Wakes the writer of files if it has something to do.
