@@ -29,9 +29,9 @@ ROWS = 2048
 PIPELINES = {"u8": "p1_u8.yaml", "f32": "p1_f32.yaml"}
 
 
-def clients(address, file, jobs):
+def clients(address, file, jobs, sharing):
     """k jobs at the same time: their reports, and what their processes used."""
-    command = [args.bin / "touch-each", file, address, "1", "compute", "-", "exact"]
+    command = [args.bin / "touch-each", file, address, "1", "compute", "-", sharing]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(jobs)]
     reports, used = [], []
     for process in processes:
@@ -51,9 +51,9 @@ def caju(pixels, jobs, folder):
     dispatcher = run.Server("dispatcher", "--listen", "127.0.0.1:0", "--allow-read", "/")
     worker = run.Server("worker", "--dispatcher", dispatcher.address, "--allow-read", "/", "--sharing-window", args.window)
     try:
-        clients(dispatcher.address, file, 1)  # not timed
+        clients(dispatcher.address, file, 1, "off")  # not timed, and leaves no rows in the window
         before = dispatcher.cpu_s() + worker.cpu_s()
-        reports, used = clients(dispatcher.address, file, jobs)
+        reports, used = clients(dispatcher.address, file, jobs, "exact")
         cpu_s = dispatcher.cpu_s() + worker.cpu_s() - before + sum(u.ru_utime + u.ru_stime for u in used)
         peak = dispatcher.peak_bytes() + worker.peak_bytes() + sum(u.ru_maxrss * 1024 for u in used)
         rows = sum(r["rows"] for r in reports)
