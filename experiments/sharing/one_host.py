@@ -46,6 +46,7 @@ class Cluster(run.Cluster):
     """A dispatcher and one worker that holds batches in shared memory, or does not."""
 
     def __init__(self, way):
+        super().__init__(run.args.window)
         self.way = way
 
     def __enter__(self):

@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import pathlib
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,20 +27,21 @@ def caju(*command, **more):
     return [str(args.caju), *map(str, command)]
 
 
-def generate():
-    folder = args.data / f"photos-{args.photos}"
+def generate(photos):
+    folder = args.data / f"photos-{photos}"
     if not folder.exists():
-        subprocess.run(caju("gen", "images", "--out", folder, "--count", args.photos, "--format", "tfrecord", "--shards", 8),
+        subprocess.run(caju("gen", "images", "--out", folder, "--count", photos, "--format", "tfrecord", "--shards", 8),
                        check=True)
     return folder
 
 
-def pipeline(name):
-    """A pipeline of this folder, over the photos."""
-    ready = args.data / f"{name}.yaml"
-    if name not in made:
-        ready.write_text((HERE / f"{name}.yaml").read_text().replace("$PHOTOS", str(generate().resolve())))
-        made.add(name)
+def pipeline(name, photos=None):
+    """A pipeline of this folder, over photos."""
+    photos = photos or args.photos
+    ready = args.data / f"{name}-{photos}.yaml"
+    if ready not in made:
+        ready.write_text((HERE / f"{name}.yaml").read_text().replace("$PHOTOS", str(generate(photos).resolve())))
+        made.add(ready)
     return ready
 
 
@@ -66,10 +68,13 @@ class Server:
 class Cluster:
     """A dispatcher and one worker."""
 
+    def __init__(self, backlog=None):
+        self.backlog = backlog or args.backlog
+
     def __enter__(self):
-        self.dispatcher = Server("dispatcher", "--listen", "127.0.0.1:0", "--allow-read", ROOT, "--allow-read", args.data)
+        self.dispatcher = Server("dispatcher", "--listen", "127.0.0.1:0", "--heartbeat", "50ms", "--allow-read", ROOT, "--allow-read", args.data)
         self.worker = Server("worker", "--dispatcher", self.dispatcher.address, "--allow-read", ROOT, "--allow-read", args.data,
-                             "--sharing-window", args.window, "--sharing-backlog", args.backlog)
+                             "--sharing-window", args.window, "--sharing-backlog", self.backlog)
         return self
 
     def __exit__(self, *_):
@@ -82,10 +87,13 @@ class Cluster:
                        "--policy", "compute", "--no-checksum", "--quiet", "--report", report)
         return subprocess.Popen(command, stdout=subprocess.DEVNULL), report
 
-    def rows(self, job):
+    def progress(self, job):
+        """The rows that the readers of a job took, and those that were computed for it, as its worker said last."""
         status = json.loads(subprocess.run(caju("status", "--dispatcher", self.dispatcher.address, "--format", "json"),
                                            check=True, capture_output=True, text=True).stdout)
-        return sum(r["rows"] for j in status["jobs"] if j["job"] == job for r in j["readers"])
+        found = [j for j in status["jobs"] if j["job"] == job]
+        took = sum(r["rows"] for j in found for r in j["readers"])
+        return took, sum((j["served"].get("shared") or {}).get("computed_rows", 0) for j in found)
 
 
 def finish(reader):
@@ -109,18 +117,24 @@ def together(name, jobs, sharing):
                 "wall_s": round(wall, 2), "rows_per_cpu_s": round(rows / cpu, 1), "peak_bytes": cluster.worker.peak_bytes()}
 
 
-def late(percent):
-    """A job that begins when another one has read a part of its epoch."""
-    with Cluster() as cluster:
-        first = cluster.read(pipeline("float32"), "early", "exact")
-        while cluster.rows("early") < args.photos * percent / 100:
+def median(runs):
+    """One run with the medians of several, and the spread of their CPU times."""
+    of = lambda key: [r[key] for r in runs]
+    middle = {key: statistics.median(of(key)) for key in ("cpu_s", "wall_s", "rows_per_cpu_s", "peak_bytes", "computed_rows")}
+    return runs[0] | middle | {"computed_rows": int(middle["computed_rows"]), "cpu_spread": f"{min(of('cpu_s'))} to {max(of('cpu_s'))}"}
+
+
+def late(percent, backlog):
+    """A job that begins when another one has read a part of its epoch, of twice as many photos."""
+    with Cluster(backlog) as cluster:
+        first = cluster.read(pipeline("float32", 2 * args.photos), "early", "exact")
+        while cluster.progress("early")[0] < 2 * args.photos * percent / 100:
             if first[0].poll() is not None:
-                # With so few photos the other job is at its end before it can be asked.
-                break
-        missed = cluster.rows("early") or args.photos
-        epochs = [finish(r) for r in (cluster.read(pipeline("float32"), "late", "exact"), first)]
+                sys.exit("the early job has ended before the late one began: give more --photos")
+        missed = cluster.progress("early")[1]
+        epochs = [finish(r) for r in (cluster.read(pipeline("float32", 2 * args.photos), "late", "exact"), first)]
         computed = sum(e["shared"]["computed_rows"] for e in epochs)
-        return {"joined_at_percent": percent, "missed_rows": missed, "extra_rows": computed - args.photos}
+        return {"backlog": backlog, "joined_at_percent": percent, "missed_rows": missed, "extra_rows": computed - 2 * args.photos}
 
 
 def alone(runs, name):
@@ -130,14 +144,15 @@ def alone(runs, name):
 
 def table(runs, joins):
     out = ["# Jobs that share: the last run", "",
-           f"{args.photos} photos, one worker with a window of {args.window} and a backlog of {args.backlog}, {os.cpu_count()} cores. {args.build}", "",
-           "| pipeline | jobs | sharing | CPU s of the worker | of one job alone | rows per CPU s | computed rows | seconds | peak MiB |",
-           "|---|---|---|---|---|---|---|---|---|"]
-    out += [f"| {r['pipeline']} | {r['jobs']} | {r['sharing']} | {r['cpu_s']} | {r['cpu_s'] / alone(runs, r['pipeline']):.2f} "
-            f"| {r['rows_per_cpu_s']} | {r['computed_rows']} | {r['wall_s']} | {r['peak_bytes'] >> 20} |" for r in runs]
-    out += ["", "A job that joins late (float32):", "", "| joined at | rows that it had missed | rows that were computed twice |",
-            "|---|---|---|"]
-    out += [f"| {j['joined_at_percent']} % | {j['missed_rows']} | {j['extra_rows']} |" for j in joins]
+           f"{args.photos} photos, one worker with a window of {args.window} and a backlog of {args.backlog}, {os.cpu_count()} cores, medians of {args.reps} runs that took turns. {args.build}", "",
+           "| pipeline | jobs | sharing | CPU s of the worker | smallest to largest | of one job alone | rows per CPU s | computed rows | seconds | peak MiB |",
+           "|---|---|---|---|---|---|---|---|---|---|"]
+    out += [f"| {r['pipeline']} | {r['jobs']} | {r['sharing']} | {r['cpu_s']} | {r['cpu_spread']} | {r['cpu_s'] / alone(runs, r['pipeline']):.2f} "
+            f"| {r['rows_per_cpu_s']} | {r['computed_rows']} | {r['wall_s']} | {int(r['peak_bytes']) >> 20} |" for r in runs]
+    out += ["", f"A job that joins late (float32, {2 * args.photos} photos). Missed: rows that had been computed for the other job by then,",
+            "as the worker had said in its last heartbeat.", "",
+            "| `--sharing-backlog` | joined when the other one had read | rows that it had missed | rows that were computed twice |", "|---|---|---|---|"]
+    out += [f"| {j['backlog']} | {j['joined_at_percent']} % | {j['missed_rows']} | {j['extra_rows']} |" for j in joins]
     return "\n".join(out) + "\n\n![CPU time of the worker](sharing.svg)\n"
 
 
@@ -164,8 +179,13 @@ def plot(runs):
 def main():
     args.data.mkdir(parents=True, exist_ok=True)
     args.results.mkdir(parents=True, exist_ok=True)
-    runs = [together(name, k, sharing) for name in ("float32", "uint8") for k in args.jobs for sharing in ("off", "exact")]
-    joins = [late(percent) for percent in args.joins]
+    cases = [(name, k, sharing) for name in ("float32", "uint8") for k in args.jobs for sharing in ("off", "exact")]
+    measured = {case: [] for case in cases}
+    for _ in range(args.reps):
+        for case in cases:
+            measured[case].append(together(*case))
+    runs = [median(of) for of in measured.values()]
+    joins = [late(percent, backlog) for backlog in (args.backlog, args.window) for percent in args.joins]
     (args.data / "result.json").write_text(json.dumps({"runs": runs, "joins": joins}, indent=1) + "\n")
     (args.results / "README.md").write_text(table(runs, joins))
     (args.results / "sharing.svg").write_text(plot(runs))
@@ -184,6 +204,7 @@ if __name__ == "__main__":
     parser.add_argument("--photos", type=int, default=4000)
     parser.add_argument("--jobs", type=numbers, default=[1, 2, 4, 8])
     parser.add_argument("--joins", type=numbers, default=[5, 20, 50, 80])
+    parser.add_argument("--reps", type=int, default=3)
     parser.add_argument("--window", default="1GiB")
     parser.add_argument("--backlog", default="64MiB")
     parser.add_argument("--build", default="", help="a sentence about the build and the machine, for the table")

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 WORDS = {"one": 1, "two": 2, "twice": 2, "three": 3, "four": 4, "ten": 10, "a minute": 60, "half a minute": 30, "minute": 60}
-UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "%": 0.01, "ms": 0.001, "s": 1, "m": 60, "seconds": 1,
+UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "%": 0.01, "ms": 0.001, "s": 1, "m": 60, "min": 60, "seconds": 1,
          "second": 1, "minutes": 60, "minute": 60, "hours": 3600, "h": 3600}  # fmt: skip
 DURATIONS = {"from_secs": 1, "from_millis": 0.001}
 
@@ -100,14 +100,18 @@ ROWS = [
     ("docs/python/README.md", r"`max_pixels` | `--max-pixels` | (N) |", f"{FLAGS}/mod.rs", "max_pixels"),
     ("docs/python/README.md", r"`bind_timeout` | `--bind-timeout` | (N) |", f"{FLAGS}/mod.rs", "bind_timeout"),
     ("docs/python/README.md", r"wait for it, (N) by default", f"{FLAGS}/service.rs", "consumer_wait"),
-    ("docs/python/README.md", r"`max_frame` of `distribute` \((N) by default", f"{FLAGS}/mod.rs", "max_frame"),
-    ("docs/python/README.md", r"`max_frame` of `distribute` \(2 GiB by default, at least (N)\)",
-     "crates/caju/src/cli/service.rs", r"bytes if bytes < (N) =>"),
+    ("docs/python/README.md", r"`connect_timeout` | `--connect-timeout` | (N) |", f"{FLAGS}/mod.rs", "connect_timeout"),
+    ("docs/python/README.md", r"`dispatcher_timeout` | `--dispatcher-timeout` | (N) |", f"{FLAGS}/service.rs", "dispatcher_timeout"),
+    ("docs/python/README.md", r"`stall_timeout` | `--stall-timeout` | (N) |", f"{FLAGS}/service.rs", "stall_timeout"),
+    ("docs/python/README.md", r"`dial_timeout` | `--dial-timeout` | (N) |", f"{FLAGS}/service.rs", "dial_timeout"),
+    ("docs/python/README.md", r"`worker_silence` | `--worker-silence` | (N) |", f"{FLAGS}/service.rs", "worker_silence"),
+    ("docs/python/README.md", r"`prefetch` | `--prefetch` | (N) |", f"{FLAGS}/service.rs", "prefetch"),
+    ("docs/python/README.md", r"`max_frame` | `--max-frame` | (N) |", f"{FLAGS}/mod.rs", "max_frame"),
     ("docs/python/README.md", r"`max_record` | `--max-record` | (N) |", f"{FLAGS}/mod.rs", "max_record"),
 ]  # fmt: skip
 
 NUMBER = (r"from_\w+\([\d_]+\)|half a minute|a minute|minute|one|twice|two|three|four|ten"
-          r"|[\d_]+ << \d+|[\d,_]*\d(?:\.\d+)?(?: ?(?:KiB|MiB|GiB|%|ms|seconds?|minutes?|hours?|s|m|h)\b| %)?")  # fmt: skip
+          r"|[\d_]+ << \d+|[\d,_]*\d(?:\.\d+)?(?: ?(?:KiB|MiB|GiB|%|ms|seconds?|minutes?|min|hours?|s|m|h)\b| %)?")  # fmt: skip
 
 
 def number(text):

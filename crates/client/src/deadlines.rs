@@ -64,9 +64,11 @@ impl Idle {
         }
         let states = shared.facts.states_missing();
         if states > 0 && waited > states_within {
+            let whose = shared.facts.missing_states();
+            let whose = if whose.is_empty() { String::new() } else { format!(" ({whose})") };
             return Err(Error::deadline(format!(
                 "the epoch goes on from the states of its readers, and {states} of these were not given within \
-                 {states_within:.0?}: give the states of all readers of the job, of the same step"
+                 {states_within:.0?}{whose}: give the states of all readers of the job, of the same step"
             )));
         }
         if states == 0 && waited > shared.config.worker_timeout {

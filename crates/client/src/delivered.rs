@@ -136,6 +136,8 @@ struct Facts {
     steps: u64,
     /// Readers whose states are missing.
     states_missing: u64,
+    /// Of which epoch, and whose they are.
+    missing_states: String,
 }
 
 impl EpochFacts {
@@ -173,6 +175,16 @@ impl EpochFacts {
     /// Readers whose states the epoch waits for.
     pub(crate) fn states_missing(&self) -> u64 {
         self.inner.lock().states_missing
+    }
+
+    /// Of which epoch, and whose the missing states are.
+    pub(crate) fn set_missing_states(&self, whose: &str) {
+        whose.clone_into(&mut self.inner.lock().missing_states);
+    }
+
+    /// Of which epoch, and whose the missing states are, as far as the dispatcher says it.
+    pub(crate) fn missing_states(&self) -> String {
+        self.inner.lock().missing_states.clone()
     }
 
     /// The numbers of rows of splits, from their worker.

@@ -46,17 +46,44 @@ pub(crate) struct Client {
 
 #[pymethods]
 impl Client {
-    /// Connects to the dispatcher at `address`, which it looks for during `connect_timeout` seconds. `max_frame` bounds the
-    /// bytes of an element.
+    /// Connects to the dispatcher at `address`. Times are in seconds and sizes in bytes; none: the default of `caju read`.
     #[new]
-    #[pyo3(signature = (address, connect_timeout=10.0, max_frame=None))]
-    fn new(py: Python<'_>, address: String, connect_timeout: f64, max_frame: Option<u64>) -> PyResult<Self> {
+    #[pyo3(signature = (
+        address, *, connect_timeout=None, worker_wait=None, dispatcher_timeout=None, stall_timeout=None, dial_timeout=None,
+        worker_silence=None, prefetch=None, max_frame=None
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
+    fn new(
+        py: Python<'_>,
+        address: String,
+        connect_timeout: Option<f64>,
+        worker_wait: Option<f64>,
+        dispatcher_timeout: Option<f64>,
+        stall_timeout: Option<f64>,
+        dial_timeout: Option<f64>,
+        worker_silence: Option<f64>,
+        prefetch: Option<usize>,
+        max_frame: Option<u64>,
+    ) -> PyResult<Self> {
         let runtime = RuntimeHandle::get().into_py(py)?;
-        let connect_timeout = Duration::try_from_secs_f64(connect_timeout)
-            .map_err(|e| exception(py, &Error::invalid(format!("connect_timeout: {e}"))))?;
+        let time = |name: &str, seconds: Option<f64>, default: Duration| match seconds {
+            None => Ok(default),
+            Some(s) => Duration::try_from_secs_f64(s)
+                .map_err(|e| exception(py, &Error::invalid(format!("{name}: {e}")))),
+        };
         let defaults = ClientConfig::default();
-        let max_frame_bytes = max_frame.unwrap_or(defaults.max_frame_bytes);
-        let config = ClientConfig { connect_timeout, max_frame_bytes, local: local_workers(), ..defaults };
+        let config = ClientConfig {
+            connect_timeout: time("connect_timeout", connect_timeout, defaults.connect_timeout)?,
+            worker_timeout: time("worker_wait", worker_wait, defaults.worker_timeout)?,
+            dispatcher_timeout: time("dispatcher_timeout", dispatcher_timeout, defaults.dispatcher_timeout)?,
+            stall_timeout: time("stall_timeout", stall_timeout, defaults.stall_timeout)?,
+            dial_timeout: time("dial_timeout", dial_timeout, defaults.dial_timeout)?,
+            silence: time("worker_silence", worker_silence, defaults.silence)?,
+            prefetch_bytes: prefetch.unwrap_or(defaults.prefetch_bytes),
+            max_frame_bytes: max_frame.unwrap_or(defaults.max_frame_bytes),
+            local: local_workers(),
+            ..defaults
+        };
         let connected =
             runtime.wait(py, async move { caju_client::Client::connect(&address, config).await })?;
         Ok(Self { client: connected.into_py(py)?, runtime })

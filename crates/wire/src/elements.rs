@@ -47,7 +47,19 @@ impl ElementCursor {
         self.take(rows).map(Some)
     }
 
-    fn take(&mut self, mut rows: usize) -> Result<RecordBatch> {
+    fn take(&mut self, rows: usize) -> Result<RecordBatch> {
+        match self.chunk.pieces.get(self.piece) {
+            // Almost every element lies within one piece.
+            Some(piece) if rows > 0 && rows < piece.num_rows() - self.offset => {
+                let element = piece.slice(self.offset, rows);
+                self.offset += rows;
+                Ok(element)
+            }
+            _ => self.take_across(rows),
+        }
+    }
+
+    fn take_across(&mut self, mut rows: usize) -> Result<RecordBatch> {
         let pieces = &self.chunk.pieces;
         let (mut parts, first) = (Vec::new(), self.piece);
         while rows > 0 && self.piece < pieces.len() {

@@ -209,6 +209,7 @@ impl Core {
             reattach: false,
             resumed: facts.resumed.into(),
             states_missing: facts.states_missing,
+            missing_states: facts.missing_states,
             version: iteration.version,
             tasks: if same_tasks { Vec::new() } else { task_infos(state, iteration, client) },
             same_tasks,

@@ -11,6 +11,9 @@ use crate::state::{
     Attempt, AttemptRelation, Dataset, Failure, Iteration, Job, Mode, READERS_NOTIFIED, Resume, State, Update,
 };
 
+/// The most readers or consumers that a message lists.
+const MISSING_NAMED: usize = 8;
+
 /// The states of a request, as one. None if it has no states.
 ///
 /// # Errors
@@ -265,6 +268,8 @@ pub(super) struct Facts {
     pub(super) taking: Vec<u64>,
     pub(super) resumed: Vec<u8>,
     pub(super) states_missing: u64,
+    /// Of which epoch, and whose they are.
+    pub(super) missing_states: String,
 }
 
 impl Facts {
@@ -289,8 +294,30 @@ impl Facts {
             present: present.iter().map(|c| c.0).collect(),
             resumed: resumed.map(|r| r.taken.encode()).unwrap_or_default(),
             states_missing,
+            missing_states: if states_missing > 0 { missing_states(iteration) } else { String::new() },
         }
     }
+}
+
+/// Of which epoch states are missing, and whose they are, for a message.
+fn missing_states(iteration: &Iteration) -> String {
+    let of = iteration.describe();
+    let Some(resume) = &iteration.resume else { return of };
+    let count = iteration.even.as_ref().map_or(0, |even| even.consumers.count);
+    let consumers: Vec<u64> = (0..count).filter(|c| !resume.steps.contains_key(c)).map(u64::from).collect();
+    if !consumers.is_empty() {
+        return format!("{of}, of consumer {}", listed(&consumers));
+    }
+    let readers: Vec<u64> = resume.missing_readers().iter().map(|c| c.0).collect();
+    if readers.is_empty() { of } else { format!("{of}, of the reader that states name as {}", listed(&readers)) }
+}
+
+/// The first of some numbers, and how many more there are.
+fn listed(numbers: &[u64]) -> String {
+    let (named, more) = numbers.split_at(numbers.len().min(MISSING_NAMED));
+    let named: Vec<String> = named.iter().map(u64::to_string).collect();
+    let more = if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
+    format!("{}{more}", named.join(", "))
 }
 
 /// The job's mode, as messages say it.

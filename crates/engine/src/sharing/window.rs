@@ -402,31 +402,44 @@ impl State {
         Some((at, split))
     }
 
-    /// Whether another task than `but` needs a split, and may be waited for.
-    fn is_awaited(&self, split: &SharedSplit, but: u64) -> bool {
-        let others = self.members.iter().filter(|(id, m)| **id != but && !m.is_out && !m.is_waiting);
-        others.into_iter().any(|(_, m)| m.needs(split))
+    /// The tasks that one waits for: not those that were behind for too long, and of those that wait themselves only the ones
+    /// that are further behind. So two tasks never wait for each other, and the one that lags goes on.
+    fn awaited_by(&self, member: u64) -> Vec<&Member> {
+        let own = self.members.get(&member).map_or(0, |me| self.bytes_needed_by(me));
+        let others = self.members.iter().filter(|(id, m)| **id != member && !m.is_out);
+        let is_awaited = |m: &&Member| !m.is_waiting || self.bytes_needed_by(m) > own;
+        others.map(|(_, m)| m).filter(is_awaited).collect()
+    }
+
+    /// Bytes of the splits in the window that a task has not had, with those to come.
+    fn bytes_needed_by(&self, member: &Member) -> u64 {
+        let needed = self.splits.values().filter(|s| member.needs(s));
+        needed.map(|s| self.size_of(s)).fold(0, u64::saturating_add)
+    }
+
+    /// The bytes of a split, of one that is computed with those to come.
+    fn size_of(&self, split: &SharedSplit) -> u64 {
+        let mean = self.sizes.get(&split.id.point).copied().unwrap_or(0);
+        if split.is_whole() { split.bytes() } else { split.bytes().max(mean) }
     }
 
     /// Whether a further split fits in addition to those that some task needs, or no other task is waited for.
     fn has_space(&self, member: u64, limit: u64) -> bool {
-        if !self.splits.values().any(|s| self.is_awaited(s, member)) {
+        let awaited = self.awaited_by(member);
+        if !self.splits.values().any(|s| awaited.iter().any(|m| m.needs(s))) {
             return true;
         }
-        let size = |split: &Arc<SharedSplit>| {
-            let mean = self.sizes.get(&split.id.point).copied().unwrap_or(0);
-            if split.is_whole() { split.bytes() } else { split.bytes().max(mean) }
-        };
-        let is_needed = |s: &Arc<SharedSplit>| self.members.values().any(|m| !m.is_out && m.needs(s));
-        let needed = self.splits.values().filter(|s| is_needed(s)).map(size).fold(0, u64::saturating_add);
+        let is_needed = |s: &&Arc<SharedSplit>| self.members.values().any(|m| !m.is_out && m.needs(s));
+        let needed = self.splits.values().filter(is_needed).map(|s| self.size_of(s));
         let points = self.members.get(&member).map_or(&[][..], |m| &m.points);
         let own = points.last().and_then(|point| self.sizes.get(point)).copied().unwrap_or(0);
-        needed.saturating_add(own) <= limit
+        needed.fold(own, u64::saturating_add) <= limit
     }
 
     /// Tasks that need the oldest split that some task needs are not waited for any more.
     fn leave_behind(&mut self, but: u64) {
-        let oldest = self.splits.values().find(|s| self.is_awaited(s, but)).cloned();
+        let awaited = self.awaited_by(but);
+        let oldest = self.splits.values().find(|s| awaited.iter().any(|m| m.needs(s))).cloned();
         let Some(oldest) = oldest else { return };
         for (_, member) in self.members.iter_mut().filter(|(id, m)| **id != but && m.needs(&oldest)) {
             member.is_out = true;

@@ -64,7 +64,19 @@ class Batch:
 
 @final
 class Client:
-    def __new__(cls, address: str, connect_timeout: float = 10.0, max_frame: int | None = None) -> Client: ...
+    def __new__(
+        cls,
+        address: str,
+        *,
+        connect_timeout: float | None = None,
+        worker_wait: float | None = None,
+        dispatcher_timeout: float | None = None,
+        stall_timeout: float | None = None,
+        dial_timeout: float | None = None,
+        worker_silence: float | None = None,
+        prefetch: int | None = None,
+        max_frame: int | None = None,
+    ) -> Client: ...
     def skipped(self, iteration: int) -> tuple[int, list[str]] | None: ...
     def read(
         self,

@@ -14,6 +14,7 @@ from ._cluster import address_of, configured_bounds
 from ._epochs import Epochs
 from ._errors import InvalidPipeline
 from ._iterator import DatasetIterator
+from ._limits import ReaderLimits
 from ._memory import inline
 from ._schema import Schema
 from ._service import Service, consumers_of, precedence_of, sharing_of
@@ -107,6 +108,12 @@ class Dataset(Stages, Epochs):
         compression: str | None = None,
         data_transfer_protocol: str | None = None,
         connect_timeout: float = 10.0,
+        worker_wait: float = 60.0,
+        dispatcher_timeout: float = 60.0,
+        stall_timeout: float = 300.0,
+        dial_timeout: float = 5.0,
+        worker_silence: float = 30.0,
+        prefetch: Size = "64MiB",
         max_frame: Size | None = None,
     ) -> Dataset:
         """Computes the dataset on a service: `"caju://host:7070"`, a `LocalCluster` or `start_dispatcher()`.
@@ -116,8 +123,7 @@ class Dataset(Stages, Epochs):
         `processing_mode` is "dynamic" (every row once), "off" (all rows from every worker), or "file", "data",
         "file_or_data" or "hint": worker k of the n that the dispatcher is configured with has shard k of n. `seed` replaces
         that of the pipeline. `policy` and `encoding` are those of `caju run`: who decides where rows are stored, and how new parts are
-        written. A dispatcher that is absent is looked for during `connect_timeout` seconds. An element of more than `max_frame`
-        bytes (also text such as `"4GiB"`; 2 GiB by default) is refused before memory is asked for.
+        written.
 
         A reader of the job that is killed, or silent for the dispatcher's `--client-timeout`, is lost. The rows that it had
         used are not delivered again, so the epoch ends with a `FailedPrecondition` for the other readers, unless they accept
@@ -160,6 +166,14 @@ class Dataset(Stages, Epochs):
         that hardly shrink are sent as they are. `data_transfer_protocol` is "framed" (over TCP), "local" (from workers of this
         process, as they are) or "auto", the default, which takes the one that fits each worker: workers of this machine give
         large batches in shared memory, where that works.
+
+        Every wait ends, with an error that names who was waited for. The times are in seconds: `connect_timeout` for a
+        dispatcher that does not answer at the beginning, `worker_wait` for the first worker, `dispatcher_timeout` for a
+        dispatcher that is away during an epoch, `stall_timeout` for an epoch that does not end although nothing is left to
+        read, `dial_timeout` for the connection to a worker, and `worker_silence` for a worker that sends nothing; behind the
+        last two, its rows are asked of others. Up to `prefetch` bytes of rows are on their way or wait for this reader, and
+        an element of more than `max_frame` bytes (2 GiB by default) is refused before memory is asked for. Sizes may be text
+        such as `"4GiB"`.
         """
         consumer = consumers_of(job_name, num_consumers, consumer_index, uneven, balance)
         shares = sharing_of(job_name, sharing, trainer_id, consumer)
@@ -168,10 +182,14 @@ class Dataset(Stages, Epochs):
                 f"this dataset is distributed already, to {self._service.address}, and a second `distribute` would "
                 "drop what the first one was given; give all arguments to one call, on the dataset as it was before"
             )
+        limits = ReaderLimits.of(
+            max_frame, prefetch, connect_timeout=connect_timeout, worker_wait=worker_wait, dial_timeout=dial_timeout,
+            dispatcher_timeout=dispatcher_timeout, stall_timeout=stall_timeout, worker_silence=worker_silence,
+        )
         out = self._copy()
         out._service = Service.of(
-            service, job_name, epochs, processing_mode, seed, policy, encoding, connect_timeout, lost_readers,
-            target_workers, consumer, shares, compression, data_transfer_protocol, max_frame, local_workers,
+            service, job_name, epochs, processing_mode, seed, policy, encoding, lost_readers,
+            target_workers, consumer, shares, compression, data_transfer_protocol, limits, local_workers,
             precedence_of(job_name, priority, weight),
         )
         return out

@@ -215,7 +215,7 @@ class Epochs:
         if service.local_cores:
             service.start_local(has_functions(self._tree()))
         if client is None:
-            client = self._client = _caju.Client(service.address, service.connect_timeout, service.max_frame)
+            client = self._client = _caju.Client(service.address, **service.limits._asdict())
             connected(self)
         return client
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from . import _caju
-from ._bounds import Size, size_of
 from ._cluster import LocalCluster, WorkerServer, address_of
 from ._errors import InvalidPipeline, NotFound
+from ._limits import ReaderLimits
 from ._local_workers import cores_for, local_worker
 from ._numbers import whole
 from ._ranks import known_rank
@@ -22,16 +22,14 @@ TARGETS = ("auto", "any", "local")
 COMPRESSIONS = ("none", "auto", "lz4", "zstd")
 PROTOCOLS = ("auto", "framed", "local")
 MAX_SEED = 2**64 - 1
-MIN_FRAME = 2**20
-"""The smallest bound of a frame, in bytes: a worker sends small elements in frames of some hundred KiB."""
 
 
 class Service:
     """A dispatcher's address, and the arguments of a job there."""
 
     __slots__ = (
-        "address", "connect_timeout", "encoding", "epochs", "job_name", "keep", "lost_readers", "mode", "policy", "seed",
-        "target_workers", "consumer", "sharing", "precedence", "compression", "data_transfer_protocol", "max_frame",
+        "address", "encoding", "epochs", "job_name", "keep", "lost_readers", "mode", "policy", "seed",
+        "target_workers", "consumer", "sharing", "precedence", "compression", "data_transfer_protocol", "limits",
         "local_cores", "_local",
     )
 
@@ -45,14 +43,13 @@ class Service:
         seed: int | None = None,
         policy: str = "",
         encoding: str = "",
-        connect_timeout: float = 10.0,
         lost_readers: str = "fail",
         target_workers: str | None = None,
         consumer: tuple[int, int, str, str] | None = None,
         sharing: tuple[str, str | None] | None = None,
         compression: str = "none",
         data_transfer_protocol: str = "auto",
-        max_frame: int | None = None,
+        limits: ReaderLimits = ReaderLimits(),  # noqa: B008, an immutable value
         local_cores: int = 0,
         precedence: tuple[int | None, float | None] = (None, None),
     ) -> None:
@@ -64,13 +61,12 @@ class Service:
         self.seed = seed
         self.policy = policy
         self.encoding = encoding
-        self.connect_timeout = connect_timeout
         self.lost_readers = lost_readers
         self.target_workers = target_workers
         self.consumer = consumer
         self.sharing = sharing
         self.precedence = precedence
-        self.max_frame = max_frame
+        self.limits = limits
         self.compression = compression
         self.data_transfer_protocol = data_transfer_protocol
         self.local_cores = local_cores
@@ -86,14 +82,13 @@ class Service:
         seed: int | None,
         policy: str | None,
         encoding: str | None,
-        connect_timeout: float,
         lost_readers: str = "fail",
         target_workers: str | None = None,
         consumer: tuple[int, int, str, str] | None = None,
         sharing: tuple[str, str | None] | None = None,
         compression: str | None = None,
         data_transfer_protocol: str | None = None,
-        max_frame: Size | None = None,
+        limits: ReaderLimits = ReaderLimits(),  # noqa: B008, an immutable value
         local_workers: int | str | None = None,
         precedence: tuple[int | None, float | None] = (None, None),
     ) -> Service:
@@ -125,19 +120,14 @@ class Service:
         compression, data_transfer_protocol = transfer_of(compression, data_transfer_protocol)
         epochs = whole("epochs", epochs, 1)
         seed = whole("seed", seed, 0, MAX_SEED)
-        if isinstance(connect_timeout, bool) or not isinstance(connect_timeout, (int, float)) or not connect_timeout >= 0:
-            raise InvalidPipeline(f"connect_timeout={connect_timeout!r} must be a number of seconds, 0 or more")
-        frame = size_of("max_frame", max_frame)
-        if frame is not None and frame < MIN_FRAME:
-            raise InvalidPipeline(f"max_frame={max_frame!r} must be at least 1 MiB: a worker sends small elements together")
         cores = cores_for(local_workers)
         if local_workers is not None and isinstance(service, LocalCluster):
             raise InvalidPipeline("the workers of a LocalCluster are in this process already: leave local_workers= out")
         address = address_of(service)
         keep = None if service is address else service
         return cls(
-            address, keep, job_name or "", epochs, processing_mode, seed, policy or "", encoding or "", connect_timeout,
-            lost_readers, target_workers, consumer, sharing, compression, data_transfer_protocol, frame, cores, precedence,
+            address, keep, job_name or "", epochs, processing_mode, seed, policy or "", encoding or "",
+            lost_readers, target_workers, consumer, sharing, compression, data_transfer_protocol, limits, cores, precedence,
         )
 
     def start_local(self, functions: bool) -> None:

@@ -181,6 +181,25 @@ async fn a_full_window_throttles_those_who_are_ahead() {
     assert!(waiting.await.read.is_none());
 }
 
+/// A job that lags may wait for the others, too: at a split that none has begun, for what it computed itself and they have not
+/// had. It goes on then, and they wait for it.
+#[tokio::test]
+async fn of_jobs_that_wait_for_each_other_the_one_that_lags_goes_on() {
+    let window = window(3 * SPLIT, SharingLag::Throttle, Duration::from_secs(600));
+    let (ahead, behind) = (join(&window, &[(1, END)]), join(&window, &[(1, END)]));
+    assert!(!run(&ahead, 0).await && !run(&ahead, 1).await && !run(&behind, 10).await);
+    // It needs two splits, and the other one needs one.
+    let mut of_behind = Box::pin(begin(&behind, 11));
+    assert!(of_behind.as_mut().now_or_never().is_none(), "the other one has not had split 10");
+    let mut of_ahead = Box::pin(begin(&ahead, 2));
+    assert!(of_ahead.as_mut().now_or_never().is_none(), "the other one has not had splits 0 and 1, and lags");
+    assert!(of_behind.await.read.is_none());
+    assert!(of_ahead.as_mut().now_or_never().is_none());
+    assert!(run(&behind, 0).await && run(&behind, 1).await, "they are still there");
+    assert!(of_ahead.await.read.is_none());
+    assert_eq!(window.usage().evicted_unread, 0);
+}
+
 #[tokio::test]
 async fn a_job_that_stays_behind_is_waited_for_once() {
     let window = window(2 * SPLIT, SharingLag::Throttle, Duration::from_millis(20));
