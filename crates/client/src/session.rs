@@ -271,11 +271,14 @@ impl Session {
 
     fn report(&mut self) -> v1::ClientHeartbeatRequest {
         // Computed before the rows are taken, so that these include the rows of every settled task.
-        let tasks = self.tasks.report();
+        let mut tasks = self.tasks.report();
         if self.shared.config.tracks_rows {
             self.draw();
         } else {
             drop(self.shared.acks.draw());
+        }
+        for lost in &mut tasks.lost {
+            lost.sizes = self.taken.sizes_of(&lost.received);
         }
         self.took |= !self.taken.rows().is_empty();
         let takes = self.shared.facts.takes();

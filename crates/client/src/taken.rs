@@ -39,6 +39,15 @@ impl Taken {
         self.sizes.extend(sized);
     }
 
+    /// The numbers of rows of these splits, as far as they are known.
+    pub(crate) fn sizes_of(&self, splits: &[v1::SplitRows]) -> Vec<v1::SplitCount> {
+        let size = |s: &v1::SplitRows| {
+            let rows = *self.sizes.get(&s.split_index)?;
+            Some(v1::SplitCount { split_index: s.split_index, rows })
+        };
+        splits.iter().filter_map(size).collect()
+    }
+
     /// Elements since the reader began, by the last call of [`Taken::draw`].
     pub(crate) fn elements(&self) -> u64 {
         self.elements

@@ -111,6 +111,7 @@ impl TaskSet {
             received: receipts.of_task(*task),
             reason: reason.clone(),
             elements: self.shared.elements_of(*task),
+            sizes: Vec::new(),
         });
         TaskReport {
             ended: self.ended.keys().map(|t| t.0).collect(),

@@ -187,6 +187,13 @@ impl TaskContext {
         self.splits.write().insert(index, info);
     }
 
+    /// Readers have all rows of a split, and none passes again.
+    pub(crate) fn taken(&self, index: u64, rows: u64) {
+        if let Some(info) = self.splits.write().get_mut(&index) {
+            info.passed = Some(rows);
+        }
+    }
+
     /// The rows of a split come from a part behind a cross-split stage: they do not pass the split-local stages.
     pub(crate) fn not_sized(&self, index: u64) {
         if let Some(info) = self.splits.write().get_mut(&index) {

@@ -17,6 +17,8 @@ pub struct LeasedSplit {
     pub split: Split,
     /// Rows of its split-local output that readers already have.
     pub done: RowRanges,
+    /// The number of rows of its split-local output, if that is known.
+    pub rows: Option<u64>,
     /// Checksums of rows in `done`, as an earlier run gave them: ordinal and checksum.
     pub checksums: Vec<(u64, u64)>,
     /// What to store and to read; none: compute.
@@ -34,11 +36,19 @@ impl LeasedSplit {
             index,
             split,
             done: RowRanges::default(),
+            rows: None,
             checksums: Vec::new(),
             cache: None,
             group: None,
             name: 0,
         }
+    }
+}
+
+impl LeasedSplit {
+    /// Whether readers have all of its rows.
+    pub(crate) fn is_taken(&self) -> bool {
+        self.rows.is_some_and(|rows| rows > 0 && self.done.len() == rows)
     }
 }
 

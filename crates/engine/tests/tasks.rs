@@ -418,3 +418,26 @@ steps:
         assert_eq!(rows.len(), (0..3000).filter(|i| i % 7 != 2 && i % 5 != 2).count());
     }
 }
+
+/// A split that is leased again, of which readers have all rows by now, is left out: here every row that is computed is an error.
+/// Where elements are counted below, its rows pass again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_split_of_which_readers_have_all_rows_is_not_computed_again() {
+    let run_with = async |more: &str, rows: Option<u64>, done: u64| {
+        let yaml = format!(
+            "source: {{ range: 40 }}\nsteps: [ {{ map: {{ x: \"cast('no' || id as bigint)\" }} }}{more} ]\n"
+        );
+        let pipeline = bound(&yaml).await.unwrap();
+        let split = splits(&pipeline).await.unwrap().remove(0);
+        let done: RowRanges = [(0, done)].into_iter().collect();
+        let lease = LeasedSplit { done, rows, ..LeasedSplit::new(7, split) };
+        run(&pipeline, [lease].into(), How::default()).await
+    };
+    assert!(run_with("", Some(40), 40).await.unwrap().is_empty());
+    assert!(run_with(", { batch: 8 }", Some(40), 40).await.unwrap().is_empty());
+    for (more, rows, done) in
+        [("", Some(40), 39), ("", None, 40), (", { filter: 'x > 0' }, { take: 3 }", Some(40), 40)]
+    {
+        assert!(run_with(more, rows, done).await.is_err(), "{more} {rows:?} {done}");
+    }
+}

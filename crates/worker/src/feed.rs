@@ -113,7 +113,7 @@ fn leased(lease: v1::SplitLease) -> Result<LeasedSplit> {
         })?),
     };
     let name = split_name(&lease.split_json);
-    Ok(LeasedSplit { index: lease.index, split, done, checksums, cache, group, name })
+    Ok(LeasedSplit { index: lease.index, split, done, rows: lease.rows, checksums, cache, group, name })
 }
 
 #[async_trait]

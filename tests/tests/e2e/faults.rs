@@ -136,3 +136,34 @@ fn fto_10_a_dispatcher_that_comes_late_is_awaited() {
     worker.wait().expect_code(0);
     dispatcher.terminate().expect_code(0);
 }
+
+/// What a lost worker had delivered is not computed again: splits of which readers have all rows are left out.
+#[test]
+fn splits_that_a_lost_worker_had_delivered_are_not_computed_again() {
+    let mut cluster = Cluster::start_with(2, &["--worker-timeout", "3s"], &[]);
+    let mut p = Pipeline::of(
+        json!({ "csv": { "path": "*.csv" } }),
+        json!([{ "sleep": { "per_row": "2ms" } }, { "batch": 7 }]),
+    );
+    for file in 0..100 {
+        let rows: String = (0..20).map(|row| format!("{}\n", file * 20 + row)).collect();
+        p = p.with_file(&format!("{file:02}.csv"), format!("id\n{rows}").as_bytes());
+    }
+    let wanted = p.report(&[]).checksums();
+    let reader = cluster.start_read(&p, &["--job", "train", "--report", "read.json"]);
+    cluster.wait_for_status("half of the rows", |s| {
+        let rows = s["jobs"][0]["readers"][0]["rows"].as_u64()?;
+        (rows >= 1000).then_some(())
+    });
+    cluster.workers.remove(0).process.signal("KILL");
+    reader.wait().expect_code(0);
+    let report = Report::load(&p.folder().join("read.json"));
+    assert_eq!((report.rows(), report.checksums()), (vec![2000], wanted));
+    // The stages are those of the worker that is left: it would read all 2,000 rows. It has computed at least a quarter by now.
+    let computed = cluster.wait_for_status("the stages of the last task", |s| {
+        let job = s["jobs"].as_array()?.first()?;
+        (job["state"] != "running").then(|| job["stages"][0]["rows_out"].as_u64()).flatten()
+    });
+    assert!((1000..1800).contains(&computed), "the worker that was left read {computed} rows");
+    cluster.stop();
+}

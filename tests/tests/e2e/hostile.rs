@@ -102,7 +102,13 @@ async fn strangers_calls(
         rows: vec![v1::RowRange { start: 0, end: 1 << 40 }],
         ..Default::default()
     };
-    let received = || v1::LostTask { task_id, received: vec![all()], reason: "made up".into(), elements: 0 };
+    let received = || v1::LostTask {
+        task_id,
+        received: vec![all()],
+        reason: "made up".into(),
+        elements: 0,
+        sizes: vec![],
+    };
     let mut refused = 0;
     for client_id in clients {
         let beat = v1::ClientHeartbeatRequest {

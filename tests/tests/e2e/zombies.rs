@@ -116,6 +116,7 @@ async fn everything_that_a_reader_can_do(cluster: &Cluster, me: &v1::OpenIterati
         received: all.clone(),
         reason: "asleep".into(),
         elements: 0,
+        sizes: vec![],
     };
     let lost: Vec<v1::LostTask> = tasks.iter().map(received).collect();
     let beat = v1::ClientHeartbeatRequest {

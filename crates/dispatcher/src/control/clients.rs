@@ -371,6 +371,7 @@ struct Lost {
     received: Vec<(u64, RowRanges)>,
     reason: String,
     elements: u64,
+    sizes: Vec<(u64, u64)>,
 }
 
 fn parse_lost(lost: &[v1::LostTask]) -> Result<Vec<Lost>> {
@@ -381,6 +382,7 @@ fn parse_lost(lost: &[v1::LostTask]) -> Result<Vec<Lost>> {
             received: received?,
             reason: lost.reason.clone(),
             elements: lost.elements,
+            sizes: lost.sizes.iter().map(|s| (s.split_index, s.rows)).collect(),
         })
     };
     lost.iter().map(parse).collect()
@@ -408,7 +410,7 @@ fn report(
             txn.apply(Update::ClientEnded { client, task, emitted });
         }
     }
-    for Lost { task, received, reason, elements } in lost {
+    for Lost { task, received, reason, elements, sizes } in lost {
         let news = find(txn.state, id, *task, |s, _| match s {
             TaskState::Active | TaskState::Ended => true,
             TaskState::Lost { awaiting } => awaiting.contains(&client),
@@ -416,8 +418,8 @@ fn report(
         });
         if news {
             let reason = lost_reason(txn.state, *task, client, reason);
-            let (received, elements) = (received.clone(), *elements);
-            txn.apply(Update::ClientLost { client, task: *task, received, reason, elements });
+            let (received, elements, sizes) = (received.clone(), *elements, sizes.clone());
+            txn.apply(Update::ClientLost { client, task: *task, received, reason, elements, sizes });
         }
     }
     true

@@ -309,7 +309,11 @@ fn missing_states(iteration: &Iteration) -> String {
         return format!("{of}, of consumer {}", listed(&consumers));
     }
     let readers: Vec<u64> = resume.missing_readers().iter().map(|c| c.0).collect();
-    if readers.is_empty() { of } else { format!("{of}, of the reader that states name as {}", listed(&readers)) }
+    if readers.is_empty() {
+        of
+    } else {
+        format!("{of}, of the reader that states name as {}", listed(&readers))
+    }
 }
 
 /// The first of some numbers, and how many more there are.

@@ -104,7 +104,7 @@ pub struct Lease {
     /// Rows of its split-local output that clients already have, from earlier attempts.
     #[serde(default, skip_serializing_if = "RowRanges::is_empty")]
     pub done: RowRanges,
-    /// How many rows its split-local output has, if a task that was lost later had emitted all of them.
+    /// How many rows its split-local output has, if a task that was lost later had emitted all of them, or a client knew it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rows: Option<u64>,
     /// How often it was lost.

@@ -135,8 +135,9 @@ fn apply_to_readers(iteration: &mut Iteration, workers: &BTreeMap<WorkerId, Work
         Update::ClientEnded { client, task, emitted } => {
             iteration.client_ended(*client, *task, emitted.as_ref());
         }
-        Update::ClientLost { client, task, received, reason, elements } => {
+        Update::ClientLost { client, task, received, reason, elements, sizes } => {
             iteration.received_elements(*client, *task, *elements);
+            iteration.split_sizes(*task, sizes);
             let worker = iteration.tasks.get(task).map(|t| t.worker);
             let incarnation = worker.and_then(|w| workers.get(&w)).map_or(0, |w| w.incarnation);
             iteration.client_lost(*client, *task, received, reason, incarnation);

@@ -124,6 +124,15 @@ impl Iteration {
         }
     }
 
+    /// A client says how many rows splits of a task have. A split of which clients have all rows is not computed again when the
+    /// task is lost.
+    pub(super) fn split_sizes(&mut self, id: TaskId, sizes: &[(u64, u64)]) {
+        if let Some(task) = self.tasks.get_mut(&id).filter(|t| t.state != TaskState::Done) {
+            let own = sizes.iter().filter(|(split, _)| task.leases.contains_key(split));
+            task.sizes.extend(own.copied());
+        }
+    }
+
     /// Rows that counted as done because a client had received them, and that its user did not take.
     fn give_back(&mut self, client: ClientId, returned: &[(u64, RowRanges)]) {
         for (split, rows) in returned {
@@ -264,6 +273,8 @@ impl Iteration {
         for (index, mut lease) in std::mem::take(&mut task.leases) {
             if let Some(rows) = emitted.get(&index) {
                 lease.rows = Some(lease.done.len().saturating_add(*rows));
+            } else if let Some(rows) = task.sizes.get(&index) {
+                lease.rows = Some(*rows);
             }
             if let Some(rows) = task.received.get(&index) {
                 lease.done.extend(rows);

@@ -72,6 +72,9 @@ pub struct Task {
     /// Of a lost task, and for clients that have left of any: elements that clients have received.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub elements_of: BTreeMap<ClientId, u64>,
+    /// Of a lost task: how many rows its splits have, as far as clients reported it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub sizes: BTreeMap<u64, u64>,
     /// Only readers in its worker's own process read it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub local_only: bool,
@@ -130,6 +133,7 @@ impl Task {
             last_serve: 0,
             last_served: Vec::new(),
             elements_of: BTreeMap::new(),
+            sizes: BTreeMap::new(),
             local_only,
             secret,
         }
@@ -198,6 +202,7 @@ impl Task {
         self.taken_by.clear();
         self.held.clear();
         self.elements_of.clear();
+        self.sizes.clear();
         self.emitted = None;
         self.to_flight = None;
         self.last_answer.clear();

@@ -367,6 +367,9 @@ pub enum Update {
         /// Elements that it has received from it.
         #[serde(default, skip_serializing_if = "super::is_default")]
         elements: u64,
+        /// How many rows splits of it have, as far as the client knows.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        sizes: Vec<(u64, u64)>,
     },
     /// A task of a job with consumers has emitted all whole rounds.
     TailReached {

@@ -45,13 +45,7 @@ pub(super) fn build(
     let order = if ordered { Order::Input } else { Order::Any };
     // Rows that readers already have are dropped where splits end, unless elements are counted below: then
     // they must be counted too. A promised order is that of all rows: there they pass every stream stage.
-    let promised = pipeline.def().options.deterministic;
-    let counts = |s: &Step| {
-        matches!(s, Step::Stream { op: StreamOp::Take(_) | StreamOp::Skip(_), .. } | Step::Shard(_))
-            || promised && is_stream(s)
-    };
-    let last_count = streaming.iter().rposition(counts);
-    let mixes_in_order = promised && matches!(pipeline.root.kind, BranchKind::Sample { .. });
+    let (last_count, mixes_in_order) = (last_count(pipeline, streaming), mixes_in_order(pipeline));
     let mut items = if last_count.is_none() && !mixes_in_order { drop_done(items, ctx) } else { items };
     if let BranchKind::Sample { weights, seed } = &pipeline.root.kind {
         let of = Arc::clone(ctx);
@@ -95,6 +89,25 @@ pub(super) fn build(
         }
     }
     rows(run, items, ctx, order)
+}
+
+/// The last stage that counts elements, and therefore also rows that readers already have.
+fn last_count(pipeline: &BoundPipeline, streaming: &[Step]) -> Option<usize> {
+    let promised = pipeline.def().options.deterministic;
+    let counts = |s: &Step| {
+        matches!(s, Step::Stream { op: StreamOp::Take(_) | StreamOp::Skip(_), .. } | Step::Shard(_))
+            || promised && is_stream(s)
+    };
+    streaming.iter().rposition(counts)
+}
+
+fn mixes_in_order(pipeline: &BoundPipeline) -> bool {
+    pipeline.def().options.deterministic && matches!(pipeline.root.kind, BranchKind::Sample { .. })
+}
+
+/// Whether rows that readers already have pass no further than to the end of the split-local stages.
+pub(super) fn drops_done_first(pipeline: &BoundPipeline) -> bool {
+    last_count(pipeline, &pipeline.root.steps).is_none() && !mixes_in_order(pipeline)
 }
 
 fn is_stream(step: &Step) -> bool {

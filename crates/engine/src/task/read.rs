@@ -11,6 +11,7 @@ use caju_wire::{Chunk, Elements, Run, batch_bytes};
 use futures::stream::{self, BoxStream, StreamExt};
 
 use super::Item;
+use super::chain::drops_done_first;
 use super::open_splits::OpenSplits;
 use super::read_limiter::ReadPermit;
 use super::zip::{Side, zipped};
@@ -49,6 +50,9 @@ pub(super) struct Reader {
     pub(super) reading: Reading,
     /// The index of the first cross-split stage among the counters.
     local: usize,
+    /// Whether a split of which readers have all rows is left out. Where elements are counted, or bad rows are, its rows have to
+    /// pass again.
+    leaves_out_taken: bool,
     /// The splits that were leased and have not ended.
     pub(super) open: OpenSplits,
 }
@@ -66,7 +70,8 @@ impl Reader {
             _ => None,
         });
         let local = streams.min().unwrap_or(usize::MAX);
-        Self { pipeline, ctx, cache, sharing, reading, local, open: OpenSplits::default() }
+        let leaves_out_taken = drops_done_first(&pipeline) && !ctx.skips();
+        Self { leaves_out_taken, pipeline, ctx, cache, sharing, reading, local, open: OpenSplits::default() }
     }
 
     /// How rows are read that enter at the stage with these counters.
@@ -120,6 +125,10 @@ impl Reader {
         out: &Sender<Item>,
         mut permit: ReadPermit,
     ) -> Result<()> {
+        if self.leaves_out_taken && lease.is_taken() {
+            self.ctx.taken(lease.index, lease.done.len());
+            return out.send(Item::EndOfSplit(lease.index)).await;
+        }
         match self.cache.enter(&lease).await {
             Entry::Skip => {}
             Entry::Compute => match self.share(&lease, None, MayShare::Skip).await {

@@ -151,6 +151,7 @@ fn plain_updates() -> Vec<Update> {
             received: rows,
             reason: "reset".into(),
             elements: 0,
+            sizes: vec![],
         },
         Update::TaskCreated { task: TaskId(1006), iteration, worker, feed: FeedId::SHARED, secret: None },
         Update::FeedExhausted { iteration, feed: FeedId::SHARED, listing: None },
