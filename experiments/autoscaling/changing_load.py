@@ -52,9 +52,11 @@ def steps(change, cheap_rows):
 class Rule:
     """The number of workers that another system's rule wants, from what it would see."""
 
-    def __init__(self, name):
+    def __init__(self, name, scale_down_after_s):
         self.busy_cpu = {"hpa": 1.0, "hpa55": 0.55}.get(name)
-        self.cachew, self.workers, self.seen = Cachew(BEFORE), BEFORE, []
+        self.cachew, self.workers, self.seen = Cachew(BEFORE, STEP_S), BEFORE, []
+        # HPA takes the most that it wanted within this time, its stabilisation window, and what it wanted.
+        self.stable_s, self.wanted = scale_down_after_s, []
 
     def decide(self, cluster, reader, begin, now):
         """Workers after an interval from `begin` to `now`."""
@@ -71,7 +73,8 @@ class Rule:
         there = worker_seconds(cluster.samples, then, now, lambda n: n)
         if there > 0:
             busy = min(1.0, max(0.0, self.seen[-1][1] - before) / there)
-            self.workers = min(hpa(self.workers, self.busy_cpu * busy), MOST)
+            self.wanted.append((now, min(hpa(self.workers, self.busy_cpu * busy), MOST)))
+            self.workers = max(n for at, n in self.wanted if at > now - self.stable_s)
         return self.workers
 
 
@@ -96,7 +99,7 @@ def trial(args, change, rule):
 
 
 def follow(args, change, rule, cluster, reader, cheap_rows):
-    other = None if rule == "caju" else Rule(rule)
+    other = None if rule == "caju" else Rule(rule, args.scale_down_after)
     while not reader.batches and reader.running():
         time.sleep(SAMPLE_S)
     begin, changed, before = time.monotonic(), None, None
@@ -191,7 +194,7 @@ def main():
     p.add_argument("--changes", type=names, default=list(CHANGES))
     p.add_argument("--rules", type=names, default=list(RULES))
     p.add_argument("--interval", type=int, default=2, help="seconds between two decisions of every rule")
-    p.add_argument("--scale-down-after", type=int, default=10, help="seconds, of caju's loop")
+    p.add_argument("--scale-down-after", type=int, default=10, help="seconds, of caju's loop and of HPA")
     p.add_argument("--warm-up", type=int, default=30, help="seconds before the change")
     p.add_argument("--observe", type=int, default=60, help="seconds after the change")
     args = p.parse_args()

@@ -26,8 +26,10 @@ class Cachew:
 
     MIN_GAIN, MAX_LOSS, OUTLIER, RECHECK, MOST = 0.07, 0.03, 1.2, 20, 100
 
-    def __init__(self, workers):
-        self.workers, self.phase, self.gained, self.stable, self.batch_s = workers, "first", False, 0, math.nan
+    def __init__(self, workers, batch_s=math.nan):
+        """With the batch time of these workers the rule has settled on them. Without it, it first tries one more."""
+        phase = "first" if math.isnan(batch_s) else "stable"
+        self.workers, self.phase, self.gained, self.stable, self.batch_s = workers, phase, False, 0, batch_s
 
     def on_batch_time(self, batch_s):
         """The number of workers after a report of the mean time of a batch."""

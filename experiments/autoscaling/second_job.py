@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Cachew's Figure 10: a second job finds the snapshot of the first one, and needs fewer workers.
 
-usage: experiments/autoscaling/second_job.py [--bin CAJU] [--rows 7000]
+usage: experiments/autoscaling/second_job.py [--bin CAJU] [--rows 11000]
 
 `caju up --workers auto` runs the workers. A row sleeps on its worker above the hint, and for a shorter time below it, so that
 each worker stands for a machine. Job 1 reads two epochs, and job 2 one. Once with a cache, once without.
@@ -100,12 +100,13 @@ def draw(pyplot, points):
 
 def main():
     p = parser(__doc__)
-    p.add_argument("--rows", type=int, default=7000, help="rows of an epoch")
+    p.add_argument("--rows", type=int, default=11_000, help="rows of an epoch")
     p.add_argument("--policy", default="auto", help="caching policy of the jobs with a cache")
     p.add_argument("--interval", type=int, default=2, help="seconds between two targets")
     p.add_argument("--scale-down-after", type=int, default=10, help="seconds")
+    p.add_argument("--caches", default="yes,no", help="whether the jobs have a cache")
     args = p.parse_args()
-    points = measured(args, "second_job", lambda: [trial(args, cached) for cached in (True, False)])
+    points = measured(args, "second_job", lambda: [trial(args, cache == "yes") for cache in args.caches.split(",")])
     publish(args, "second_job", table(args, points), lambda pyplot: draw(pyplot, points))
 
 
