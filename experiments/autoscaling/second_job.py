@@ -76,13 +76,14 @@ def table(args, points):
 
 def draw(pyplot, points):
     figure, axes = pyplot.subplots(2, len(points), figsize=(6.5 * len(points), 6), sharex="col", sharey="row", squeeze=False)
+    most = max(n for p in points for _, _, n in p["samples"])
     for column, p in enumerate(points):
         top, bottom = axes[0][column], axes[1][column]
         since = [at for at, _, _ in p["samples"]]
         top.step(since, [n for _, _, n in p["samples"]], where="post", color="0.6", linewidth=3, label="workers that run")
         top.step(since, [target for _, target, _ in p["samples"]], where="post", color="C3", linewidth=1.4, label="target")
         bottom.plot(p["waits"][0], [100 * w for w in p["waits"][1]], color="C0")
-        top.set(title="with a cache" if p["cached"] else "without a cache", ylim=(0, 9))
+        top.set(title="with a cache" if p["cached"] else "without a cache", ylim=(0, 1.25 * most))
         bottom.set(xlabel="seconds", ylim=(0, 100))
         for e in p["epochs"]:
             for axis in (top, bottom):
@@ -90,7 +91,7 @@ def draw(pyplot, points):
                 axis.axvline(e["begin_s"], color="0.5", linewidth=0.8)
                 axis.grid(alpha=0.3)
             middle = (e["begin_s"] + e["end_s"]) / 2
-            top.text(middle, 8.2, f"{e['job'].replace('-', ' ')}\nepoch {e['epoch']}", ha="center", va="center", fontsize=9)
+            top.text(middle, 1.14 * most, f"{e['job'].replace('-', ' ')}\nepoch {e['epoch']}", ha="center", va="center", fontsize=9)
     axes[0][0].set_ylabel("workers")
     axes[1][0].set_ylabel("% of its time that the consumer waits")
     axes[0][0].legend(loc="center left", fontsize=9)
