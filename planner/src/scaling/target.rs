@@ -5,7 +5,8 @@
 //! not wait. The second rate divided by the first is the number of workers that a job needs. Times come with the events.
 //!
 //! What is learned: where more workers did not bring the rows that they should have brought, something that they share is
-//! the bottleneck. The job then asks for no more than reach the rate that was seen, until a worker's own rate changes.
+//! the bottleneck. The job then asks for no more than reach the rate that was seen, until a worker's own rate changes, or
+//! these workers do not reach it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -162,6 +163,8 @@ struct Known {
     workers: f64,
     /// Rows per second of a worker that does not wait for readers.
     per_worker: Option<f64>,
+    /// Whether that mean began again with the last window: the pipeline is changing.
+    is_changing: bool,
     /// Rows per second that the readers take while they do not wait, and whether that is only a lower bound.
     demand: Option<(f64, bool)>,
     /// Rows per second in the last window, and the fraction of the readers' time that they waited.
@@ -390,8 +393,11 @@ impl Known {
             && job.workers > self.last.workers
             && self.workers > 0.0
         {
-            // The new workers were there for a part of the window only.
-            self.before.get_or_insert((self.workers, self.rate, per_worker));
+            // The new workers were there for a part of the window only. Where rows just became more expensive, the rates from
+            // before say nothing about what the workers bring.
+            if !self.is_changing {
+                self.before.get_or_insert((self.workers, self.rate, per_worker));
+            }
             self.last = job;
             return;
         }
@@ -399,6 +405,7 @@ impl Known {
         self.rate = rows / window_s;
         self.wait = wait;
         self.busy = (busy_s / (workers * window_s)).clamp(0.0, 1.0);
+        self.is_changing = self.per_worker.is_some_and(|before| is_other(before, rows / busy_s));
         self.per_worker = Some(mean(self.per_worker, rows / busy_s));
         if let Some((rate, bound)) = demand {
             self.demand = Some((mean(self.demand.map(|d| d.0), rate), bound));
@@ -437,12 +444,17 @@ impl Known {
         {
             self.ceiling = None;
         }
-        let Some((fewer, rate_before, alone)) = self.before.take() else { return };
-        let demand = self.demand.map_or(f64::INFINITY, |(rate, _)| rate);
-        let predicted = (rate_before * workers / fewer).min(demand);
-        let gain = (self.rate - rate_before) / (predicted - rate_before);
-        if predicted > rate_before && gain < MIN_MARGINAL_GAIN && self.wait > SATISFIED_WAIT {
-            self.ceiling = Some((self.rate.max(rate_before), alone));
+        if let Some((fewer, rate_before, alone)) = self.before.take() {
+            let demand = self.demand.map_or(f64::INFINITY, |(rate, _)| rate);
+            let predicted = (rate_before * workers / fewer).min(demand);
+            let gain = (self.rate - rate_before) / (predicted - rate_before);
+            if predicted > rate_before && gain < MIN_MARGINAL_GAIN && self.wait > SATISFIED_WAIT {
+                self.ceiling = Some((self.rate.max(rate_before), alone));
+            }
+        }
+        // What workers share gives as much to fewer of them. A rate that fell by more was no ceiling, or is none any more.
+        if self.ceiling.is_some_and(|(rate, _)| self.rate < rate * (1.0 - OTHER_PIPELINE)) {
+            self.ceiling = None;
         }
     }
 
@@ -498,7 +510,12 @@ impl Known {
 /// A running mean, which begins again where the value has changed by much.
 fn mean(before: Option<f64>, new: f64) -> f64 {
     match before {
-        Some(old) if (new / old - 1.0).abs() <= OTHER_PIPELINE => old + NEWEST * (new - old),
+        Some(old) if !is_other(old, new) => old + NEWEST * (new - old),
         _ => new,
     }
+}
+
+/// Whether a rate is too far from the one before to be an error of the measurement.
+fn is_other(before: f64, new: f64) -> bool {
+    (new / before - 1.0).abs() > OTHER_PIPELINE
 }

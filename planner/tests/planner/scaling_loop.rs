@@ -157,6 +157,35 @@ fn more_work_raises_the_target_at_once() {
     assert_eq!(cluster.run(4), [16; 4]);
 }
 
+/// A stage that becomes four times as expensive in the middle of a window: what the first added workers bring is not compared
+/// with the rates from before the change, whatever part of the window was still cheap.
+#[test]
+fn a_change_in_mid_window_is_no_shared_bottleneck() {
+    for mixed in [30.0, 45.0, 60.0, 75.0, 90.0] {
+        let mut cluster = Cluster::new(1, vec![job(1, 100.0, 190.0)]);
+        assert_eq!(cluster.run(4), [2; 4]);
+        cluster.jobs[0].per_worker = mixed;
+        cluster.step(0.0);
+        cluster.jobs[0].per_worker = 25.0;
+        let path = cluster.run(6);
+        assert_eq!(path.last(), Some(&8), "{mixed}: {path:?}: {}", cluster.reason());
+        assert_eq!(cluster.run(20), [8; 20], "{mixed}: {}", cluster.reason());
+    }
+}
+
+/// A rate that was taken for the most that a store gives, and that fewer workers do not reach, is forgotten.
+#[test]
+fn a_ceiling_that_is_not_reached_is_forgotten() {
+    let mut one = job(1, 100.0, 1000.0);
+    one.store = 220.0;
+    let mut cluster = Cluster::new(1, vec![one]);
+    assert_eq!(cluster.run(20).last(), Some(&3));
+    // The store becomes faster, and rows more expensive.
+    (cluster.jobs[0].store, cluster.jobs[0].per_worker) = (f64::INFINITY, 40.0);
+    let path = cluster.run(10);
+    assert_eq!(path.last(), Some(&25), "{path:?}: {}", cluster.reason());
+}
+
 /// Where a store is the bottleneck, the number goes back to those that reach what it gives.
 #[test]
 fn workers_that_bring_nothing_are_given_back() {
