@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 
 use caju_planner::ScalingTarget;
-use caju_proto::v1::{GetStatusResponse, JobStatus, WorkerStatus};
+use caju_proto::v1::{GetStatusResponse, JobStatus, TunedSetting, WorkerStatus};
 use caju_types::{Error, Result};
 use hyper::header::HeaderValue;
 use prometheus_client::metrics::counter::Counter;
@@ -156,6 +156,18 @@ impl Metrics {
         let files = usage().filter_map(|(l, u)| Some((l, u.sharing.as_ref()?.file_bytes)));
         let help = "Rows in shared memory that a worker holds for further readers of its host";
         self.numbers("caju_worker_shared_memory_bytes", help, files);
+        let tuned = |name: &'static str| {
+            here().flat_map(move |w| w.tuned.iter().filter(move |s| s.name == name).map(move |s| (of(w), s)))
+        };
+        let value = |([worker], s): ([(&'static str, String); 1], &TunedSetting)| ([worker], s.value);
+        let help = "Threads of a worker that compute";
+        self.numbers("caju_worker_cpu_threads", help, tuned("cpu_threads").map(value));
+        let help = "Bound of what all queues of a worker hold together";
+        self.numbers("caju_worker_buffer_limit_bytes", help, tuned("buffer_bytes").map(value));
+        let readers = tuned("readers").map(|([worker], s)| ([worker, ("job", s.job.clone())], s.value));
+        let help =
+            "Splits that a task of a job reads concurrently; without a job it was given by hand for all";
+        self.numbers("caju_worker_split_readers", help, readers);
     }
 
     /// The last epoch of each job.
