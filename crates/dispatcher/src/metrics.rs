@@ -260,6 +260,14 @@ mod tests {
             address: address.to_owned(),
             state: state.to_owned(),
             usage: Some(WorkerUsage { disk_tier_bytes: 9, ..Default::default() }),
+            tuned: [("cpu_threads", "", 8), ("readers", "train", 12), ("buffer_bytes", "", 64)]
+                .map(|(name, job, value)| TunedSetting {
+                    name: name.into(),
+                    job: job.into(),
+                    value,
+                    ..Default::default()
+                })
+                .to_vec(),
             ..Default::default()
         };
         let status = GetStatusResponse {
@@ -276,6 +284,9 @@ mod tests {
             "caju_workers 1".to_owned(),
             "caju_cache_bytes 5".to_owned(),
             r#"caju_worker_tier_bytes{worker="h:1",tier="disk"} 9"#.to_owned(),
+            r#"caju_worker_cpu_threads{worker="h:1"} 8"#.to_owned(),
+            r#"caju_worker_split_readers{worker="h:1",job="train"} 12"#.to_owned(),
+            r#"caju_worker_buffer_limit_bytes{worker="h:1"} 64"#.to_owned(),
             format!("caju_job_epoch{{{job}}} 1"),
             format!("caju_job_state{{{job},state=\"running\"}} 1"),
             format!("caju_job_splits{{{job},state=\"done\"}} 7"),
