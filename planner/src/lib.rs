@@ -36,6 +36,7 @@ mod reported_times;
 mod scaling;
 mod span;
 mod text;
+mod tuning;
 
 pub use confidence::{Margin, Stake, at_stake, margins};
 pub use decision::{Choice, DECISION_SCHEMA, Decision, PlanOption};
@@ -53,4 +54,8 @@ pub use scaling::{
     Precedence, SCALING_POLICIES, SCALING_SCHEMA, Scaling, ScalingCandidate, ScalingEvent, ScalingLoop,
     ScalingPolicy, ScalingSample, ScalingSettings, ScalingTarget, TargetRange, WorkerLimits, scale,
     scale_pool,
+};
+pub use tuning::{
+    BufferBounds, QueueSample, ThreadSample, TunedJob, TunedSetting, Tuner, TuningBounds, TuningChange,
+    TuningSample,
 };

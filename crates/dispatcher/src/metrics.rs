@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 
 use caju_planner::ScalingTarget;
-use caju_proto::v1::{GetStatusResponse, JobStatus, WorkerStatus};
+use caju_proto::v1::{GetStatusResponse, JobStatus, TunedSetting, WorkerStatus};
 use caju_types::{Error, Result};
 use hyper::header::HeaderValue;
 use prometheus_client::metrics::counter::Counter;
@@ -156,6 +156,18 @@ impl Metrics {
         let files = usage().filter_map(|(l, u)| Some((l, u.sharing.as_ref()?.file_bytes)));
         let help = "Rows in shared memory that a worker holds for further readers of its host";
         self.numbers("caju_worker_shared_memory_bytes", help, files);
+        let tuned = |name: &'static str| {
+            here().flat_map(move |w| w.tuned.iter().filter(move |s| s.name == name).map(move |s| (of(w), s)))
+        };
+        let value = |([worker], s): ([(&'static str, String); 1], &TunedSetting)| ([worker], s.value);
+        let help = "Threads of a worker that compute";
+        self.numbers("caju_worker_cpu_threads", help, tuned("cpu_threads").map(value));
+        let help = "Bound of what all queues of a worker hold together";
+        self.numbers("caju_worker_buffer_limit_bytes", help, tuned("buffer_bytes").map(value));
+        let readers = tuned("readers").map(|([worker], s)| ([worker, ("job", s.job.clone())], s.value));
+        let help =
+            "Splits that a task of a job reads concurrently; without a job it was given by hand for all";
+        self.numbers("caju_worker_split_readers", help, readers);
     }
 
     /// The last epoch of each job.
@@ -248,6 +260,14 @@ mod tests {
             address: address.to_owned(),
             state: state.to_owned(),
             usage: Some(WorkerUsage { disk_tier_bytes: 9, ..Default::default() }),
+            tuned: [("cpu_threads", "", 8), ("readers", "train", 12), ("buffer_bytes", "", 64)]
+                .map(|(name, job, value)| TunedSetting {
+                    name: name.into(),
+                    job: job.into(),
+                    value,
+                    ..Default::default()
+                })
+                .to_vec(),
             ..Default::default()
         };
         let status = GetStatusResponse {
@@ -264,6 +284,9 @@ mod tests {
             "caju_workers 1".to_owned(),
             "caju_cache_bytes 5".to_owned(),
             r#"caju_worker_tier_bytes{worker="h:1",tier="disk"} 9"#.to_owned(),
+            r#"caju_worker_cpu_threads{worker="h:1"} 8"#.to_owned(),
+            r#"caju_worker_split_readers{worker="h:1",job="train"} 12"#.to_owned(),
+            r#"caju_worker_buffer_limit_bytes{worker="h:1"} 64"#.to_owned(),
             format!("caju_job_epoch{{{job}}} 1"),
             format!("caju_job_state{{{job},state=\"running\"}} 1"),
             format!("caju_job_splits{{{job},state=\"done\"}} 7"),

@@ -10,7 +10,7 @@ use caju_runtime::interrupt::Interrupt;
 use caju_runtime::{Clock, CpuPool, budget};
 use caju_sources::{Split, Stride};
 use caju_types::{Error, Result, RowRanges, mix64};
-use caju_wire::{Chunk, Elements, Run};
+use caju_wire::{Chunk, Elements, QueueBound, QueueMemory, Run};
 use parking_lot::{Mutex, RwLock};
 
 use crate::lease::LeasedSplit;
@@ -71,8 +71,8 @@ pub(crate) struct TaskContext {
     sized: Mutex<Vec<(u64, u64)>>,
     /// The memory in bytes that a stage may use for one chunk.
     pub(crate) chunk_bytes: u64,
-    /// Bytes that a `prefetch` stage may hold computed ahead.
-    pub(crate) buffer_bytes: usize,
+    /// The first bound of each queue of the task, and the memory that they share.
+    buffer: (usize, Arc<QueueMemory>),
     pub(crate) pool: CpuPool,
     /// Ends the work on CPU threads when the task is over.
     pub(crate) interrupt: Interrupt,
@@ -111,7 +111,7 @@ impl TaskContext {
             splits: RwLock::new(HashMap::new()),
             sized: Mutex::default(),
             chunk_bytes: budget::DEFAULT_BYTES,
-            buffer_bytes: 64 << 20,
+            buffer: (64 << 20, QueueMemory::unlimited()),
             pool,
             interrupt: Interrupt::default(),
             clock,
@@ -127,9 +127,15 @@ impl TaskContext {
         Self { slowdown, ..self }
     }
 
-    /// Sets the memory limits: of a stage while it works on one chunk, and of a `prefetch` stage.
-    pub(crate) fn within(self, chunk_bytes: u64, buffer_bytes: usize) -> Self {
-        Self { chunk_bytes, buffer_bytes, ..self }
+    /// Sets the memory limits: of a stage while it works on one chunk, and of the queues.
+    pub(crate) fn within(self, chunk_bytes: u64, buffer: (usize, Arc<QueueMemory>)) -> Self {
+        Self { chunk_bytes, buffer, ..self }
+    }
+
+    /// The bound of one more queue of the task.
+    pub(crate) fn queue_bound(&self) -> Arc<QueueBound> {
+        let (bytes, memory) = &self.buffer;
+        memory.bound(*bytes)
     }
 
     /// Sets the number of shards, and the task's own.

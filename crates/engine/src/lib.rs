@@ -32,5 +32,5 @@ pub use sharing::{
     SpillFolder, WindowUsage,
 };
 pub use stats::TaskStats;
-pub use task::{TaskOptions, TaskRun, run_task};
+pub use task::{ReadLimit, TaskOptions, TaskRun, default_readers, run_task};
 pub use typename::type_name;

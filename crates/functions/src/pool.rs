@@ -5,13 +5,13 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use arrow_array::RecordBatch;
-use caju_runtime::{Thread, log_failure};
+use caju_runtime::{Thread, log_failure, wanted_cpu_time_of};
 use caju_types::{Error, ErrorKind, Result};
 use parking_lot::{Condvar, Mutex};
 
 use crate::config::PoolConfig;
 use crate::function::{Caller, Function, FunctionError, Output};
-use crate::process::{Answer, Call, Process};
+use crate::process::{Answer, Call, Process, Started};
 
 /// Python processes that run functions over batches. Clones share them. They end with the last clone.
 ///
@@ -28,10 +28,14 @@ struct Shared {
     config: PoolConfig,
     state: Mutex<State>,
     free: Condvar,
+    /// The processes that were started and have not ended.
+    started: Started,
 }
 
 #[derive(Debug, Default)]
 struct State {
+    /// The most processes that work at once.
+    processes: usize,
     /// Idle processes, the longest idle one first.
     idle: VecDeque<Idle>,
     working: usize,
@@ -58,7 +62,8 @@ const MAX_ATTEMPTS: usize = 2;
 impl Pool {
     /// A pool. Its processes start when they are needed.
     pub fn new(config: PoolConfig) -> Self {
-        let shared = Shared { config, state: Mutex::default(), free: Condvar::new() };
+        let state = Mutex::new(State { processes: config.processes.max(1), ..State::default() });
+        let shared = Shared { config, state, free: Condvar::new(), started: Started::default() };
         Self { shared: Arc::new(shared), definition: 0 }
     }
 
@@ -133,26 +138,39 @@ impl Pool {
         state.working + state.idle.len()
     }
 
+    /// Lets this many processes work at once from now on, but no fewer than the settings say. Processes that are working stay.
+    pub fn set_processes(&self, processes: usize) {
+        self.shared.state.lock().processes = processes.max(self.shared.config.processes).max(1);
+        self.shared.free.notify_all();
+    }
+
+    /// Time for which the present processes ran on a core or were ready to, so far; nothing where the system does not count
+    /// that.
+    pub fn wanted_cpu_time(&self) -> Duration {
+        let started = self.shared.started.lock().clone();
+        started.into_iter().filter_map(wanted_cpu_time_of).sum()
+    }
+
     /// A process for a function with this timeout. Waits for as long as the working processes make progress.
     fn take(&self, timeout: Duration) -> Result<Process> {
         let config = &self.shared.config;
         let mut state = self.shared.state.lock();
         state.max_timeout = state.max_timeout.max(timeout);
         loop {
-            if state.working < config.processes {
+            if state.working < state.processes {
                 state.working += 1;
                 if let Some(i) = state.idle.iter().rposition(|p| p.definition == self.definition)
                     && let Some(found) = state.idle.remove(i)
                 {
                     return Ok(found.process);
                 }
-                let max = config.processes.saturating_mul(config.definitions.max(1));
+                let max = state.processes.saturating_mul(config.definitions.max(1));
                 let full = state.working + state.idle.len() > max;
                 let ended = if full { state.idle.pop_front() } else { None };
                 drop(state);
                 // Without the lock: ending a process takes a moment.
                 drop(ended);
-                return Process::start(config).inspect_err(|_| self.put_back(None));
+                return Process::start(config, &self.shared.started).inspect_err(|_| self.put_back(None));
             }
             let seen = state.progress;
             // By then a hanging call was stopped and run once more.
@@ -160,7 +178,7 @@ impl Pool {
             if self.shared.free.wait_for(&mut state, wait).timed_out() && state.progress == seen {
                 return Err(Error::deadline(format!(
                     "no Python process of {} was free in time; let the pool have more, or functions less to do",
-                    config.processes
+                    state.processes
                 )));
             }
         }

@@ -1,6 +1,6 @@
 //! One Python process: starting it, calling functions in it, ending it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
@@ -17,6 +17,7 @@ use arrow_array::{ArrayRef, RecordBatch, UInt64Array};
 use arrow_schema::{DataType, Field, Schema};
 use caju_runtime::{PrivateFolder, Thread, environment, log_failure};
 use caju_types::{Error, Result};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use crate::config::PoolConfig;
@@ -38,6 +39,9 @@ const MIN_POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// The longest interval at which the progress mark is read.
 const MAX_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
+/// The numbers of processes that were started and have not ended.
+pub(crate) type Started = Arc<Mutex<BTreeSet<u32>>>;
+
 /// The answer of a process to a call.
 pub(crate) enum Answer {
     /// The function's rows.
@@ -58,6 +62,8 @@ pub(crate) struct Process {
     defined: HashMap<usize, (Arc<Function>, usize)>,
     /// Whether it gives rows of slow calls back. That of an older package does not.
     gives_back: bool,
+    /// The processes of the pool, while it is one of them.
+    started: Started,
 }
 
 /// A call, and which of its rows are still to be run.
@@ -132,7 +138,7 @@ impl Process {
     ///
     /// # Errors
     /// `FailedPrecondition` if Python or the package is missing.
-    pub(crate) fn start(config: &PoolConfig) -> Result<Self> {
+    pub(crate) fn start(config: &PoolConfig, started: &Started) -> Result<Self> {
         let folder = folder()?;
         let why = |e: &dyn std::fmt::Display| {
             Error::failed_precondition(format!(
@@ -166,8 +172,9 @@ impl Process {
             }
             Ok(())
         })?;
-        let mut process =
-            Self { child, input, lines, folder, mark, defined: HashMap::new(), gives_back: false };
+        started.lock().insert(child.id());
+        let (defined, started) = (HashMap::new(), Arc::clone(started));
+        let mut process = Self { child, input, lines, folder, mark, defined, gives_back: false, started };
         let ready = process.answer(config.start_timeout, false, &mut || (), &|| ()).map_err(|e| why(&e))?;
         process.gives_back = ready.get("gives_back").and_then(Value::as_bool).unwrap_or(false);
         Ok(process)
@@ -324,6 +331,7 @@ impl Drop for Process {
         // The user's code may run, which reacts to nothing else.
         drop(self.child.kill());
         drop(self.child.wait());
+        self.started.lock().remove(&self.child.id());
     }
 }
 

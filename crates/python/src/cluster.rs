@@ -93,7 +93,11 @@ impl Cluster {
         let limits = bounds.unwrap_or_default().limits(py)?;
         let runtime = RuntimeHandle::get().into_py(py)?;
         let threads = cpu_threads.unwrap_or_else(cores).max(1);
-        let pool = CpuPool::new(threads).into_py(py)?;
+        let pool = match cpu_threads {
+            Some(_) => CpuPool::new(threads),
+            None => CpuPool::elastic(threads),
+        };
+        let pool = pool.into_py(py)?;
         let private = match cache {
             Some(_) => None,
             None => Some(private_cache().into_py(py)?),

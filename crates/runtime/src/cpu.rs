@@ -3,7 +3,9 @@
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -12,7 +14,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::sync::oneshot;
 
 use crate::panics::panic_text;
-use crate::process::thread_cpu_time;
+use crate::process::{this_thread_stats, thread_cpu_time, wanted_cpu_time};
 use crate::simulation::is_simulated;
 
 type Work = Box<dyn FnOnce() + Send>;
@@ -28,7 +30,8 @@ pub fn handover_cpu_time() -> Duration {
     thread_cpu_time().saturating_sub(LAST_END.get())
 }
 
-/// A fixed number of threads that run closures. Clones share the threads.
+/// Threads that run closures. Clones share the threads. Their number is fixed ([`CpuPool::new`]), or a tuner changes it
+/// ([`CpuPool::elastic`]).
 ///
 /// Each job has a queue of its own ([`CpuPool::of_job`]). A thread that becomes free takes the next closure of the job that has
 /// the fewest threads, so that each of several jobs gets its share of them. The closures of one job run in the order of their
@@ -43,10 +46,40 @@ pub struct CpuPool {
 #[derive(Debug)]
 struct Inner {
     shared: Option<Arc<Shared>>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
     /// The number of threads that the pool counts as; a simulation has none, and spare ones do not count.
     count: usize,
+    /// The number of threads that take closures.
+    running: AtomicUsize,
+    /// The most threads that a tuner may run.
+    max: usize,
+    /// Whether there is a tuner.
+    is_tuned: AtomicBool,
 }
+
+/// The right to change the number of threads of a pool. Dropping it brings back the number that the pool was made with.
+#[derive(Debug)]
+pub struct PoolTuner {
+    pool: CpuPool,
+}
+
+/// What the threads of a pool did so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PoolUsage {
+    /// Time for which threads were held by closures, summed over the threads.
+    pub busy: Duration,
+    /// Time for which threads ran on a core or waited for one, summed over the threads; none where the system does not report
+    /// it. A thread that is busy and wants no core waits for something else.
+    pub wanted: Option<Duration>,
+}
+
+/// The most threads of an elastic pool, per thread that it begins with: enough for functions that wait 15 times as long as they
+/// compute.
+const MAX_GROWTH: usize = 16;
+
+/// The most threads that an elastic pool grows to on a large machine. A waiting thread costs its stack, and a process if it
+/// waits for a function in Python.
+const MAX_THREADS: usize = 256;
 
 /// Closures of one job that may be queued. A further submission blocks its submitter.
 const MAX_QUEUED: usize = 4096;
@@ -65,22 +98,26 @@ impl CpuPool {
     /// # Errors
     /// `ResourceExhausted` if the system gives no thread.
     pub fn new(threads: usize) -> Result<Self> {
+        Self::with_max(threads, threads)
+    }
+
+    /// A pool that begins with `threads` threads (at least one) and lets a tuner run up to 16 times as many, for closures that
+    /// wait ([`CpuPool::tuner`]).
+    ///
+    /// # Errors
+    /// `ResourceExhausted` if the system gives no thread.
+    pub fn elastic(threads: usize) -> Result<Self> {
+        Self::with_max(threads, (threads.max(1) * MAX_GROWTH).min(MAX_THREADS))
+    }
+
+    fn with_max(threads: usize, max: usize) -> Result<Self> {
         let (count, job) = (threads.max(1), Arc::from(""));
-        if is_simulated() {
-            return Ok(Self { inner: Arc::new(Inner { shared: None, threads: Vec::new(), count }), job });
-        }
-        let shared = Arc::new(Shared::new(count));
-        let mut inner = Inner { shared: Some(Arc::clone(&shared)), threads: Vec::new(), count };
-        for i in 0..count + SPARE_THREADS {
-            let shared = Arc::clone(&shared);
-            let thread = std::thread::Builder::new()
-                .name(format!("caju-cpu-{i}"))
-                .spawn(move || shared.work(i))
-                .map_err(|e| {
-                    Error::exhausted(format!("cannot start CPU thread {i}: {e}; lower --cpu-threads"))
-                })?;
-            inner.threads.push(thread);
-        }
+        let shared = (!is_simulated()).then(|| Arc::new(Shared::new(count)));
+        let (threads, is_tuned) = (Mutex::default(), AtomicBool::new(false));
+        let (running, max) = (AtomicUsize::new(count), max.max(count));
+        let inner = Inner { shared, threads, count, running, max, is_tuned };
+        (0..SPARE_THREADS).try_for_each(|i| inner.spawn(i, true))?;
+        (0..count).try_for_each(|i| inner.spawn(i, false))?;
         Ok(Self { inner: Arc::new(inner), job })
     }
 
@@ -90,9 +127,32 @@ impl CpuPool {
         Self { inner: Arc::clone(&self.inner), job: job.into() }
     }
 
-    /// The number of threads.
+    /// The number of threads that the pool was made with.
     pub fn threads(&self) -> usize {
         self.inner.count
+    }
+
+    /// The number of threads that run closures now.
+    pub fn running_threads(&self) -> usize {
+        self.inner.running.load(Ordering::Relaxed)
+    }
+
+    /// The most threads that a tuner may run; the number of threads of a pool that is not elastic.
+    pub fn max_threads(&self) -> usize {
+        self.inner.max
+    }
+
+    /// The right to change the number of threads; none for a pool that is not elastic, in a simulation, and while another
+    /// tuner has it.
+    pub fn tuner(&self) -> Option<PoolTuner> {
+        let may = self.inner.max > self.inner.count && self.inner.shared.is_some();
+        let has_it = may && !self.inner.is_tuned.swap(true, Ordering::AcqRel);
+        has_it.then(|| PoolTuner { pool: self.clone() })
+    }
+
+    /// What the threads did so far.
+    pub fn usage(&self) -> PoolUsage {
+        self.inner.shared.as_ref().map_or_else(PoolUsage::default, |shared| shared.usage())
     }
 
     /// Runs a closure on the pool. A panic in it becomes an `Internal` error. If the future is dropped, the closure runs to
@@ -132,6 +192,55 @@ impl CpuPool {
     }
 }
 
+impl PoolTuner {
+    /// Runs this many threads from now on, between one and [`CpuPool::max_threads`]. A thread that is not wanted any more ends
+    /// the closure that it runs.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` if the system gives no thread; then nothing changes.
+    pub fn set_threads(&self, threads: usize) -> Result<()> {
+        let (inner, threads) = (&self.pool.inner, threads.clamp(1, self.pool.max_threads()));
+        let Some(shared) = &inner.shared else { return Ok(()) };
+        let there = shared.state.lock().busy_since.len();
+        (there..threads).try_for_each(|i| inner.spawn(i, false))?;
+        shared.state.lock().active = threads;
+        inner.running.store(threads, Ordering::Relaxed);
+        shared.resized.notify_all();
+        // Threads that wait for work and are not wanted stop waiting for it, so that no notification is lost on them.
+        shared.queued.notify_all();
+        Ok(())
+    }
+}
+
+impl Drop for PoolTuner {
+    fn drop(&mut self) {
+        // The threads of the beginning are there.
+        drop(self.set_threads(self.pool.threads()));
+        self.pool.inner.is_tuned.store(false, Ordering::Release);
+    }
+}
+
+impl Inner {
+    fn spawn(&self, i: usize, is_spare: bool) -> Result<()> {
+        let Some(shared) = self.shared.clone() else { return Ok(()) };
+        if !is_spare {
+            let mut state = shared.state.lock();
+            let threads = state.busy_since.len().max(i + 1);
+            state.busy_since.resize(threads, None);
+        }
+        let name = format!("caju-cpu-{i}{}", if is_spare { "s" } else { "" });
+        let thread = std::thread::Builder::new()
+            .name(name)
+            .spawn(move || shared.work(i, is_spare))
+            .map_err(|e| Error::exhausted(format!("cannot start CPU thread {i}: {e}; lower --cpu-threads")));
+        if thread.is_err() && !is_spare {
+            self.shared.iter().for_each(|shared| shared.state.lock().busy_since.truncate(i));
+        }
+        self.threads.lock().push(thread?);
+        Ok(())
+    }
+}
+
 /// The queues, and what the threads are doing.
 #[derive(Debug)]
 struct Shared {
@@ -142,6 +251,8 @@ struct Shared {
     starved: Condvar,
     /// A queue became shorter.
     taken: Condvar,
+    /// More threads are wanted, or the pool stops: for the threads that were not.
+    resized: Condvar,
 }
 
 #[derive(Debug)]
@@ -151,6 +262,12 @@ struct State {
     begun: u64,
     /// For each thread that is not spare: when it began the closure that it runs.
     busy_since: Vec<Option<Instant>>,
+    /// The number of these threads that take closures: the first ones.
+    active: usize,
+    /// Time of the closures that have ended on them.
+    busy: Duration,
+    /// Where the system counts the time of each of them.
+    stats: Vec<PathBuf>,
     closed: bool,
 }
 
@@ -170,10 +287,28 @@ impl std::fmt::Debug for Queue {
 
 impl Shared {
     fn new(threads: usize) -> Self {
-        let busy_since = vec![None; threads];
-        let state = State { queues: BTreeMap::new(), begun: 0, busy_since, closed: false };
-        let [queued, starved, taken] = [Condvar::new(), Condvar::new(), Condvar::new()];
-        Self { state: Mutex::new(state), queued, starved, taken }
+        let state = State {
+            queues: BTreeMap::new(),
+            begun: 0,
+            busy_since: Vec::new(),
+            active: threads,
+            busy: Duration::ZERO,
+            stats: Vec::new(),
+            closed: false,
+        };
+        let [queued, starved, taken, resized] = std::array::from_fn(|_| Condvar::new());
+        Self { state: Mutex::new(state), queued, starved, taken, resized }
+    }
+
+    fn usage(&self) -> PoolUsage {
+        let (busy, stats) = {
+            let state = self.state.lock();
+            let running = state.busy_since.iter().flatten().map(Instant::elapsed).sum::<Duration>();
+            (state.busy + running, state.stats.clone())
+        };
+        // The files are read without the lock.
+        let wanted = stats.iter().map(|path| wanted_cpu_time(path)).collect::<Option<Vec<_>>>();
+        PoolUsage { busy, wanted: wanted.filter(|w| !w.is_empty()).map(|w| w.iter().sum()) }
     }
 
     /// Queues a closure; false if the pool stops.
@@ -196,6 +331,7 @@ impl Shared {
         self.queued.notify_all();
         self.starved.notify_all();
         self.taken.notify_all();
+        self.resized.notify_all();
     }
 
     /// Lets a spare thread watch for how long the threads are held, if a job has none.
@@ -206,10 +342,15 @@ impl Shared {
     }
 
     /// What one thread does until the pool stops. What is queued then still runs.
-    fn work(&self, thread: usize) {
+    fn work(&self, thread: usize, is_spare: bool) {
+        let stats = this_thread_stats().filter(|_| !is_spare);
         let mut state = self.state.lock();
-        let is_spare = thread >= state.busy_since.len();
+        state.stats.extend(stats);
         loop {
+            if !is_spare && thread >= state.active && !state.closed {
+                self.resized.wait(&mut state);
+                continue;
+            }
             let stalls_in = state.starved().and_then(|_| state.stalls_in()).filter(|_| is_spare);
             let job = match stalls_in {
                 _ if !is_spare || state.closed => state.next(),
@@ -229,11 +370,15 @@ impl Shared {
                 }
                 continue;
             };
-            state.set_busy(thread, Some(Instant::now()));
+            if !is_spare {
+                state.begin(thread);
+            }
             self.taken.notify_all();
             self.call_spare(&state);
             MutexGuard::unlocked(&mut state, work);
-            state.set_busy(thread, None);
+            if !is_spare {
+                state.end(thread);
+            }
             state.ended(&job);
         }
     }
@@ -253,14 +398,20 @@ impl State {
 
     /// How long until all threads have been held for [`STALL`], unless one becomes free; none while one is.
     fn stalls_in(&self) -> Option<Duration> {
-        let last = self.busy_since.iter().copied().collect::<Option<Vec<Instant>>>()?.into_iter().max()?;
+        let active = self.busy_since.iter().take(self.active);
+        let last = active.copied().collect::<Option<Vec<Instant>>>()?.into_iter().max()?;
         Some(STALL.saturating_sub(last.elapsed()))
     }
 
-    fn set_busy(&mut self, thread: usize, since: Option<Instant>) {
+    fn begin(&mut self, thread: usize) {
         if let Some(busy) = self.busy_since.get_mut(thread) {
-            *busy = since;
+            *busy = Some(Instant::now());
         }
+    }
+
+    fn end(&mut self, thread: usize) {
+        let since = self.busy_since.get_mut(thread).and_then(Option::take);
+        self.busy += since.map_or(Duration::ZERO, |since| since.elapsed());
     }
 
     fn take(&mut self, job: &Arc<str>) -> Option<Work> {
@@ -286,7 +437,7 @@ impl Drop for Inner {
         if let Some(shared) = self.shared.take() {
             shared.close();
         }
-        for thread in self.threads.drain(..) {
+        for thread in self.threads.get_mut().drain(..) {
             // The last handle may be dropped on a pool thread, which cannot join itself.
             if thread.thread().id() != std::thread::current().id() {
                 drop(thread.join());
@@ -347,6 +498,51 @@ mod tests {
         assert!(running("a") <= 2 && running("b") <= 2, "spare threads are for jobs that have none");
         drop(release);
         futures::future::join_all(endless).await;
+    }
+
+    /// Closures wait for each other: as many as there are threads run, whatever their number is.
+    #[tokio::test]
+    async fn a_tuner_changes_the_number_of_threads() {
+        let pool = CpuPool::elastic(1).unwrap();
+        let tuner = pool.tuner().unwrap();
+        assert!(pool.tuner().is_none(), "there is one tuner");
+        for threads in [5, 2, 16, 1] {
+            tuner.set_threads(threads).unwrap();
+            assert_eq!(pool.running_threads(), threads);
+            let met = Arc::new(std::sync::Barrier::new(threads));
+            let together = (0..threads).map(|_| {
+                let met = Arc::clone(&met);
+                pool.run(move || met.wait().is_leader())
+            });
+            let leaders = futures::future::join_all(together.collect::<Vec<_>>()).await;
+            assert_eq!(leaders.into_iter().filter(|leads| *leads.as_ref().unwrap()).count(), 1);
+        }
+        tuner.set_threads(1000).unwrap();
+        assert_eq!(pool.running_threads(), 16, "within the bound");
+        drop(tuner);
+        assert_eq!(pool.running_threads(), 1);
+        assert!(pool.tuner().is_some() && CpuPool::new(3).unwrap().tuner().is_none());
+    }
+
+    /// A closure that sleeps holds a thread and wants no core.
+    #[tokio::test]
+    async fn threads_that_wait_are_told_from_those_that_compute() {
+        let pool = CpuPool::new(2).unwrap();
+        let held = Duration::from_millis(60);
+        let start = pool.usage();
+        pool.run(move || std::thread::park_timeout(held)).await.unwrap();
+        let slept = pool.usage();
+        let compute = move || {
+            let end = Instant::now() + held;
+            while Instant::now() < end {}
+        };
+        pool.run(compute).await.unwrap();
+        let computed = pool.usage();
+        assert!(slept.busy - start.busy >= held && computed.busy - slept.busy >= held / 2, "{computed:?}");
+        if let (Some(start), Some(slept), Some(computed)) = (start.wanted, slept.wanted, computed.wanted) {
+            assert!(slept - start < held / 2, "{:?}", slept - start);
+            assert!(computed - slept >= held / 2, "{:?}", computed - slept);
+        }
     }
 
     #[tokio::test]

@@ -26,7 +26,7 @@ pub use caju_types::budget;
 pub use channel::{Receiver, Sender, channel};
 pub use clock::{Clock, SystemClock};
 pub use condition::Condition;
-pub use cpu::{CpuPool, handover_cpu_time};
+pub use cpu::{CpuPool, PoolTuner, PoolUsage, handover_cpu_time};
 pub use isolated::{IsolatedThreads, on_isolated_thread};
 pub use mapped::MappedFile;
 pub use ordered::{LockRank, OrderedGuard, OrderedMutex};
@@ -34,7 +34,7 @@ pub use panics::{Caught, catch, caught, panic_text};
 pub use private::{PrivateFolder, private_cache};
 pub use process::{
     ProcessIdentity, cpu_time, environment, peak_rss_bytes, rss_bytes, terminate, thread_blocks_read,
-    thread_cpu_time,
+    thread_cpu_time, wanted_cpu_time_of,
 };
 pub use random::random_secret;
 pub use simulation::{is_simulated, simulate};

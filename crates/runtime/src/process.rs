@@ -1,6 +1,7 @@
 //! Facts of the operating system about this process: times, memory, environment, identity.
 
 use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -13,6 +14,28 @@ pub fn cpu_time() -> Duration {
 /// CPU time of the calling thread so far.
 pub fn thread_cpu_time() -> Duration {
     clock(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
+/// Where the system counts the time of the calling thread ([`wanted_cpu_time`]); none where it does not.
+pub(crate) fn this_thread_stats() -> Option<PathBuf> {
+    let thread = std::fs::read_link("/proc/thread-self").ok()?;
+    Some(Path::new("/proc").join(thread).join("schedstat"))
+}
+
+/// Time for which a thread ran on a core or was ready to, so far: what it would have used of an idle machine. None if it has
+/// ended, or if the system does not count that.
+pub(crate) fn wanted_cpu_time(stats: &Path) -> Option<Duration> {
+    let text = std::fs::read_to_string(stats).ok()?;
+    let mut fields = text.split_whitespace().map(str::parse::<u64>);
+    let (ran, waited) = (fields.next()?.ok()?, fields.next()?.ok()?);
+    Some(Duration::from_nanos(ran.saturating_add(waited)))
+}
+
+/// The same of all threads that a process has now, together; none if it has ended, or if the system does not count that.
+pub fn wanted_cpu_time_of(process: u32) -> Option<Duration> {
+    let threads = std::fs::read_dir(format!("/proc/{process}/task")).ok()?;
+    let times = threads.filter_map(|t| wanted_cpu_time(&t.ok()?.path().join("schedstat")));
+    times.reduce(|a, b| a + b)
 }
 
 #[allow(unsafe_code, reason = "clock_gettime has no safe wrapper in std")]

@@ -259,7 +259,7 @@ impl World {
             listen: worker_address(name),
             network,
             pool: Some(inner.pool.clone()),
-            buffer_bytes: inner.plan.buffer_bytes,
+            buffer_bytes: Some(inner.plan.buffer_bytes),
             connect_timeout: CONNECT_TIMEOUT,
             registry: inner.registry.clone(),
             batch_rows: Some(inner.plan.batch_rows),

@@ -1,10 +1,13 @@
 //! A queue bounded in bytes (I7).
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use caju_types::{Error, Result};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+
+use crate::queue_memory::QueueBound;
 
 /// A first-in, first-out queue bounded in bytes, for any number of producers and consumers.
 ///
@@ -15,8 +18,7 @@ use tokio::sync::Notify;
 pub struct ByteQueue<T> {
     state: Mutex<State<T>>,
     readable: Notify,
-    writable: Notify,
-    bound: usize,
+    bound: Arc<QueueBound>,
 }
 
 #[derive(Debug)]
@@ -29,12 +31,13 @@ struct State<T> {
 impl<T> ByteQueue<T> {
     /// An empty queue.
     pub fn new(bound_bytes: usize) -> Self {
-        Self {
-            state: Mutex::new(State { items: VecDeque::new(), bytes: 0, end: None }),
-            readable: Notify::new(),
-            writable: Notify::new(),
-            bound: bound_bytes.max(1),
-        }
+        Self::within(QueueBound::fixed(bound_bytes))
+    }
+
+    /// An empty queue with a bound that may change.
+    pub fn within(bound: Arc<QueueBound>) -> Self {
+        let state = Mutex::new(State { items: VecDeque::new(), bytes: 0, end: None });
+        Self { state, readable: Notify::new(), bound }
     }
 
     /// Bytes that are queued.
@@ -60,7 +63,7 @@ impl<T> ByteQueue<T> {
     /// Waits until an item may enter; false if the queue was closed.
     pub async fn writable(&self) -> bool {
         loop {
-            let waiting = self.writable.notified();
+            let waiting = self.bound.writable.notified();
             tokio::pin!(waiting);
             waiting.as_mut().enable();
             {
@@ -68,12 +71,13 @@ impl<T> ByteQueue<T> {
                 if state.end.is_some() {
                     return false;
                 }
-                if state.bytes < self.bound {
+                if self.bound.admits(state.bytes) {
                     drop(state);
                     // Another producer may wait for the same notification.
-                    self.writable.notify_one();
+                    self.bound.writable.notify_one();
                     return true;
                 }
+                self.bound.on_full();
             }
             waiting.await;
         }
@@ -101,6 +105,7 @@ impl<T> ByteQueue<T> {
         }
         state.items.push_back((item, bytes));
         state.bytes += bytes;
+        self.bound.on_push(state.bytes);
         drop(state);
         self.readable.notify_one();
         Ok(())
@@ -120,9 +125,10 @@ impl<T> ByteQueue<T> {
         }
         let (item, bytes) = state.items.pop_front()?;
         state.bytes -= bytes;
+        self.bound.on_pop(state.bytes);
         let more = !state.items.is_empty();
         drop(state);
-        self.writable.notify_one();
+        self.bound.writable.notify_one();
         if more {
             self.readable.notify_one();
         }
@@ -151,6 +157,9 @@ impl<T> ByteQueue<T> {
                     self.readable.notify_waiters();
                     return end.map(|()| None);
                 }
+                if state.items.is_empty() {
+                    self.bound.on_empty();
+                }
             }
             waiting.await;
         }
@@ -175,6 +184,7 @@ impl<T> ByteQueue<T> {
                 state.end = Some(Err(error));
             }
             state.bytes = 0;
+            self.bound.on_pop(0);
             std::mem::take(&mut state.items)
         };
         drop(dropped);
@@ -182,10 +192,11 @@ impl<T> ByteQueue<T> {
     }
 
     fn wake_all(&self) {
+        self.bound.on_end();
         self.readable.notify_waiters();
         self.readable.notify_one();
-        self.writable.notify_waiters();
-        self.writable.notify_one();
+        self.bound.writable.notify_waiters();
+        self.bound.writable.notify_one();
     }
 }
 
@@ -217,6 +228,29 @@ mod tests {
         q.abort(Error::cancelled("gone"));
         assert_eq!(q.bytes(), 0);
         assert!(q.pop().await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_queue_says_who_waited_and_a_raised_bound_lets_producers_in() {
+        let memory = crate::QueueMemory::new(100);
+        let q = Arc::new(ByteQueue::within(memory.bound(10)));
+        q.push(1, 10).await.unwrap();
+        let waits = || memory.queues().first().map(|q| (q.full, q.empty)).unwrap_or_default();
+        let pushing = q.push(2, 10);
+        tokio::pin!(pushing);
+        assert!(futures::poll!(pushing.as_mut()).is_pending());
+        std::thread::park_timeout(std::time::Duration::from_millis(5));
+        assert!(waits().0 >= std::time::Duration::from_millis(5) && waits().1.is_zero(), "{:?}", waits());
+        memory.set(|_| Some(30));
+        pushing.await.unwrap();
+        q.pop().await.unwrap();
+        q.pop().await.unwrap();
+        let full = waits().0;
+        let popping = q.pop();
+        tokio::pin!(popping);
+        assert!(futures::poll!(popping.as_mut()).is_pending());
+        std::thread::park_timeout(std::time::Duration::from_millis(5));
+        assert!(waits().1 >= std::time::Duration::from_millis(5) && waits().0 == full, "{:?}", waits());
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

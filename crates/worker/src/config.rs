@@ -26,7 +26,8 @@ pub struct WorkerConfig {
     /// Labels that `caju status` shows. `COLOCATED` says that the worker shares its machine with a training process: readers
     /// in other processes do not read from it, unless their job's target is ANY.
     pub tags: Vec<String>,
-    /// Threads that compute; 0: one per core. Not used if `pool` is given.
+    /// Threads that compute; 0: at first one per core, and more while rows wait for something other than a core. Not used if
+    /// `pool` is given, which is tuned if it is elastic.
     pub cpu_threads: usize,
     /// Threads shared with others in this process.
     pub pool: Option<CpuPool>,
@@ -35,9 +36,16 @@ pub struct WorkerConfig {
     /// How many times as long as their definition says the stages `sleep` and `burn` take here: for experiments with a slow
     /// worker.
     pub slowdown: u32,
+    /// Splits that a task reads concurrently; none: at first one more than the threads, and more while reads wait for the
+    /// source's store.
+    pub readers: Option<usize>,
     /// Bytes of finished elements that a task may hold until readers take them, and that each of its `prefetch` stages may
-    /// hold; one element always fits.
-    pub buffer_bytes: usize,
+    /// hold; one element always fits. None: at first 64 MiB, and more where both sides of a queue wait in turn.
+    pub buffer_bytes: Option<usize>,
+    /// The most bytes of all these queues together, and one element of each.
+    pub buffer_memory_bytes: usize,
+    /// How often these numbers are reconsidered.
+    pub tuning_step: Duration,
     /// How long an unavailable dispatcher is retried at start.
     pub connect_timeout: Duration,
     /// How long tasks continue without the dispatcher.
@@ -92,7 +100,10 @@ impl WorkerConfig {
             pool: None,
             sharers: 1,
             slowdown: 1,
-            buffer_bytes: 64 << 20,
+            readers: None,
+            buffer_bytes: None,
+            buffer_memory_bytes: 1 << 30,
+            tuning_step: Duration::from_millis(500),
             connect_timeout: Duration::from_secs(10),
             dispatcher_timeout: Duration::from_secs(60),
             linger: Duration::from_secs(30),

@@ -44,6 +44,7 @@ mod sizes;
 mod starting;
 mod task_output;
 mod tasks;
+mod tuning;
 mod worker;
 
 pub use caches::Caches;

@@ -18,6 +18,7 @@ use crate::identity::Identity;
 use crate::pipelines::Pipelines;
 use crate::running::RunningTask;
 use crate::tasks::TaskTable;
+use crate::tuning::Tuning;
 
 /// All tasks of a worker, with what they share.
 pub(crate) struct Manager {
@@ -32,6 +33,7 @@ pub(crate) struct Manager {
     /// The name of the socket at which readers of this host get rows in shared memory; empty: they get none.
     pub(crate) same_host_socket: OnceLock<String>,
     pub(crate) pool: CpuPool,
+    pub(crate) tuning: Tuning,
     /// The lock of the artificial stages, which run one at a time per worker.
     pub(crate) one_at_a_time: Arc<tokio::sync::Mutex<()>>,
     pub(crate) tasks: TaskTable,
@@ -89,6 +91,7 @@ impl Manager {
         });
         Self {
             identity,
+            tuning: Tuning::new(&config, &pool),
             body_files: BodyFiles::new(config.shared_memory_bytes, config.sharing.backlog_bytes),
             same_host_socket: OnceLock::new(),
             window,
@@ -134,6 +137,14 @@ impl Manager {
                 read_back: shared.read_back,
                 spill_errors: shared.spill_errors,
             }),
+        }
+    }
+
+    /// Adapts threads, readers and queues to what tasks do, step by step, for as long as the worker runs.
+    pub(crate) async fn tune(&self) {
+        loop {
+            self.config.clock.sleep(self.config.tuning_step).await;
+            self.tuning.step(&self.running(), self.config.clock.now(), self.process_cores());
         }
     }
 

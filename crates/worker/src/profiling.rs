@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use caju_engine::{CachePlan, Findings, SplitModes, TaskStats};
+use caju_engine::{CachePlan, Findings, ReadLimit, SplitModes, TaskStats};
 use caju_proto::v1;
 use caju_types::TaskId;
 
@@ -20,8 +20,8 @@ pub(crate) struct Profiled {
     pub(crate) started: std::time::Instant,
     /// CPU threads; shared threads count by the task's fraction of them.
     pub(crate) threads: f64,
-    /// Splits that are read concurrently.
-    pub(crate) readers: u64,
+    /// The splits that are read concurrently.
+    pub(crate) readers: Arc<ReadLimit>,
     /// Bytes of parts that are cached in memory.
     pub(crate) memory_tier_bytes: u64,
     /// What the process does besides it.
@@ -123,7 +123,7 @@ impl Profiled {
             read: modes.get,
             source_bytes,
             source_s,
-            source_requests_at_once: self.readers,
+            source_requests_at_once: self.readers.readers() as u64,
             memory_tier_bytes: self.memory_tier_bytes,
             sent_bytes,
             sent_s,

@@ -5,7 +5,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arrow_schema::SchemaRef;
-use caju_engine::{CachePlan, RowChecks, SharedCounts, SharingMember, SplitModes, TaskRun, TaskStats};
+use caju_engine::{
+    CachePlan, ReadLimit, RowChecks, SharedCounts, SharingMember, SplitModes, TaskRun, TaskStats,
+};
 use caju_proto::v1::{self, SplitCount, StageStats, TaskStatus};
 use caju_runtime::Tasks;
 use caju_types::{Error, IterationId, Result, Secret, TaskId};
@@ -26,6 +28,9 @@ use crate::task_output::TaskOutput;
 pub(crate) struct RunningTask {
     pub(crate) id: TaskId,
     pub(crate) iteration: IterationId,
+    pub(crate) job: String,
+    /// The splits that it reads concurrently.
+    pub(crate) read_limit: Arc<ReadLimit>,
     /// The secret that the tickets of its readers are derived from.
     pub(crate) secret: Option<Secret>,
     pub(crate) schema: SchemaRef,
@@ -72,10 +77,10 @@ pub(crate) struct Finished {
 impl RunningTask {
     pub(crate) fn new(
         id: TaskId,
-        (iteration, secret): (IterationId, Option<Secret>),
+        (iteration, job, secret): (IterationId, String, Option<Secret>),
         schema: SchemaRef,
         run: &TaskRun,
-        (buffer_bytes, consumers): (usize, usize),
+        queue: TaskOutput,
         (profiled, sharing, bodies, behind): (
             Option<Profiled>,
             Option<Arc<SharingMember>>,
@@ -87,9 +92,11 @@ impl RunningTask {
         Self {
             id,
             iteration,
+            job,
+            read_limit: run.read_limit(),
             secret,
             schema,
-            queue: TaskOutput::new(buffer_bytes, consumers),
+            queue,
             counters: run.counters(),
             row_checks: run.row_checks(),
             profiled,

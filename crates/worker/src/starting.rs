@@ -23,6 +23,7 @@ use crate::manager::{Credentials, Manager};
 use crate::pipelines::shard_by;
 use crate::profiling::{ProcessOverhead, Profiled};
 use crate::running::{Finished, RunningTask};
+use crate::task_output::TaskOutput;
 
 /// Names the tasks whose elements may be equal: those of one pipeline, with one seed, in one epoch.
 fn body_group(def: &v1::TaskDef) -> u128 {
@@ -63,18 +64,17 @@ impl Manager {
         let tasks = self.group.child();
         let schema = pipeline.schema();
         let options = TaskOptions { sharing: sharing.clone(), ..self.options(&def).await? };
-        let readers = options.readers;
         let memory_tier_bytes = options.cache.as_ref().map_or(0, |cache| cache.memory_tier_bytes());
         let run = run_task(&pipeline, Box::new(feed), options);
-        let profiled = self.profiled(&def, &run, readers, memory_tier_bytes);
+        let profiled = self.profiled(&def, &run, memory_tier_bytes);
         let consumers = usize::try_from(def.num_consumers).unwrap_or(usize::MAX);
-        let bytes = (self.config.buffer_bytes, consumers);
-        let iteration = IterationId(def.iteration_id);
+        let output = TaskOutput::new(self.tuning.memory(), self.tuning.buffer_bytes(), consumers);
+        let whose = (IterationId(def.iteration_id), def.job.clone(), secret);
         let may_repeat = sharing.is_some() && pipeline.single_task();
         let group = may_repeat.then(|| body_group(&def));
         let bodies = TaskBodies::new(id, Arc::clone(&self.body_files), group);
         let sides = (profiled, sharing, bodies, behind);
-        let running = RunningTask::new(id, (iteration, secret), schema, &run, bytes, sides, tasks);
+        let running = RunningTask::new(id, whose, schema, &run, output, sides, tasks);
         let running = Arc::new(running);
         tracing::info!(task = %id, job = %def.job, epoch = def.epoch, "task started");
         self.drive(Arc::clone(&running), run, dealer);
@@ -154,13 +154,7 @@ impl Manager {
     }
 
     /// What is measured of a task that is profiled.
-    fn profiled(
-        &self,
-        def: &v1::TaskDef,
-        run: &TaskRun,
-        readers: usize,
-        memory_tier_bytes: u64,
-    ) -> Option<Profiled> {
+    fn profiled(&self, def: &v1::TaskDef, run: &TaskRun, memory_tier_bytes: u64) -> Option<Profiled> {
         let started = self.started.fetch_add(1, Ordering::AcqRel) + 1;
         let alone = self.running().is_empty() && self.config.sharers <= 1;
         def.profile.then(|| Profiled {
@@ -169,7 +163,7 @@ impl Manager {
             decide: Box::new(run.decider()),
             started: std::time::Instant::now(),
             threads: self.cores(),
-            readers: readers as u64,
+            readers: run.read_limit(),
             memory_tier_bytes,
             overhead: ProcessOverhead::from_now(alone.then(|| (Arc::clone(&self.started), started))),
         })
@@ -201,9 +195,14 @@ impl Manager {
 
     /// CPU cores that a task of this worker can use.
     fn cores(&self) -> f64 {
+        self.process_cores() / f64::from(self.config.sharers.max(1))
+    }
+
+    /// CPU cores that all tasks of this process can use.
+    pub(crate) fn process_cores(&self) -> f64 {
         let threads = self.pool.threads();
         let there = std::thread::available_parallelism().map_or(threads, std::num::NonZero::get);
-        threads.min(there) as f64 / f64::from(self.config.sharers.max(1))
+        threads.min(there) as f64
     }
 
     async fn options(&self, def: &v1::TaskDef) -> Result<TaskOptions> {
@@ -229,7 +228,7 @@ impl Manager {
         options.probe_encoding = def.probe_encoding.parse().ok();
         options.probe_stored_only = def.probe_stored_only;
         options.cores = Some(self.cores());
-        options.buffer_bytes = self.config.buffer_bytes;
+        self.tuning.set(&mut options);
         Ok(options)
     }
 

@@ -1,9 +1,9 @@
 //! The way out of a task: one queue that all its readers share, or one for each consumer of its job.
 
 use caju_types::{Error, Result};
-use caju_wire::{ByteQueue, Chunk};
+use caju_wire::{ByteQueue, Chunk, QueueMemory};
 
-/// The queues of a task's finished elements, bounded in bytes together.
+/// The queues of a task's finished elements, which share one bound at first.
 #[derive(Debug)]
 pub(crate) struct TaskOutput {
     queues: Vec<ByteQueue<Chunk>>,
@@ -13,9 +13,9 @@ pub(crate) struct TaskOutput {
 
 impl TaskOutput {
     /// One queue, or with `consumers` one for each.
-    pub(crate) fn new(bound_bytes: usize, consumers: usize) -> Self {
+    pub(crate) fn new(memory: &QueueMemory, first_bytes: usize, consumers: usize) -> Self {
         let count = consumers.max(1);
-        let queues = (0..count).map(|_| ByteQueue::new(bound_bytes / count)).collect();
+        let queues = (0..count).map(|_| ByteQueue::within(memory.bound(first_bytes / count))).collect();
         Self { queues, is_dealt: consumers > 0 }
     }
 

@@ -10,7 +10,7 @@ use caju_runtime::{CpuPool, Tasks, blocking, log_failure};
 use caju_sources::{SourceContext, SourceLimits};
 use caju_types::{Error, Result, TaskId, WorkerId};
 use caju_wire::{
-    Dispatcher, DispatcherLink, LocalWorkers, is_in_process, is_transient, new_in_process_address,
+    Dispatcher, DispatcherLink, LocalWorkers, QueueUse, is_in_process, is_transient, new_in_process_address,
 };
 use tokio::net::UdpSocket;
 use tokio::time::Instant;
@@ -58,7 +58,8 @@ impl Worker {
         };
         let pool = match &config.pool {
             Some(pool) => pool.clone(),
-            None => CpuPool::new(cores(config.cpu_threads))?,
+            None if config.cpu_threads > 0 => CpuPool::new(config.cpu_threads)?,
+            None => CpuPool::elastic(cores())?,
         };
         let identity = Identity::new(
             link,
@@ -89,6 +90,11 @@ impl Worker {
             heartbeats(manager, retry_timeout).await;
             Ok(())
         });
+        let manager = Arc::clone(&handle.manager);
+        handle.group.background("tuning", log_failure, async move {
+            manager.tune().await;
+            Ok(())
+        });
         Ok(handle)
     }
 }
@@ -111,8 +117,8 @@ async fn window(config: &WorkerConfig, group: &Tasks) -> Result<Arc<SharingWindo
     Ok(window)
 }
 
-fn cores(threads: usize) -> usize {
-    if threads > 0 { threads } else { std::thread::available_parallelism().map_or(1, std::num::NonZero::get) }
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
 /// The address that clients dial. For `0.0.0.0` it is the address from which this machine reaches the dispatcher.
@@ -158,6 +164,7 @@ async fn heartbeats(manager: Arc<Manager>, retry_timeout: Duration) {
             secret: registration.secret,
             served: running.iter().map(|t| t.served()).collect(),
             usage: Some(manager.usage()),
+            tuned: manager.tuning.settings(),
         };
         let call = |mut d: Dispatcher| async move { d.worker_heartbeat(request).await };
         match identity.link.call(Duration::ZERO, call).await {
@@ -236,6 +243,17 @@ impl WorkerHandle {
     /// Bytes of finished elements that wait for readers here.
     pub fn buffered_bytes(&self) -> usize {
         self.manager.running().iter().map(|t| t.buffered_bytes()).sum()
+    }
+
+    /// The queues of finished and computed rows here, and the most bytes that they hold together.
+    pub fn queues(&self) -> (Vec<QueueUse>, usize) {
+        let memory = self.manager.tuning.memory();
+        (memory.queues(), memory.limit_bytes())
+    }
+
+    /// The numbers that are tuned here, and those that were given by hand.
+    pub fn settings(&self) -> Vec<v1::TunedSetting> {
+        self.manager.tuning.settings()
     }
 
     /// What is in the window of rows that jobs share.

@@ -47,5 +47,6 @@ mod silent_peers;
 mod snapshots;
 mod speed;
 mod stragglers;
+mod tuning;
 mod up;
 mod zombies;

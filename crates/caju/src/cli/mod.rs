@@ -9,6 +9,7 @@ mod scale;
 mod service;
 #[cfg(test)]
 mod tests;
+mod tuned;
 mod up;
 
 use std::path::PathBuf;
@@ -35,6 +36,7 @@ pub(crate) use service::{
     ConnectionArgs, DispatcherArgs, DispatcherSettings, ServeArgs, StatusArgs, StatusFormat, StoreArgs,
     WorkerArgs, WorkerCommand,
 };
+pub(crate) use tuned::CpuThreads;
 pub(crate) use up::{UpArgs, WorkerCount};
 
 const EXAMPLES: &str = "\

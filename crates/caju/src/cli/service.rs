@@ -9,6 +9,8 @@ use clap::builder::NonEmptyStringValueParser;
 use clap::builder::ValueHint;
 use clap::{Args, Subcommand, ValueEnum};
 
+use super::tuned::{CpuThreads, Tuned};
+
 /// A duration with a unit, as an argument.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
     caju_types::parse_duration(text).map_err(|e| e.to_string())
@@ -253,9 +255,10 @@ pub(crate) struct WorkerArgs {
     /// Labels of this worker, separated by commas. Readers in other processes do not read from a worker with the tag COLOCATED unless their job's target is `any`
     #[arg(long, value_name = "TAG", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     pub(crate) tags: Vec<String>,
-    /// CPU threads; the number of cores by default
-    #[arg(long, value_name = "N")]
-    pub(crate) cpu_threads: Option<u32>,
+    /// CPU threads. `auto`: at first as many as cores, and more while rows wait for something other than a core; `auto:N`: at
+    /// first N. A number is not tuned
+    #[arg(long, value_name = "auto|auto:N|N", default_value = "auto")]
+    pub(crate) cpu_threads: CpuThreads,
     /// How long to try to reach a dispatcher that does not answer
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
     pub(crate) connect_timeout: Duration,
@@ -272,9 +275,17 @@ pub(crate) struct WorkerArgs {
 /// What bounds the tasks of a worker.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct TaskArgs {
-    /// Bytes of finished elements that each task may hold until readers take them
-    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = size)]
-    pub(crate) buffer: u64,
+    /// Bytes of finished elements that each task may hold until readers take them, and that each `prefetch` may hold. `auto`: at
+    /// first 64MiB, and more where both sides wait in turn
+    #[arg(long, value_name = "auto|SIZE", default_value = "auto", value_parser = Tuned::size)]
+    pub(crate) buffer: Tuned,
+    /// The most bytes that all these queues of the worker hold together, and one element of each
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = size)]
+    pub(crate) buffer_memory: u64,
+    /// Splits that each task reads concurrently. `auto`: at first one more than the CPU threads, and more while reads wait for
+    /// the source's store
+    #[arg(long, value_name = "auto|N", default_value = "auto", value_parser = Tuned::count)]
+    pub(crate) split_readers: Tuned,
     /// How long tasks continue without the dispatcher before they fail
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     pub(crate) dispatcher_timeout: Duration,

@@ -79,12 +79,15 @@ pub(crate) fn absolute_url(text: &str) -> Result<String> {
         .ok_or_else(|| Error::invalid(format!("`{text}`: the path is not UTF-8; rename the folder")))
 }
 
-/// A pool with the given number of CPU threads, by default one per core.
+/// A pool with the given number of CPU threads; by default one per core, and more while rows wait.
 ///
 /// # Errors
 /// `ResourceExhausted` if the system gives no threads.
 pub(crate) fn cpu_pool(threads: Option<u32>) -> Result<CpuPool> {
-    CpuPool::new(threads.map_or_else(cores, |n| n.max(1) as usize))
+    match threads {
+        Some(n) => CpuPool::new(n.max(1) as usize),
+        None => CpuPool::elastic(cores()),
+    }
 }
 
 /// Cores that this process may use.

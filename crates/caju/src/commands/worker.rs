@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use caju_engine::SharingSettings;
 use caju_proto::v1;
+use caju_runtime::CpuPool;
 use caju_types::{Error, Result, Secret};
 use caju_wire::{Dispatcher, DispatcherLink};
 use caju_worker::{Worker, WorkerConfig};
 
 use super::serve::{Signals, announce, check_listen, drain, until_stdin_ends};
 use super::shared;
-use crate::cli::{WorkerArgs, WorkerCommand};
+use crate::cli::{CpuThreads, WorkerArgs, WorkerCommand};
 use crate::output;
 
 /// Serves until a signal arrives or the dispatcher drains the worker; or asks the dispatcher to drain one.
@@ -37,14 +38,20 @@ async fn serve(args: &WorkerArgs) -> Result<()> {
     check_listen(&args.listen, args.serve.insecure).await?;
     let mut signals = Signals::new()?;
     let stores = Arc::new(shared::server_stores(&args.stores)?);
+    let pool = match args.cpu_threads {
+        CpuThreads::Auto(first) => CpuPool::elastic(first.unwrap_or_else(shared::cores))?,
+        CpuThreads::Given(n) => CpuPool::new(n)?,
+    };
     let config = WorkerConfig {
         listen: args.listen.clone(),
         connections: shared::connection_limits(&args.limits),
         advertise: args.advertise.clone(),
         tags: args.tags.clone(),
-        cpu_threads: args.cpu_threads.map_or(0, |n| n as usize),
+        pool: Some(pool.clone()),
         connect_timeout: args.connect_timeout,
-        buffer_bytes: usize::try_from(args.tasks.buffer).unwrap_or(usize::MAX),
+        readers: args.tasks.split_readers.given(),
+        buffer_bytes: args.tasks.buffer.given(),
+        buffer_memory_bytes: usize::try_from(args.tasks.buffer_memory).unwrap_or(usize::MAX),
         dispatcher_timeout: args.tasks.dispatcher_timeout,
         linger: args.tasks.linger,
         silence: args.tasks.reader_silence,
@@ -53,10 +60,7 @@ async fn serve(args: &WorkerArgs) -> Result<()> {
         sharing: sharing(args),
         sharing_spill_dir: args.tasks.sharing_spill_dir.clone(),
         shared_memory_bytes: args.tasks.shared_memory,
-        registry: shared::server_registry(
-            &args.stores,
-            args.cpu_threads.map_or_else(shared::cores, |n| n.max(1) as usize),
-        ),
+        registry: shared::server_registry(&args.stores, pool.threads()),
         ..WorkerConfig::new(dispatcher, stores)
     };
     let worker = Worker::start(config).await?;

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use caju_proto::v1::{IoStats, StageStats, TaskServed, WorkerUsage};
+use caju_proto::v1::{IoStats, StageStats, TaskServed, TunedSetting, WorkerUsage};
 use caju_types::{ClientId, IterationId, TaskId, WorkerId};
 
 use super::holders::Holders;
@@ -81,6 +81,8 @@ pub(crate) struct WorkerReport {
     pub(crate) registered: Duration,
     /// Memory and caches of its process; none if it does not report them.
     pub(crate) usage: Option<WorkerUsage>,
+    /// The numbers that it tunes.
+    pub(crate) tuned: Vec<TunedSetting>,
 }
 
 /// The last report of a client.

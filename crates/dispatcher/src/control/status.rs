@@ -36,6 +36,7 @@ impl Core {
         let reports = self.reports.lock();
         let report = reports.workers.get(&worker.id);
         let (last_report, usage) = (report.map(|r| r.at), report.and_then(|r| r.usage));
+        let tuned = report.map(|r| r.tuned.clone()).unwrap_or_default();
         let tasks = state.iterations.values().flat_map(|i| i.tasks.values().map(|t| (i.id, t)));
         let here: Vec<_> =
             tasks.filter(|(_, t)| t.worker == worker.id && t.state == TaskState::Active).collect();
@@ -54,6 +55,7 @@ impl Core {
             served: Some(served),
             usage,
             running,
+            tuned,
         }
     }
 

@@ -136,6 +136,7 @@ impl Core {
             report.stages = request.stages;
             report.tasks = request.tasks;
             report.usage = request.usage;
+            report.tuned = request.tuned;
         }
         if !(request.checksums.is_empty() && request.served.is_empty()) {
             self.store.read(|state| {

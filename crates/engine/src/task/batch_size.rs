@@ -63,7 +63,8 @@ fn at_most(whole: f64, part: f64) -> usize {
 mod tests {
     use super::*;
 
-    const READING: Reading = Reading { batch_rows: 8192, batch_bytes: 2 << 20, readers: 1, ordered: false };
+    const READING: Reading =
+        Reading { batch_rows: 8192, batch_bytes: 2 << 20, readers: 1, max_readers: 1, ordered: false };
 
     fn stage(rows_in: u64, rows_out: u64, bytes_per_row: u64, ns_per_row: u64) -> StageStats {
         let busy_s = (rows_in.max(rows_out) * ns_per_row) as f64 * 1e-9;

@@ -11,7 +11,7 @@ use futures::stream::{self, StreamExt};
 
 use super::open_splits::checked;
 use super::read::{Group, Reader};
-use super::read_limiter::{ReadLimiter, ReadPermit};
+use super::read_limiter::{ReadLimit, ReadLimiter, ReadPermit};
 use super::{Item, Items};
 use crate::lease::{LeasedSplit, SplitFeed};
 use crate::stats::SplitReads;
@@ -23,14 +23,20 @@ const NAME: &str = "handing out splits";
 
 /// The rows of all leased splits, as chunks of one run each, with a mark at the end of every split and repetition. The
 /// stream ends only after the feed reported that no split is left and every reader reported that it has finished.
-pub(super) fn read_splits(reader: Reader, feed: Box<dyn SplitFeed>, tasks: Tasks) -> Items {
+pub(super) fn read_splits(
+    reader: Reader,
+    feed: Box<dyn SplitFeed>,
+    tasks: Tasks,
+    limit: &Arc<ReadLimit>,
+) -> Items {
     let reader = Arc::new(reader);
     // One queue of queues: in order there is one per split, else one per repetition that all its readers share.
-    let depth = Cache::answers_at_once(Cache::requests_at_once(reader.reading.readers));
+    let depth = Cache::answers_at_once(Cache::requests_at_once(reader.reading.max_readers));
     let (queues, queue) = channel(NAME, depth);
     let (open, group) = (reader.open.clone(), tasks.clone());
+    let (limit, leases) = (Arc::clone(limit), VecDeque::new());
     let distributor =
-        Distributor { reader, feed, tasks, queues, shared: None, leases: VecDeque::new(), repetition: None };
+        Distributor { reader, feed, tasks, limit, queues, shared: None, leases, repetition: None };
     group.background(NAME, log_failure, distributor.distribute());
     let items = queue.flat_map(|rx| match rx {
         Ok(rx) => rx.left_stream(),
@@ -44,6 +50,7 @@ struct Distributor {
     reader: Arc<Reader>,
     feed: Box<dyn SplitFeed>,
     tasks: Tasks,
+    limit: Arc<ReadLimit>,
     /// The readers' queues, in the order of their rows.
     queues: Sender<Receiver<Item>>,
     /// Out of order: the queue that the readers of the present repetition share.
@@ -70,7 +77,7 @@ impl Distributor {
     }
 
     async fn hand_out(&mut self) -> Result<()> {
-        let mut limiter = ReadLimiter::for_readers(self.reader.reading.readers);
+        let mut limiter = ReadLimiter::new(Arc::clone(&self.limit));
         loop {
             let mut permit = limiter.acquire().await?;
             if self.leases.is_empty() {

@@ -22,9 +22,10 @@ use caju_cache::{Cache, Encoding};
 use caju_proto::v1::StageStats;
 use caju_runtime::{Clock, CpuPool, Tasks};
 use caju_types::Result;
-use caju_wire::Chunk;
+use caju_wire::{Chunk, QueueMemory};
 use futures::StreamExt;
 use futures::stream::BoxStream;
+pub use read_limiter::ReadLimit;
 
 use crate::bind::BoundPipeline;
 use crate::cache_plan::{CachePlan, SplitModes};
@@ -61,10 +62,15 @@ pub struct TaskOptions {
     pub batch_rows: usize,
     /// The nominal source bytes of a batch of the engine.
     pub batch_bytes: usize,
-    /// Bytes that each `prefetch` stage may hold computed ahead; one chunk always fits.
+    /// The first bound of each queue: of what a `prefetch` stage holds computed ahead, and of computed chunks that wait for
+    /// earlier ones; one chunk always fits.
     pub buffer_bytes: usize,
-    /// Splits that are read concurrently.
+    /// The memory that these queues share with those of other tasks.
+    pub queue_memory: Arc<QueueMemory>,
+    /// Splits that are read concurrently at first.
     pub readers: usize,
+    /// The most that [`TaskRun::read_limit`] may be set to.
+    pub max_readers: usize,
     /// The lock of the artificial stages, one per worker.
     pub one_at_a_time: Arc<tokio::sync::Mutex<()>>,
     /// How many times as long as their definition says the artificial stages take; 1: as long.
@@ -93,7 +99,7 @@ pub struct TaskOptions {
 impl TaskOptions {
     /// The defaults for a pool and a clock: seed 0, epoch 0.
     pub fn new(pool: CpuPool, clock: Arc<dyn Clock>) -> Self {
-        let readers = (pool.threads() + 1).clamp(2, 16);
+        let readers = default_readers(pool.threads());
         Self {
             job: String::new(),
             seed: 0,
@@ -106,7 +112,9 @@ impl TaskOptions {
             batch_rows: 8192,
             batch_bytes: 2 << 20,
             buffer_bytes: 64 << 20,
+            queue_memory: QueueMemory::unlimited(),
             readers,
+            max_readers: readers,
             one_at_a_time: Arc::default(),
             slowdown: 1,
             cache: None,
@@ -119,6 +127,12 @@ impl TaskOptions {
             taps: true,
         }
     }
+}
+
+/// Splits that a task on this many threads reads concurrently, unless it is told otherwise: one more than the threads, so that a
+/// split is ready when a thread has ended one.
+pub fn default_readers(threads: usize) -> usize {
+    (threads + 1).clamp(2, 16)
 }
 
 /// How long the end of a short task waits for probes of the few rows that it had: long enough for a local store, too short to
@@ -148,6 +162,7 @@ pub struct TaskRun {
     cache: Arc<TaskCache>,
     sharing: Option<Arc<Flights>>,
     tasks: Tasks,
+    read_limit: Arc<ReadLimit>,
     probe_to_end: bool,
     /// How the task ended; an error is returned again by every later call.
     over: Option<Result<()>>,
@@ -169,16 +184,20 @@ pub fn run_task(pipeline: &Arc<BoundPipeline>, feed: Box<dyn SplitFeed>, options
         stats,
         Arc::clone(&options.one_at_a_time),
     );
+    let buffer = (options.buffer_bytes, Arc::clone(&options.queue_memory));
     let shard = options.shard.map(|s| (s.num_shards, s.index));
     let ctx = ctx.slowed(options.slowdown);
-    let ctx = Arc::new(ctx.with_shard(shard).within(pipeline.chunk_bytes(), options.buffer_bytes));
+    let ctx = Arc::new(ctx.with_shard(shard).within(pipeline.chunk_bytes(), buffer));
     let tasks = Tasks::new();
+    let readers = options.readers.max(1);
     let reading = read::Reading {
         batch_rows: options.batch_rows.max(1),
         batch_bytes: options.batch_bytes.max(1),
-        readers: options.readers.max(1),
+        readers,
+        max_readers: options.max_readers.max(readers),
         ordered: deterministic,
     };
+    let read_limit = ReadLimit::new(readers, reading.max_readers);
     let name = def.name.clone().unwrap_or_default();
     let hints: Vec<_> = pipeline.hints().iter().map(|h| h.clone().seeded(options.seed)).collect();
     let prober = options.cache.as_ref().filter(|_| options.probe && !hints.is_empty()).map(|cache| {
@@ -212,9 +231,10 @@ pub fn run_task(pipeline: &Arc<BoundPipeline>, feed: Box<dyn SplitFeed>, options
         sharing.clone(),
         reading,
     );
-    let source = distribute::read_splits(reader, feed, tasks.clone());
+    let source = distribute::read_splits(reader, feed, tasks.clone(), &read_limit);
     let items = chain::build(pipeline, source, &ctx, (&cache, sharing.as_ref()), deterministic);
-    TaskRun { items, ctx, cache, sharing, tasks, probe_to_end: options.probe_to_end, over: None }
+    let probe_to_end = options.probe_to_end;
+    TaskRun { items, ctx, cache, sharing, tasks, read_limit, probe_to_end, over: None }
 }
 
 impl TaskRun {
@@ -273,6 +293,11 @@ impl TaskRun {
     /// that readers had before are among them.
     pub fn take_sized(&mut self) -> Vec<(u64, u64)> {
         self.ctx.take_sized()
+    }
+
+    /// The splits that are read concurrently, which may be changed while the task runs.
+    pub fn read_limit(&self) -> Arc<ReadLimit> {
+        Arc::clone(&self.read_limit)
     }
 
     /// The counters, live.

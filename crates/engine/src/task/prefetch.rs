@@ -1,6 +1,6 @@
 //! `prefetch`: elements that are computed ahead of the stages below, as tf.data's `prefetch` does.
 //!
-//! A buffer holds up to the stage's number of elements, and up to the task's `buffer_bytes`; one chunk always fits. A
+//! A buffer holds up to the stage's number of elements, and up to its bound in bytes; one chunk always fits. A
 //! chunk of rows above `batch` has as many elements as rows, so there the buffer holds at least one chunk.
 
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub(super) fn prefetched(items: Items, elements: usize, stats: usize, ctx: &Arc<
 }
 
 fn start(items: Items, elements: usize, stats: usize, ctx: Arc<TaskContext>) -> Items {
-    let queue = Arc::new(ByteQueue::new(ctx.buffer_bytes));
+    let queue = Arc::new(ByteQueue::within(ctx.queue_bound()));
     let fill = fill(items, elements, stats, ctx, Arc::clone(&queue));
     // Dropping the stream stops the task.
     let running = Tasks::new().spawn(NAME, fill);

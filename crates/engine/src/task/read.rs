@@ -27,7 +27,9 @@ use crate::stats::SplitReads;
 pub(super) struct Reading {
     pub(super) batch_rows: usize,
     pub(super) batch_bytes: usize,
+    /// Splits that are read concurrently at first, and at most.
     pub(super) readers: usize,
+    pub(super) max_readers: usize,
     /// Keeps the order of leases; otherwise rows of different splits come in the order in which they are read.
     pub(super) ordered: bool,
 }

@@ -25,10 +25,11 @@ pub(super) fn rows(stages: Vec<Arc<RowStage>>, items: Items, ctx: &Arc<TaskConte
     if stages.is_empty() {
         return items;
     }
+    let pool = ctx.pool.clone();
     let limits = Limits {
-        at_once: ctx.pool.threads() + 1,
-        most_bytes: ctx.buffer_bytes,
-        given_back: (ctx.pool.threads() + 1) * (stages.len() + 1),
+        at_once: Box::new(move || pool.running_threads() + 1),
+        most_bytes: ctx.queue_bound(),
+        given_back: (ctx.pool.max_threads() + 1) * (stages.len() + 1),
     };
     let clock = Arc::clone(&ctx.clock);
     let rows = Arc::new(Rows::new(stages, Arc::clone(ctx)));

@@ -25,6 +25,7 @@ pub(crate) struct Cluster {
     pub(crate) workers: Vec<WorkerHandle>,
     pub(crate) local: LocalWorkers,
     pub(crate) stores: Arc<Stores>,
+    registry: Registry,
     pub(crate) pool: CpuPool,
 }
 
@@ -34,9 +35,22 @@ impl Cluster {
     }
 
     pub(crate) async fn start_with(workers: usize, change: impl FnOnce(&mut DispatcherConfig)) -> Self {
-        let stores = Arc::new(Stores::default());
+        let mut cluster =
+            Self::start_over(Arc::new(Stores::default()), Registry::new(Limits::default()), change).await;
+        for _ in 0..workers {
+            cluster.add(|_| {}).await;
+        }
+        cluster
+    }
+
+    /// Without workers, over the given stores and functions.
+    pub(crate) async fn start_over(
+        stores: Arc<Stores>,
+        registry: Registry,
+        change: impl FnOnce(&mut DispatcherConfig),
+    ) -> Self {
         let ctx = SourceContext::new(Arc::clone(&stores), Arc::new(IoCounters::new()));
-        let catalog = EngineCatalog::new(Registry::new(Limits::default()), ctx);
+        let catalog = EngineCatalog::new(registry.clone(), ctx);
         let timers = Timers {
             heartbeat: Duration::from_millis(50),
             worker_timeout: Duration::from_millis(800),
@@ -47,11 +61,7 @@ impl Cluster {
         change(&mut config);
         let dispatcher = Dispatcher::start(config, Arc::new(catalog)).await.unwrap();
         let pool = CpuPool::new(2).unwrap();
-        let mut cluster = Self { dispatcher, workers: Vec::new(), local: LocalWorkers::new(), stores, pool };
-        for _ in 0..workers {
-            cluster.add(|_| {}).await;
-        }
-        cluster
+        Self { dispatcher, workers: Vec::new(), local: LocalWorkers::new(), stores, registry, pool }
     }
 
     pub(crate) fn address(&self) -> String {
@@ -60,9 +70,10 @@ impl Cluster {
 
     pub(crate) async fn add(&mut self, change: impl FnOnce(&mut WorkerConfig)) {
         let mut config = WorkerConfig::new(self.address(), Arc::clone(&self.stores));
+        config.registry = self.registry.clone();
         config.pool = Some(self.pool.clone());
         config.linger = Duration::from_secs(20);
-        config.buffer_bytes = 64 << 10;
+        config.buffer_bytes = Some(64 << 10);
         config.batch_rows = Some(256);
         change(&mut config);
         self.workers.push(Worker::start(config).await.unwrap());

@@ -18,3 +18,4 @@ mod sharing;
 mod spill;
 mod status;
 mod trouble;
+mod tuning;

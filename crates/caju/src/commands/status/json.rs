@@ -2,7 +2,7 @@
 
 use caju_proto::v1::{
     GetStatusResponse, JobStatus, ReaderStatus, ScalingStatus, SharingUsage, SplitStates, TaskServed,
-    WorkerStatus, WorkerUsage,
+    TunedSetting, WorkerStatus, WorkerUsage,
 };
 use serde_json::{Value, json};
 
@@ -49,7 +49,12 @@ fn worker_json(w: &WorkerStatus) -> Value {
         .collect();
     json!({"worker_id": w.worker_id, "address": w.address, "tags": w.tags, "cores": w.cores,
        "silent_s": w.silent_s, "state": w.state, "tasks": w.tasks, "slot": w.slot,
-       "served": w.served.as_ref().map(served_json), "usage": w.usage.as_ref().map(usage), "running": running})
+       "served": w.served.as_ref().map(served_json), "usage": w.usage.as_ref().map(usage), "running": running,
+       "tuning": w.tuned.iter().map(tuned_json).collect::<Vec<_>>()})
+}
+
+fn tuned_json(s: &TunedSetting) -> Value {
+    json!({"setting": s.name, "job": Some(&s.job).filter(|job| !job.is_empty()), "value": s.value, "reason": s.reason})
 }
 
 fn sharing_json(s: &SharingUsage) -> Value {

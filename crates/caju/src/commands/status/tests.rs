@@ -3,10 +3,10 @@
 use caju_planner::Choice;
 use caju_proto::v1::{
     CacheSize, JobStatus, ReaderStatus, SharedUse, SharingUsage, SplitStates, StageStats, TaskServed,
-    WorkerStatus, WorkerUsage,
+    TunedSetting, WorkerStatus, WorkerUsage,
 };
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::*;
 use crate::commands::decision::tests::decision;
@@ -150,8 +150,15 @@ fn readers_that_take_nothing_come_first() {
         ..job(1, "a", "running")
     };
     let usage = WorkerUsage { rss_bytes: 300 << 20, memory_tier_bytes: 7 << 20, ..Default::default() };
+    let tuned = |name: &str, job: &str, value| TunedSetting {
+        name: name.into(),
+        job: job.into(),
+        value,
+        reason: "it pays".into(),
+    };
+    let tuned = vec![tuned("cpu_threads", "", 8), tuned("readers", "a", 12)];
     let worker =
-        WorkerStatus { worker_id: 4, served: Some(served), usage: Some(usage), ..Default::default() };
+        WorkerStatus { worker_id: 4, served: Some(served), usage: Some(usage), tuned, ..Default::default() };
     let cache = CacheSize { bytes: 3 << 30, budget_bytes: 5 << 30, snapshots: 2, age_s: 0.1 };
     let status = GetStatusResponse {
         jobs: vec![job],
@@ -183,6 +190,10 @@ fn readers_that_take_nothing_come_first() {
     assert_eq!(json["jobs"][0]["splits"]["sent"], 3);
     assert_eq!(json["jobs"][0]["served"]["source_opens"], 19);
     assert_eq!(json["workers"][0]["usage"]["rss_bytes"], 300 << 20);
+    let tuning = &json["workers"][0]["tuning"];
+    assert_eq!((&tuning[0]["setting"], &tuning[0]["job"]), (&"cpu_threads".into(), &Value::Null));
+    assert_eq!((&tuning[1]["job"], &tuning[1]["value"]), (&"a".into(), &12.into()));
+    assert_eq!(tuning[1]["reason"], "it pays");
     assert_eq!(json["cache"]["budget_bytes"], 5u64 << 30);
 }
 

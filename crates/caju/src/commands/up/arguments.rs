@@ -8,7 +8,7 @@ use caju_types::{Error, Result};
 
 use super::super::OwnCommand;
 use super::super::shared::absolute_url;
-use crate::cli::{BoundArgs, ConnectionArgs, Global, StoreArgs, UpArgs};
+use crate::cli::{BoundArgs, ConnectionArgs, CpuThreads, Global, StoreArgs, UpArgs};
 
 /// The command line that starts a worker of a dispatcher in this process. It ends when its standard input ends.
 ///
@@ -18,7 +18,7 @@ pub(super) fn worker_command(
     own: &OwnCommand,
     global: &Global,
     args: &UpArgs,
-    cpu_threads: u32,
+    cpu_threads: CpuThreads,
     address: &str,
 ) -> Result<Vec<OsString>> {
     let settings = &args.settings;
@@ -156,14 +156,15 @@ mod tests {
         let Command::Up(up) = &cli.command else { panic!() };
         let own =
             OwnCommand { program: vec!["python3".into(), "-m".into(), "caju".into()], args: Vec::new() };
-        let line = worker_command(&own, &cli.global, up, 3, "127.0.0.1:7070").unwrap();
+        let line =
+            worker_command(&own, &cli.global, up, CpuThreads::Auto(Some(3)), "127.0.0.1:7070").unwrap();
         assert_eq!(line[..3], own.program[..]);
         let worker = Cli::parse_from(&line[2..]);
         assert_eq!((worker.global.log.as_str(), worker.global.bounds.max_record), ("info", 2 << 20));
         assert_eq!(worker.global.config, cli.global.config);
         let Command::Worker(worker) = worker.command else { panic!() };
         assert_eq!(worker.dispatcher.as_deref(), Some("127.0.0.1:7070"));
-        assert_eq!((worker.listen.as_str(), worker.cpu_threads), ("127.0.0.1:0", Some(3)));
+        assert_eq!((worker.listen.as_str(), worker.cpu_threads), ("127.0.0.1:0", CpuThreads::Auto(Some(3))));
         assert_eq!(worker.serve.drain_timeout, Duration::from_millis(1500));
         assert!(worker.serve.until_stdin_ends && !worker.serve.insecure);
         assert_eq!((worker.limits.connections, worker.limits.idle_timeout), (7, Duration::from_secs(3)));

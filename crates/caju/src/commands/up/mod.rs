@@ -17,7 +17,7 @@ use self::restarts::RestartLimit;
 use super::dispatcher::Server;
 use super::serve::{Signals, drain, until_stdin_ends};
 use super::{OwnCommand, shared};
-use crate::cli::{Global, UpArgs, WorkerCount};
+use crate::cli::{CpuThreads, Global, UpArgs, WorkerCount};
 use crate::output;
 
 /// With `--workers auto` a worker has this part of the cores by default: the number of workers can follow the need in steps
@@ -47,7 +47,12 @@ async fn serve(global: &Global, args: &UpArgs, own: Option<OwnCommand>) -> Resul
     })?;
     let mut signals = Signals::new()?;
     let server = Server::start(settings, WorkerList::default(), (size.min, size.max)).await?;
-    let command = worker_command(&own, global, args, size.cpu_threads, server.dispatcher.address())?;
+    let threads = usize::try_from(size.cpu_threads).unwrap_or(usize::MAX);
+    let threads = match args.cpu_threads {
+        Some(_) => CpuThreads::Given(threads),
+        None => CpuThreads::Auto(Some(threads)),
+    };
+    let command = worker_command(&own, global, args, threads, server.dispatcher.address())?;
     let mut up = Up {
         pool: WorkerPool::new(command, settings.serve.drain_timeout, RestartLimit::new(args.max_restarts)),
         server,

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use caju_runtime::Clock;
 use caju_types::Result;
-use caju_wire::Chunk;
+use caju_wire::{Chunk, QueueBound};
 use futures::future::BoxFuture;
 use futures::stream::{self, FuturesUnordered, StreamExt};
 use tokio::sync::mpsc;
@@ -39,10 +39,10 @@ const MOST_ITEMS: usize = 1024;
 
 /// What is computed at once.
 pub(super) struct Limits {
-    /// Slices that are computed at once.
-    pub(super) at_once: usize,
-    /// Bytes of computed chunks that may wait before no further slice is begun.
-    pub(super) most_bytes: usize,
+    /// Slices that are computed at once, as of now.
+    pub(super) at_once: Box<dyn Fn() -> usize + Send>,
+    /// Bounds the bytes of computed chunks that may wait before no further slice is begun.
+    pub(super) most_bytes: Arc<QueueBound>,
     /// The most slices whose rows can be given back before they are taken over: one per running slice.
     pub(super) given_back: usize,
 }
@@ -152,7 +152,7 @@ impl<W: Work, F: Fn(Chunk) -> W> Concurrent<W, F> {
     }
 
     fn may_begin(&self) -> bool {
-        self.running.len() < self.limits.at_once && self.window.bytes() < self.limits.most_bytes
+        self.running.len() < (self.limits.at_once)() && self.limits.most_bytes.admits(self.window.bytes())
     }
 
     fn admit(&mut self, item: Option<Result<Item>>) {

@@ -138,7 +138,8 @@ impl Bench {
             rows: slice_rows,
             is_computed: false,
         };
-        let limits = Limits { at_once, most_bytes, given_back: at_once };
+        let most_bytes = QueueBound::fixed(most_bytes);
+        let limits = Limits { at_once: Box::new(move || at_once), most_bytes, given_back: at_once };
         let items = stream::iter(items).boxed();
         let items = concurrent(items, start, order, limits, SystemClock::shared()).fuse().boxed();
         Self { items, gates }

@@ -1,0 +1,97 @@
+//! Numbers that a worker tunes while it runs, unless they are given by hand.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A number that is tuned, or given by hand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tuned {
+    /// It is tuned.
+    Auto,
+    /// It stays as it is.
+    Given(usize),
+}
+
+impl Tuned {
+    /// The number that was given by hand.
+    pub(crate) fn given(self) -> Option<usize> {
+        match self {
+            Self::Auto => None,
+            Self::Given(n) => Some(n),
+        }
+    }
+
+    /// A size in bytes.
+    pub(super) fn size(text: &str) -> Result<Self, String> {
+        if text == "auto" {
+            return Ok(Self::Auto);
+        }
+        let bytes = caju_types::parse_bytes(text).map_err(|e| format!("{e}; or auto"))?;
+        Ok(Self::Given(usize::try_from(bytes).unwrap_or(usize::MAX)))
+    }
+
+    /// A number of at least 1.
+    pub(super) fn count(text: &str) -> Result<Self, String> {
+        if text == "auto" { Ok(Self::Auto) } else { count(text).map(Self::Given) }
+    }
+}
+
+/// The CPU threads of a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CpuThreads {
+    /// They are tuned, and there are this many at first; by default as many as cores.
+    Auto(Option<usize>),
+    /// They stay as many.
+    Given(usize),
+}
+
+impl FromStr for CpuThreads {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.strip_prefix("auto") {
+            Some("") => Ok(Self::Auto(None)),
+            Some(first) => match first.strip_prefix(':') {
+                Some(first) => count(first).map(|n| Self::Auto(Some(n))),
+                None => Err("expected auto, auto:N or a number".to_string()),
+            },
+            None => count(text).map(Self::Given),
+        }
+    }
+}
+
+impl fmt::Display for CpuThreads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto(None) => f.write_str("auto"),
+            Self::Auto(Some(n)) => write!(f, "auto:{n}"),
+            Self::Given(n) => write!(f, "{n}"),
+        }
+    }
+}
+
+fn count(text: &str) -> Result<usize, String> {
+    match text.parse::<u32>() {
+        Ok(n) if n > 0 => Ok(usize::try_from(n).unwrap_or(usize::MAX)),
+        _ => Err("expected auto, or a number of at least 1".to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_tuned_or_given() {
+        assert_eq!(Tuned::size("auto"), Ok(Tuned::Auto));
+        assert_eq!(Tuned::size("2MiB"), Ok(Tuned::Given(2 << 20)));
+        assert_eq!(Tuned::count("7"), Ok(Tuned::Given(7)));
+        assert!(Tuned::count("0").is_err() && Tuned::count("many").is_err() && Tuned::size("autos").is_err());
+        for text in ["auto", "auto:3", "12"] {
+            assert_eq!(text.parse::<CpuThreads>().unwrap().to_string(), text);
+        }
+        for text in ["0", "auto:0", "auto3", "auto:", "-1", ""] {
+            assert!(text.parse::<CpuThreads>().is_err(), "{text}");
+        }
+    }
+}
