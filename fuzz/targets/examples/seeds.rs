@@ -122,6 +122,7 @@ fn messages() {
         }],
         reason: "the connection broke".into(),
         elements: 0,
+        sizes: vec![],
     };
     let failure = v1::Failure { kind: "data loss".into(), message: "a file: it is damaged".into() };
     let definition_json = DEFINITION.to_string();
