@@ -177,6 +177,7 @@ fn describe(state: &State, client: ClientId, id: IterationId) -> Result<v1::Open
         steps: iteration.steps_before(client),
         resumed: facts.resumed.into(),
         states_missing: facts.states_missing,
+        missing_states: facts.missing_states,
         mode: mode_of(state, iteration).into(),
         client_id: client.0,
         iteration_id: id.0,
