@@ -14,10 +14,11 @@ fn as_many_splits_are_read_concurrently_as_the_flag_says() {
     for (readers, most) in [("1", 1), ("auto", u64::MAX)] {
         let cluster = Cluster::start_with(1, &[], &["--split-readers", readers]);
         let mut p =
-            Pipeline::of(json!({ "csv": { "path": "*.csv" } }), json!([{ "sleep": { "per_row": "2ms" } }]));
+            Pipeline::of(json!({ "csv": { "path": "*.csv" } }), json!([{ "sleep": { "per_row": "10ms" } }]));
         for file in 0..40 {
             p = p.with_file(&format!("{file:02}.csv"), b"id\n0\n1\n2\n3\n4\n5\n6\n7\n8\n9\n");
         }
+        // An epoch of four seconds: the worker says what it tunes half a second after it began.
         let reader = cluster.start_read(&p, &["--job", "train"]);
         let shown = cluster.wait_for_status("readers", |s| setting(s, "readers").cloned());
         reader.wait().expect_code(0);
