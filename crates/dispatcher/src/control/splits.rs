@@ -235,7 +235,7 @@ fn to_proto(index: u64, lease: &Lease, cache: &str) -> v1::SplitLease {
         cache: cache.to_string(),
         group: lease.group.as_deref().unwrap_or_default().to_string(),
         checksums: Vec::new(),
-        rows: lease.rows,
+        rows: lease.size,
     }
 }
 

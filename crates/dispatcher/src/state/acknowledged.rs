@@ -143,6 +143,13 @@ impl Iteration {
         self.acknowledged.get(&client)
     }
 
+    /// Rows of a split that users took, by what present clients acknowledged.
+    pub(super) fn acknowledged_rows(&self, split: u64) -> u64 {
+        let mut taken = RowRanges::default();
+        self.acknowledged.values().for_each(|known| taken.extend(&known.of(split)));
+        taken.len()
+    }
+
     /// A client acknowledges rows. Nobody waits for this change alone, so the version stays.
     pub(super) fn acknowledge(&mut self, client: ClientId, rows: &[(u64, AcknowledgedRows)], elements: u64) {
         if self.members.contains_key(&client) {

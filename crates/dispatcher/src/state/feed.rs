@@ -104,9 +104,13 @@ pub struct Lease {
     /// Rows of its split-local output that clients already have, from earlier attempts.
     #[serde(default, skip_serializing_if = "RowRanges::is_empty")]
     pub done: RowRanges,
-    /// How many rows its split-local output has, if a task that was lost later had emitted all of them, or a client knew it.
+    /// How many rows its split-local output has, as far as is known: a task that was lost later had emitted all of them. It is too
+    /// low where clients have given rows back since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rows: Option<u64>,
+    /// How many rows its split-local output has, by its readers, whose users have taken all of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<u64>,
     /// How often it was lost.
     #[serde(default)]
     pub lost: u32,

@@ -15,6 +15,7 @@ fn first_lease(record: &SplitRecord, resume: Option<&Resume>, plan: usize) -> Le
         split: Arc::clone(&record.split),
         done: resume.map(|r| r.done_of(record.index)).unwrap_or_default(),
         rows: None,
+        size: None,
         lost: 0,
         lost_with: BTreeSet::new(),
         held: BTreeMap::new(),

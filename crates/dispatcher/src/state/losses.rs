@@ -264,8 +264,7 @@ impl Iteration {
         if self.failure.is_some() {
             return;
         }
-        let feed = self.feeds.entry(task.feed).or_default();
-        feed.closed = false;
+        self.feeds.entry(task.feed).or_default().closed = false;
         let mut came_back = false;
         // A task that has ended had emitted all of its rows.
         let emitted = task.emitted.take().filter(|_| task.reported || !task.read_by.is_empty());
@@ -273,9 +272,10 @@ impl Iteration {
         for (index, mut lease) in std::mem::take(&mut task.leases) {
             if let Some(rows) = emitted.get(&index) {
                 lease.rows = Some(lease.done.len().saturating_add(*rows));
-            } else if let Some(rows) = task.sizes.get(&index) {
-                lease.rows = Some(*rows);
             }
+            // Rows that users have not taken may come back.
+            let size = task.sizes.get(&index).copied();
+            lease.size = lease.size.or(size.filter(|rows| self.acknowledged_rows(index) == *rows));
             if let Some(rows) = task.received.get(&index) {
                 lease.done.extend(rows);
             }
@@ -286,7 +286,7 @@ impl Iteration {
             }
             lease.lost += u32::from(!task.blameless);
             lease.group = None;
-            feed.pending.insert(index, lease);
+            self.feeds.entry(task.feed).or_default().pending.insert(index, lease);
             came_back = true;
         }
         // Rows of splits that are run again may be in a part already: no set can come of this epoch.
