@@ -43,9 +43,7 @@ impl LeasedSplit {
             name: 0,
         }
     }
-}
 
-impl LeasedSplit {
     /// Whether readers have all of its rows.
     pub(crate) fn is_taken(&self) -> bool {
         self.rows.is_some_and(|rows| rows > 0 && self.done.len() == rows)

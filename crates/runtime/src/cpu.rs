@@ -526,7 +526,7 @@ mod tests {
 
     /// A closure that sleeps holds a thread and wants no core.
     #[tokio::test]
-    async fn threads_that_wait_are_told_from_those_that_compute() {
+    async fn threads_that_wait_are_distinguished_from_those_that_compute() {
         let pool = CpuPool::new(2).unwrap();
         let held = Duration::from_millis(60);
         let start = pool.usage();

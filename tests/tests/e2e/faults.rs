@@ -159,11 +159,11 @@ fn splits_that_a_lost_worker_had_delivered_are_not_computed_again() {
     reader.wait().expect_code(0);
     let report = Report::load(&p.folder().join("read.json"));
     assert_eq!((report.rows(), report.checksums()), (vec![2000], wanted));
-    // The stages are those of the worker that is left: it would read all 2,000 rows. It has computed at least a quarter by now.
+    // The stages are those of the worker that is left. It would read all 2,000 rows if the other's splits were run again.
     let computed = cluster.wait_for_status("the stages of the last task", |s| {
         let job = s["jobs"].as_array()?.first()?;
         (job["state"] != "running").then(|| job["stages"][0]["rows_out"].as_u64()).flatten()
     });
-    assert!((1000..1800).contains(&computed), "the worker that was left read {computed} rows");
+    assert!((1..1800).contains(&computed), "the worker that was left read {computed} rows");
     cluster.stop();
 }

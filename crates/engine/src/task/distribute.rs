@@ -30,8 +30,9 @@ pub(super) fn read_splits(
     limit: &Arc<ReadLimit>,
 ) -> Items {
     let reader = Arc::new(reader);
-    // One queue of queues: in order there is one per split, else one per repetition that all its readers share.
-    let depth = Cache::answers_at_once(Cache::requests_at_once(reader.reading.max_readers));
+    // One queue of queues: in order there is one per split, else one per repetition that all its readers share. Splits that were
+    // read wait there in order, which bounds their memory: more readers do not make it deeper.
+    let depth = Cache::answers_at_once(Cache::requests_at_once(reader.reading.readers));
     let (queues, queue) = channel(NAME, depth);
     let (open, group) = (reader.open.clone(), tasks.clone());
     let (limit, leases) = (Arc::clone(limit), VecDeque::new());

@@ -129,7 +129,7 @@ impl TaskOptions {
     }
 }
 
-/// Splits that a task on this many threads reads concurrently, unless it is told otherwise: one more than the threads, so that a
+/// Splits that a task on this many threads reads concurrently by default: one more than the threads, so that a
 /// split is ready when a thread has ended one.
 pub fn default_readers(threads: usize) -> usize {
     (threads + 1).clamp(2, 16)
