@@ -27,22 +27,6 @@ PERIOD_S, READS = 0.4, 0.05
 """A slow reader reads for this part of each period, in seconds, and stands still for the rest."""
 
 
-class Cluster(run.Cluster):
-    """A dispatcher and one worker with a window that is smaller than what the jobs differ by."""
-
-    def __init__(self, lag):
-        super().__init__(run.args.window)
-        self.lag = lag
-
-    def __enter__(self):
-        args = run.args
-        allow = ["--allow-read", ROOT, "--allow-read", args.data]
-        self.dispatcher = run.Server("dispatcher", "--listen", "127.0.0.1:0", *allow)
-        self.worker = run.Server("worker", "--dispatcher", self.dispatcher.address, *allow, "--sharing-window", args.window,
-                                 "--sharing-lag", self.lag, "--sharing-spill-dir", args.spill_dir, "--sharing-wait", args.wait)
-        return self
-
-
 class Slow(threading.Thread):
     """Stops a process for most of the time, until it ends."""
 
@@ -60,7 +44,8 @@ class Slow(threading.Thread):
 
 def measure(way):
     sharing = "off" if way == "off" else "exact"
-    with Cluster("drop" if way == "off" else way) as cluster:
+    lag = ("--sharing-lag", "drop" if way == "off" else way, "--sharing-spill-dir", run.args.spill_dir)
+    with run.Cluster("--sharing-window", run.args.window, "--sharing-wait", run.args.wait, *lag) as cluster:
         begin, start = cluster.worker.cpu_s(), time.monotonic()
         slow = cluster.read(run.pipeline(run.args.pipeline), "slow", sharing)
         Slow(slow[0]).start()

@@ -46,16 +46,8 @@ class Cluster(run.Cluster):
     """A dispatcher and one worker that holds batches in shared memory, or does not."""
 
     def __init__(self, way):
-        super().__init__(run.args.window)
-        self.way = way
-
-    def __enter__(self):
-        args = run.args
-        allow = ["--allow-read", ROOT, "--allow-read", args.data]
-        self.dispatcher = run.Server("dispatcher", "--listen", "127.0.0.1:0", *allow)
-        self.worker = run.Server("worker", "--dispatcher", self.dispatcher.address, *allow, "--sharing-window", args.window,
-                                 "--sharing-backlog", args.window, "--shared-memory", WAYS[self.way])
-        return self
+        window = run.args.window
+        super().__init__("--sharing-window", window, "--sharing-backlog", window, "--shared-memory", WAYS[way])
 
     def train(self, file, job):
         report = pathlib.Path(tempfile.mkstemp(suffix=".json")[1])

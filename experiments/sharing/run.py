@@ -66,15 +66,15 @@ class Server:
 
 
 class Cluster:
-    """A dispatcher and one worker."""
+    """A dispatcher and one worker with further arguments, by default the window and the backlog of the command."""
 
-    def __init__(self, backlog=None):
-        self.backlog = backlog or args.backlog
+    def __init__(self, *worker):
+        self.more = worker or ("--sharing-window", args.window, "--sharing-backlog", args.backlog)
 
     def __enter__(self):
-        self.dispatcher = Server("dispatcher", "--listen", "127.0.0.1:0", "--heartbeat", "50ms", "--allow-read", ROOT, "--allow-read", args.data)
-        self.worker = Server("worker", "--dispatcher", self.dispatcher.address, "--allow-read", ROOT, "--allow-read", args.data,
-                             "--sharing-window", args.window, "--sharing-backlog", self.backlog)
+        allow = ["--allow-read", ROOT, "--allow-read", args.data]
+        self.dispatcher = Server("dispatcher", "--listen", "127.0.0.1:0", "--heartbeat", "50ms", *allow)
+        self.worker = Server("worker", "--dispatcher", self.dispatcher.address, *allow, *self.more)
         return self
 
     def __exit__(self, *_):
@@ -126,7 +126,7 @@ def median(runs):
 
 def late(percent, backlog):
     """A job that begins when another one has read a part of its epoch, of twice as many photos."""
-    with Cluster(backlog) as cluster:
+    with Cluster("--sharing-window", args.window, "--sharing-backlog", backlog) as cluster:
         first = cluster.read(pipeline("float32", 2 * args.photos), "early", "exact")
         while cluster.progress("early")[0] < 2 * args.photos * percent / 100:
             if first[0].poll() is not None:
