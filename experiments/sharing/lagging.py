@@ -28,7 +28,7 @@ PERIOD_S, READS = 0.4, 0.05
 
 
 class Slow(threading.Thread):
-    """Stops a process for most of the time, until it ends."""
+    """Stops a process for most of the time, until it ends. It is left alone until its job has rows, or it would begin late."""
 
     def __init__(self, process):
         super().__init__(daemon=True)
@@ -48,6 +48,8 @@ def measure(way):
     with run.Cluster("--sharing-window", run.args.window, "--sharing-wait", run.args.wait, *lag) as cluster:
         begin, start = cluster.worker.cpu_s(), time.monotonic()
         slow = cluster.read(run.pipeline(run.args.pipeline), "slow", sharing)
+        while cluster.progress("slow")[0] == 0 and slow[0].poll() is None:
+            time.sleep(0.01)
         Slow(slow[0]).start()
         quick = cluster.read(run.pipeline(run.args.pipeline), "quick", sharing)
         epochs = [run.finish(quick)]

@@ -41,7 +41,7 @@ pub(crate) async fn follow(
             wait_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
             ..staging.report()
         };
-        let at = Asked { number: request.request_no, position: request.position };
+        let at = Asked::of(&request);
         let link = link.clone();
         async move { (at, link.call(wait, |mut d: Dispatcher| async move { d.next_rounds(request).await }).await) }
     };
@@ -51,7 +51,12 @@ pub(crate) async fn follow(
         loop {
             let news = async {
                 tokio::time::sleep(MIN_REPORT_INTERVAL).await;
-                staging.changed().await;
+                if staging.is_settling() {
+                    // The answer was given before all consumers had reported: it is asked for again.
+                    let _ = tokio::time::timeout(RETRY_PAUSE, staging.changed()).await;
+                } else {
+                    staging.changed().await;
+                }
             };
             let (at, answer, is_over) = tokio::select! {
                 biased;
@@ -65,10 +70,11 @@ pub(crate) async fn follow(
                 // A heartbeat says why.
                 Ok(answer) if answer.unknown => tokio::time::sleep(RETRY_PAUSE).await,
                 Ok(answer) => match staging.accept(at, &answer) {
-                    Ok(placed) => {
+                    Ok(Some(placed)) => {
                         shared.pass_on(placed);
-                        staging.passed_on(at);
+                        staging.passed_on(at, &answer);
                     }
+                    Ok(None) => {}
                     Err(error) => return error,
                 },
                 Err(error) => {

@@ -44,6 +44,8 @@ struct Inner {
     /// The last rounds up to this one were passed on.
     tail_through: u64,
     request_no: u64,
+    /// The order of the dispatcher's process that answered last; 0 before the first answer.
+    order: u64,
 }
 
 /// What has arrived of one task.
@@ -64,7 +66,7 @@ struct Staged {
 enum Lost {
     #[default]
     No,
-    /// No round of it gets a place behind the answer to a report without it.
+    /// No round of it gets a place behind the answer to a report without it, where all consumers have reported.
     Reporting,
     /// The number of such a report.
     Reported(u64),
@@ -79,6 +81,15 @@ pub(crate) struct Asked {
     pub(crate) number: u64,
     /// How far this consumer was.
     pub(crate) position: u64,
+    /// The order that it was made for.
+    pub(crate) order: u64,
+}
+
+impl Asked {
+    /// The report of a request.
+    pub(crate) fn of(request: &v1::NextRoundsRequest) -> Self {
+        Self { number: request.request_no, position: request.position, order: request.order }
+    }
 }
 
 /// An element whose position in the order is known, with its task and the time of its arrival.
@@ -132,6 +143,11 @@ impl Staging {
         self.inner.lock().tasks.get(&task).is_some_and(|s| s.lost == Lost::Settled)
     }
 
+    /// Whether a lost task was reported, and is not settled.
+    pub(crate) fn is_settling(&self) -> bool {
+        self.inner.lock().tasks.values().any(|s| matches!(s.lost, Lost::Reported(_)))
+    }
+
     /// Waits until there is something to report.
     pub(crate) async fn changed(&self) {
         self.changed.notified().await;
@@ -167,11 +183,13 @@ impl Staging {
                 .collect(),
             recent: inner.recent.iter().copied().collect(),
             tail_through: inner.tail_through,
+            order: inner.order,
             ..Default::default()
         }
     }
 
-    /// Takes the answer to a report: the elements that have their places now, in order.
+    /// Takes the answer to a report: the elements that have their places now, in order. None if the report was not counted,
+    /// because another process of the dispatcher answers than before, or one that is gone.
     ///
     /// # Errors
     /// `Internal` if the dispatcher names elements that have not arrived.
@@ -179,8 +197,15 @@ impl Staging {
         &self,
         asked: Asked,
         answer: &v1::NextRoundsResponse,
-    ) -> Result<Vec<OrderedElement>> {
+    ) -> Result<Option<Vec<OrderedElement>>> {
         let mut inner = self.inner.lock();
+        if answer.order != inner.order {
+            if asked.order == inner.order {
+                inner.order = answer.order;
+                self.changed.notify_one();
+            }
+            return Ok(None);
+        }
         let mut placed = Vec::new();
         let mut at = asked.position;
         for step in &answer.steps {
@@ -202,14 +227,14 @@ impl Staging {
             inner.recent.push_back(*step);
         }
         inner.forget_known(answer.known_to_all);
-        Ok(placed)
+        Ok(Some(placed))
     }
 
-    /// The elements of an answer were passed on. What lost tasks have left has no place.
-    pub(crate) fn passed_on(&self, asked: Asked) {
+    /// The elements of an answer were passed on. If all consumers have reported, what lost tasks have left has no place.
+    pub(crate) fn passed_on(&self, asked: Asked, answer: &v1::NextRoundsResponse) {
         let mut dropped = Vec::new();
         let mut inner = self.inner.lock();
-        for staged in inner.tasks.values_mut() {
+        for staged in inner.tasks.values_mut().filter(|_| answer.complete) {
             if matches!(staged.lost, Lost::Reported(at) if at <= asked.number) {
                 staged.lost = Lost::Settled;
                 staged.elements = 0;

@@ -314,10 +314,7 @@ impl Core {
             Ok(())
         })
         .await?;
-        let mut reports = self.reports.lock();
-        reports.clients.remove(&(iteration, client));
-        reports.complete.remove(&(iteration, client));
-        drop(reports);
+        self.reports.lock().record_leave(iteration, client);
         Ok(v1::CloseClientResponse {})
     }
 }

@@ -1,11 +1,10 @@
 //! The iteration that a request reads: the one that runs, or a new one.
 
-use std::collections::BTreeSet;
-
 use caju_proto::v1;
-use caju_types::{ClientId, Error, IterationId, Result};
+use caju_types::{Error, IterationId, Result};
 
 use super::beginnings::{self, Beginning};
+use super::silence::Heard;
 use super::usage::{admit_epoch, admit_reader};
 use super::{Core, Txn, attempts, consumers, reattach, resume};
 use crate::state::{Attempt, Iteration, Job, Mode, Resume, Update};
@@ -14,8 +13,8 @@ use crate::state::{Attempt, Iteration, Job, Mode, Resume, Update};
 pub(super) struct Restored<'a> {
     /// States within the epoch.
     pub(super) states: Option<Resume>,
-    /// Readers of the epoch that are silent, as far as it depends on them what becomes of it.
-    pub(super) silent: &'a BTreeSet<ClientId>,
+    /// What was heard of the readers of the epoch, as far as it depends on them what becomes of it.
+    pub(super) others: &'a Heard,
     /// The beginning of the epoch.
     pub(super) beginning: Option<&'a Beginning>,
 }
@@ -27,7 +26,7 @@ pub(super) fn get_or_create(
     request: &v1::OpenIterationRequest,
     job: &Job,
     at_ms: u64,
-    Restored { states: resume, silent, beginning }: Restored<'_>,
+    Restored { states: resume, others, beginning }: Restored<'_>,
 ) -> Result<Option<IterationId>> {
     let (name, epoch) = (&job.name, request.epoch);
     let known = txn.state.find_iteration(name, epoch);
@@ -38,9 +37,15 @@ pub(super) fn get_or_create(
     let attempt = known.and_then(Iteration::attempt).cloned();
     let known = known.map(|i| i.id);
     if let (Some(id), Some(given)) = (known, &resume)
-        && let Some(joined) = resume::join(txn, id, given, |client| {
-            !silent.contains(&client) && core.called_recently(id, client)
-        })?
+        && let Some(joined) = resume::join(
+            txn,
+            id,
+            given,
+            resume::Others {
+                is_alive: |client| !others.silent.contains(&client) && core.called_recently(id, client),
+                any_called: others.called_in == Some(id),
+            },
+        )?
     {
         return Ok(Some(joined));
     }

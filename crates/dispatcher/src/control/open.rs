@@ -49,7 +49,7 @@ impl Core {
             };
         }
         let resume = resume::parse(&request)?;
-        let silent = self.silent_readers(&request, resume.as_ref()).await?;
+        let others = self.hear_readers(&request, resume.as_ref()).await?;
         let beginning = self.restored_beginning(&request).await?;
         self.lose_silent_consumer(&request).await?;
         let wanted = self.wanted(&request).await?;
@@ -70,7 +70,7 @@ impl Core {
                 let job = jobs::get_or_create(self, txn, &request, &dataset, shard_by)?;
                 resume::check(&request, &job, &dataset)?;
                 let behind =
-                    Restored { states: resume.clone(), silent: &silent, beginning: beginning.as_ref() };
+                    Restored { states: resume.clone(), others: &others, beginning: beginning.as_ref() };
                 let opened = iterations::get_or_create(self, txn, &request, &job, unix_ms, behind)?;
                 let answer = match opened {
                     Some(iteration) => self.join(txn, &request, iteration, now)?,

@@ -49,6 +49,11 @@ impl Process {
         format!("{prefix}{:x}-{}", self.names.0, self.names.1.fetch_add(1, Ordering::Relaxed))
     }
 
+    /// Distinguishes this process from those before it.
+    pub(super) fn incarnation(&self) -> u64 {
+        u64::try_from(self.names.0).unwrap_or(u64::MAX)
+    }
+
     pub(super) fn drain(&self) {
         self.draining.store(true, Ordering::Release);
     }

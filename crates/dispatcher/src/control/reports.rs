@@ -36,6 +36,8 @@ pub(crate) struct Reports {
     pub(super) complete: BTreeSet<(IterationId, ClientId)>,
     /// Calls of clients so far.
     calls: u64,
+    /// The number of the last call with which a reader left an iteration.
+    last_leave: BTreeMap<IterationId, u64>,
     /// Since when an iteration has no reader.
     pub(crate) idle: BTreeMap<IterationId, Duration>,
     /// Since when a running iteration has no worker.
@@ -190,6 +192,20 @@ impl Reports {
         self.clients.range(all).any(|(_, c)| c.at_end.is_some())
     }
 
+    /// A reader leaves. What it reported is forgotten.
+    pub(super) fn record_leave(&mut self, iteration: IterationId, client: ClientId) {
+        if self.clients.remove(&(iteration, client)).is_some() {
+            self.calls += 1;
+            self.last_leave.insert(iteration, self.calls);
+        }
+        self.complete.remove(&(iteration, client));
+    }
+
+    /// The number of the last call with which a reader left an iteration; 0 before the first one.
+    pub(super) fn last_leave(&self, iteration: IterationId) -> u64 {
+        self.last_leave.get(&iteration).copied().unwrap_or(0)
+    }
+
     /// The number of the last call of a reader; 0 while it has not called.
     pub(super) fn last_call(&self, iteration: IterationId, client: ClientId) -> u64 {
         self.clients.get(&(iteration, client)).map_or(0, |c| c.call)
@@ -262,6 +278,7 @@ impl Reports {
     pub(crate) fn forget(&mut self, iteration: IterationId) {
         self.clients.retain(|(i, _), _| *i != iteration);
         self.complete.retain(|(i, _)| *i != iteration);
+        self.last_leave.remove(&iteration);
         self.idle.remove(&iteration);
         self.starved.remove(&iteration);
         self.stage_sums.remove(&iteration);

@@ -6,6 +6,7 @@ use caju_proto::v1;
 use caju_types::{ClientId, Error, IterationId, JobName, Result, TakenRows};
 
 use super::jobs::mode_of_message;
+use super::silence::Heard;
 use super::{Core, Txn, attempts, reattach};
 use crate::state::{
     Attempt, AttemptRelation, Dataset, Failure, Iteration, Job, Mode, READERS_NOTIFIED, Resume, State, Update,
@@ -102,6 +103,13 @@ pub(super) fn check(request: &v1::OpenIterationRequest, job: &Job, dataset: &Dat
     Ok(())
 }
 
+/// The readers of an iteration, to one that comes with states.
+pub(super) struct Others<F> {
+    pub(super) is_alive: F,
+    /// Some of them have called since this reader came.
+    pub(super) any_called: bool,
+}
+
 /// The iteration that a reader with these states joins; none if a new one has to be opened for it. An iteration that does
 /// not go on from these states is dropped: what its readers took since then is read again.
 ///
@@ -111,13 +119,13 @@ pub(super) fn join(
     txn: &mut Txn<'_>,
     iteration: IterationId,
     given: &Resume,
-    is_alive: impl Fn(ClientId) -> bool,
+    others: Others<impl Fn(ClientId) -> bool>,
 ) -> Result<Option<IterationId>> {
     let Some(known) = txn.state.iterations.get(&iteration) else { return Ok(None) };
     if given.reattached && known.resume.is_some() {
         return reattach::join(txn, iteration, given).map(Some);
     }
-    match decide_join(known, given, is_alive) {
+    match decide_join(known, given, others) {
         JoinDecision::Join => Ok(Some(iteration)),
         JoinDecision::AddStates => reattach::add(txn, iteration, given).map(|()| Some(iteration)),
         JoinDecision::FormerAttempt => Err(attempts::replaced(known, given.attempt.as_deref())),
@@ -161,7 +169,11 @@ enum JoinDecision {
     FormerAttempt,
 }
 
-fn decide_join(iteration: &Iteration, given: &Resume, is_alive: impl Fn(ClientId) -> bool) -> JoinDecision {
+fn decide_join(
+    iteration: &Iteration,
+    given: &Resume,
+    Others { is_alive, any_called }: Others<impl Fn(ClientId) -> bool>,
+) -> JoinDecision {
     let relation = Attempt::relation(iteration.attempt(), given.attempt.as_deref());
     if relation == AttemptRelation::Former {
         return JoinDecision::FormerAttempt;
@@ -185,7 +197,9 @@ fn decide_join(iteration: &Iteration, given: &Resume, is_alive: impl Fn(ClientId
             JoinDecision::Join
         };
     }
-    let has_readers = iteration.own_members().any(is_alive);
+    // Readers that came to the end while this one waited for their calls are of its launch.
+    let have_just_ended = iteration.is_finished() && iteration.members.is_empty() && any_called;
+    let has_readers = have_just_ended || iteration.own_members().any(is_alive);
     // A reader that had taken nothing is not waited for. The others have read the epoch to its end before it came.
     let had_nothing = !given.of_all && given.taken.is_empty() && !given.given.is_empty();
     if iteration.is_finished()
@@ -196,7 +210,7 @@ fn decide_join(iteration: &Iteration, given: &Resume, is_alive: impl Fn(ClientId
         return JoinDecision::Join;
     }
     // While states are missing, readers that gave theirs may have left: they were at their ends.
-    let is_deserted = iteration.members.is_empty() && known.missing() == 0;
+    let is_deserted = iteration.members.is_empty() && known.missing() == 0 && !have_just_ended;
     if iteration.failure.is_some() || is_deserted || given.of == iteration.id {
         return JoinDecision::Replace;
     }
@@ -224,17 +238,17 @@ fn decide_join(iteration: &Iteration, given: &Resume, is_alive: impl Fn(ClientId
 }
 
 impl Core {
-    /// The readers of an epoch that are silent, where it depends on them how a reader with these states goes on. They may have
+    /// What is heard of the readers of an epoch, where it depends on them how a reader with these states goes on. They may have
     /// been killed a moment ago, so the answer waits until each has called, or for some heartbeats.
     ///
     /// # Errors
     /// Those of the journal.
-    pub(super) async fn silent_readers(
+    pub(super) async fn hear_readers(
         &self,
         request: &v1::OpenIterationRequest,
         given: Option<&Resume>,
-    ) -> Result<BTreeSet<ClientId>> {
-        let Some(given) = given.filter(|g| !g.reattached) else { return Ok(BTreeSet::new()) };
+    ) -> Result<Heard> {
+        let Some(given) = given.filter(|g| !g.reattached) else { return Ok(Heard::default()) };
         let job = JobName(request.job.clone());
         let found = self.read_durable(|state| {
             let iteration = state.find_iteration(&job, request.epoch)?;
@@ -242,15 +256,20 @@ impl Core {
             (is_new && depends_on_readers(iteration, given))
                 .then(|| (iteration.id, iteration.own_members().collect::<Vec<_>>()))
         });
-        let Some((id, members)) = found.await? else { return Ok(BTreeSet::new()) };
-        Ok(self.silent(id, &members).await)
+        let Some((id, members)) = found.await? else { return Ok(Heard::default()) };
+        Ok(self.hear(id, &members).await)
     }
 }
 
 /// Whether the decision differs between readers that are alive and readers that are not.
 fn depends_on_readers(iteration: &Iteration, given: &Resume) -> bool {
     iteration.own_members().next().is_some()
-        && decide_join(iteration, given, |_| true) != decide_join(iteration, given, |_| false)
+        && decide_if(iteration, given, true) != decide_if(iteration, given, false)
+}
+
+/// The decision if all readers of the iteration are alive, or if none is.
+fn decide_if(iteration: &Iteration, given: &Resume, are_alive: bool) -> JoinDecision {
+    decide_join(iteration, given, Others { is_alive: |_| are_alive, any_called: false })
 }
 
 /// Whether a reader gives the union of states that were given.

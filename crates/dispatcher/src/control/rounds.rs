@@ -7,7 +7,9 @@
 //! consumer lacks (its worker died) has no place: nobody was given it, and its rows are computed again.
 //!
 //! Nothing of this is in the journal. Consumers repeat the steps that some of them may not know, so a dispatcher that was
-//! restarted goes on with the order that they have.
+//! restarted goes on with the order that they have. It knows that order when every consumer has reported to it, and gives no
+//! places before. A report that a consumer made before it heard of this process is not counted: an answer of the process
+//! before may still have been on its way to the consumer.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -79,7 +81,8 @@ struct Position {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct View {
     consumer: u32,
-    consumers: u32,
+    /// The consumers that are there. None before all have joined; those that have left had their rows to the end.
+    readers: BTreeMap<u32, ClientId>,
     /// Tasks that every consumer reads to their ends.
     tasks: BTreeSet<TaskId>,
     /// The last rounds that were given out, while none of them is taken back.
@@ -89,13 +92,26 @@ struct View {
 impl View {
     fn of(iteration: &Iteration, client: ClientId) -> Option<Self> {
         let even = iteration.even.as_ref().filter(|even| even.is_in_rounds())?;
+        let reading = iteration.members.iter().filter(|(_, m)| !m.may_load);
+        let readers = reading.filter_map(|(client, m)| Some((m.consumer?, *client)));
         Some(Self {
             consumer: iteration.members.get(&client)?.consumer?,
-            consumers: even.consumers.count,
+            readers: if even.is_complete() { readers.collect() } else { BTreeMap::new() },
             tasks: iteration.tasks.values().filter(|t| !t.is_lost() && !t.is_done()).map(|t| t.id).collect(),
             tail_rounds: if iteration.has_all_tails() { even.tail_rounds } else { 0 },
         })
     }
+}
+
+/// What an order knows after the reports that it has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Advance {
+    /// Rounds got their places just now.
+    is_news: bool,
+    /// Every consumer has reported.
+    is_complete: bool,
+    /// The position that every consumer has reached; 0 while some have not reported.
+    known_to_all: u64,
 }
 
 /// The order of rounds of one iteration, as far as some consumer may not know it.
@@ -143,31 +159,36 @@ impl Order {
         };
     }
 
-    /// Gives places to the rounds that all consumers have received. Whether there are any.
-    fn advance(&mut self, view: &View) -> bool {
-        if self.positions.len() < view.consumers as usize {
-            return false;
-        }
-        let before = self.steps.len();
+    /// The positions of all consumers; none if some of them have not reported.
+    fn all_positions(&self, view: &View) -> Option<Vec<&Position>> {
+        let of = |(consumer, client): (&u32, &ClientId)| {
+            self.positions.get(consumer).filter(|position| position.client == *client)
+        };
+        let all: Option<Vec<&Position>> = view.readers.iter().map(of).collect();
+        all.filter(|all| !all.is_empty())
+    }
+
+    /// Gives places to the rounds that all consumers have received.
+    fn advance(&mut self, view: &View) -> Advance {
+        let Some(all) = self.all_positions(view) else { return Advance::default() };
         // A round needs an element of each consumer, so tasks that only some of them name have none.
-        let has = |task: &TaskId| self.positions.values().all(|p| p.waiting.contains_key(task));
-        let first = self.positions.values().next();
-        let tasks: Vec<TaskId> =
-            first.into_iter().flat_map(|p| p.waiting.keys()).copied().filter(has).collect();
-        for task in tasks {
-            let rounds = self.positions.values().map(|p| self.beyond(p, task)).min().unwrap_or(0);
-            if rounds > 0 {
-                self.steps.push_back(Step::Rounds { task, rounds });
-            }
+        let has = |task: &TaskId| all.iter().all(|p| p.waiting.contains_key(task));
+        let tasks = all.first().into_iter().flat_map(|p| p.waiting.keys()).copied().filter(has);
+        let of = |task| (task, all.iter().map(|p| self.beyond(p, task)).min().unwrap_or(0));
+        let placed = tasks.map(of).filter(|(_, rounds)| *rounds > 0);
+        let mut steps: Vec<Step> = placed.map(|(task, rounds)| Step::Rounds { task, rounds }).collect();
+        let has_all = |p: &&Position| view.tasks.iter().all(|task| p.ended.contains(task));
+        if self.tail_through < view.tail_rounds && all.iter().all(has_all) {
+            steps.push(Step::Tail { through: view.tail_rounds });
         }
-        let has_all = |p: &Position| view.tasks.iter().all(|task| p.ended.contains(task));
-        if self.tail_through < view.tail_rounds && self.positions.values().all(has_all) {
+        let known_to_all = all.iter().map(|p| p.at).min().unwrap_or(0);
+        if steps.iter().any(|step| matches!(step, Step::Tail { .. })) {
             self.tail_through = view.tail_rounds;
-            self.steps.push_back(Step::Tail { through: view.tail_rounds });
         }
-        let is_news = self.steps.len() > before;
-        self.forget_known();
-        is_news
+        let is_news = !steps.is_empty();
+        self.steps.extend(steps);
+        self.forget(known_to_all);
+        Advance { is_news, is_complete: true, known_to_all }
     }
 
     /// Elements of a task that a consumer has beyond the rounds that have their places.
@@ -186,13 +207,8 @@ impl Order {
         position.waiting.get(&task).copied().unwrap_or(0).saturating_sub(placed)
     }
 
-    /// The position that every consumer has reached.
-    fn known_to_all(&self) -> u64 {
-        self.positions.values().map(|p| p.at).min().unwrap_or(0)
-    }
-
-    fn forget_known(&mut self) {
-        let known = self.known_to_all();
+    /// Forgets the steps before a position that every consumer has reached.
+    fn forget(&mut self, known: u64) {
         while let (Some(base), Some(first)) = (self.base, self.steps.front())
             && base.saturating_add(first.len()) <= known
         {
@@ -269,23 +285,33 @@ impl Core {
         };
         let unknown = v1::NextRoundsResponse { unknown: true, ..Default::default() };
         let Some(view) = self.read_durable_except_leases(known).await?? else { return Ok(unknown) };
+        let own = self.process.incarnation();
+        if request.order != own {
+            return Ok(v1::NextRoundsResponse { order: own, ..Default::default() });
+        }
         let waiting = self.rounds.of(id);
         waiting.order.lock().report(view.consumer, client, &request);
         let mut news = waiting.news.subscribe();
         loop {
             news.borrow_and_update();
             let Some(view) = self.store.read(known)? else { return Ok(unknown) };
-            let (is_news, steps, known_to_all) = {
+            let (advance, steps) = {
                 let mut order = waiting.order.lock();
-                let is_news = order.advance(&view);
-                (is_news, order.behind(request.position), order.known_to_all())
+                (order.advance(&view), order.behind(request.position))
             };
+            let Advance { is_news, is_complete, known_to_all } = advance;
             if is_news {
                 waiting.news.send_replace(());
             }
             if !steps.is_empty() || !self.wait(&mut news, deadline).await? {
                 let steps = steps.into_iter().map(Step::to_proto).collect();
-                return Ok(v1::NextRoundsResponse { steps, known_to_all, unknown: false });
+                return Ok(v1::NextRoundsResponse {
+                    steps,
+                    known_to_all,
+                    unknown: false,
+                    order: own,
+                    complete: is_complete,
+                });
             }
         }
     }
@@ -297,111 +323,168 @@ mod tests {
 
     use super::*;
 
-    /// A consumer as the client is one: it passes elements on in the order that it gets, and repeats what others may not know.
+    /// A consumer as the client is one: it passes elements on in the order that it gets, repeats what others may not know, and
+    /// drops what a lost task has left when an answer says that it gets no place.
     #[derive(Default)]
     struct Reader {
         at: u64,
         waiting: BTreeMap<u64, u64>,
         ended: BTreeSet<u64>,
-        recent: Vec<v1::RoundStep>,
+        recent: Vec<Step>,
         request_no: u64,
+        order: u64,
         /// The task of each round, 0 for the last rounds.
         got: Vec<u64>,
-        lost: BTreeSet<u64>,
+        /// A task that is lost, and the first report without it.
+        lost: Option<(u64, u64)>,
+        /// Answers on their way, with the number, the position and the order of the report.
+        answers: VecDeque<((u64, u64, u64), Answer)>,
+    }
+
+    struct Answer {
+        steps: Vec<Step>,
+        order: u64,
+        advance: Advance,
     }
 
     impl Reader {
+        fn lose(&mut self, task: u64) {
+            self.lost.get_or_insert((task, self.request_no + 1));
+        }
+
         fn request(&mut self) -> v1::NextRoundsRequest {
             self.request_no += 1;
-            let has = |task: &u64| !self.lost.contains(task);
-            let waiting = self.waiting.iter().filter(|(t, _)| has(t));
+            let lost = self.lost.map(|(task, _)| task);
+            let waiting = self.waiting.iter().filter(|(t, _)| Some(**t) != lost);
             v1::NextRoundsRequest {
                 request_no: self.request_no,
                 position: self.at,
                 waiting: waiting.map(|(t, n)| v1::TaskElements { task_id: *t, elements: *n }).collect(),
-                ended_tasks: self.ended.iter().copied().filter(has).collect(),
-                recent: self.recent.clone(),
+                ended_tasks: self.ended.iter().copied().filter(|t| Some(*t) != lost).collect(),
+                recent: self.recent.iter().map(|s| s.to_proto()).collect(),
                 tail_through: u64::from(self.got.last() == Some(&0)) * 9,
+                order: self.order,
                 ..Default::default()
             }
         }
 
-        fn accept(&mut self, steps: Vec<Step>) {
-            for step in steps {
+        fn deliver(&mut self, newest_first: bool) -> bool {
+            let next = if newest_first { self.answers.pop_back() } else { self.answers.pop_front() };
+            let Some(((number, position, order), answer)) = next else { return false };
+            if answer.order != self.order {
+                if order == self.order {
+                    self.order = answer.order;
+                }
+                return true;
+            }
+            let mut at = position;
+            for step in answer.steps {
+                let is_known = at < self.at;
+                at += step.len();
+                if is_known {
+                    continue;
+                }
                 self.at += step.len();
-                self.recent.push(step.to_proto());
+                self.recent.push(step);
                 match step {
                     Step::Rounds { task, rounds } => {
                         let left = self.waiting.get_mut(&task.0).unwrap();
-                        *left = left.checked_sub(rounds).expect("it has arrived here");
+                        *left = left.checked_sub(rounds).expect("it has arrived here, and was not dropped");
                         self.got.extend((0..rounds).map(|_| task.0));
                     }
                     Step::Tail { .. } => self.got.push(0),
                 }
             }
+            if let Some((task, _)) =
+                self.lost.filter(|(_, since)| answer.advance.is_complete && *since <= number)
+            {
+                self.waiting.insert(task, 0);
+            }
+            let mut start = self.at - span(&self.recent);
+            while let Some(first) = self.recent.first().map(|s| s.len())
+                && start + first <= answer.advance.known_to_all
+            {
+                self.recent.remove(0);
+                start += first;
+            }
+            true
         }
     }
 
-    fn view(consumers: usize, tasks: impl IntoIterator<Item = u64>) -> View {
+    /// The dispatcher: its incarnation, and what it knows.
+    struct Side {
+        order: u64,
+        known: Order,
+    }
+
+    impl Side {
+        fn answer(&mut self, consumer: usize, reader: &mut Reader, view: &View) {
+            let request = reader.request();
+            let asked = (request.request_no, request.position, request.order);
+            let answer = if request.order == self.order {
+                self.known.report(u32::try_from(consumer).unwrap(), ClientId(consumer as u64), &request);
+                let advance = self.known.advance(view);
+                Answer { steps: self.known.behind(request.position), order: self.order, advance }
+            } else {
+                Answer { steps: Vec::new(), order: self.order, advance: Advance::default() }
+            };
+            reader.answers.push_back((asked, answer));
+        }
+    }
+
+    fn view(consumers: u32, tasks: impl IntoIterator<Item = u64>) -> View {
         View {
             consumer: 0,
-            consumers: u32::try_from(consumers).unwrap(),
+            readers: (0..consumers).map(|c| (c, ClientId(u64::from(c)))).collect(),
             tasks: tasks.into_iter().map(TaskId).collect(),
             tail_rounds: 9,
         }
     }
 
     proptest! {
-        /// Elements of three tasks arrive at the consumers in any order, one task is lost at some time, and the dispatcher
-        /// forgets everything at another one: all consumers pass on the same rounds in the same order, all rounds of the
-        /// tasks that are not lost, and the last rounds behind them.
+        /// Elements of three tasks arrive at the consumers in any order, answers are late, one task is lost at some time, and
+        /// the dispatcher is restarted at another one: all consumers pass on the same rounds in the same order, all rounds of
+        /// the tasks that are not lost, and the last rounds behind them.
         #[test]
         fn cor_08_all_consumers_pass_on_the_same_rounds(
-            consumers in 1usize..5,
+            consumers in 1u32..5,
             rounds in prop::collection::vec(0u64..6, 3),
-            order in prop::collection::vec((0usize..5, 1u64..4), 0..200),
+            order in prop::collection::vec((0usize..5, 1u64..4, 0u8..4), 0..200),
             lost_at in 0usize..250,
-            forgotten_at in 0usize..250,
+            restarted_at in prop::collection::vec(0usize..250, 0..3),
         ) {
-            let mut all: Vec<Reader> = (0..consumers).map(|_| Reader::default()).collect();
-            let mut dispatcher = Order::default();
-            let mut arrived = vec![[0u64; 4]; consumers];
-            let rest = (0..3 * 7 * consumers).map(|k| (k % consumers, 1 + (k / consumers) as u64 % 3));
-            for (step, (consumer, task)) in order.into_iter().chain(rest.clone()).chain(rest).enumerate() {
-                let consumer = consumer % consumers;
+            let num = consumers as usize;
+            let mut all: Vec<Reader> = (0..num).map(|_| Reader::default()).collect();
+            let mut dispatcher = Side { order: 1, known: Order::default() };
+            let mut arrived = vec![[0u64; 4]; num];
+            let rest = (0..3 * 7 * num).map(|k| (k % num, 1 + (k / num) as u64 % 3, 3));
+            let steps = order.into_iter().chain(rest.clone()).chain(rest.clone()).chain(rest);
+            for (step, (consumer, task, delivery)) in steps.enumerate() {
+                let consumer = consumer % num;
                 if step == lost_at {
-                    all[consumer].lost.insert(3);
+                    all[consumer].lose(3);
                 }
-                if step == forgotten_at {
-                    dispatcher = Order::default();
+                if restarted_at.contains(&step) {
+                    dispatcher = Side { order: dispatcher.order + 1, known: Order::default() };
                 }
                 // The answer to a later call of a consumer reports a loss.
                 if step > lost_at + consumer {
-                    all[consumer].lost.insert(3);
+                    all[consumer].lose(3);
                 }
+                let is_lost = all.iter().any(|r| r.lost.is_some());
                 let (reader, count) = (&mut all[consumer], &mut arrived[consumer][usize::try_from(task).unwrap()]);
                 let most = rounds[usize::try_from(task).unwrap() - 1];
-                if *count < most && !reader.lost.contains(&task) {
+                if *count < most && reader.lost.is_none_or(|(lost, _)| lost != task) {
                     *count += 1;
                     *reader.waiting.entry(task).or_default() += 1;
                 } else if *count == most {
                     reader.ended.insert(task);
                 }
-                let request = reader.request();
-                dispatcher.report(u32::try_from(consumer).unwrap(), ClientId(7), &request);
-                let is_lost = all.iter().any(|r| r.lost.contains(&3));
-                dispatcher.advance(&view(consumers, if is_lost { 1..3 } else { 1..4 }));
-                let steps = dispatcher.behind(request.position);
-                all[consumer].accept(steps);
-                let least = all.iter().map(|r| r.at).min().unwrap();
-                for reader in &mut all {
-                    let mut start = reader.at - reader.recent.iter().map(|s| Step::of_proto(s).len()).sum::<u64>();
-                    while let Some(first) = reader.recent.first().map(|s| Step::of_proto(s).len())
-                        && start + first <= least
-                    {
-                        reader.recent.remove(0);
-                        start += first;
-                    }
+                dispatcher.answer(consumer, reader, &view(consumers, if is_lost { 1..3 } else { 1..4 }));
+                match delivery {
+                    0 => {}
+                    1 | 2 => drop(reader.deliver(delivery == 2)),
+                    _ => while reader.deliver(false) {},
                 }
             }
             for reader in &all {
@@ -445,11 +528,27 @@ mod tests {
         let mut order = Order::default();
         let mut reader = Reader { waiting: BTreeMap::from([(1, 3)]), ..Reader::default() };
         let (early, late) = (reader.request(), {
-            reader.lost.insert(1);
+            reader.lose(1);
             reader.request()
         });
-        order.report(0, ClientId(7), &late);
-        order.report(0, ClientId(7), &early);
-        assert!(!order.advance(&view(1, [1])), "the consumer has dropped these elements");
+        order.report(0, ClientId(0), &late);
+        order.report(0, ClientId(0), &early);
+        assert!(!order.advance(&view(1, [1])).is_news, "the consumer has dropped these elements");
+    }
+
+    #[test]
+    fn nothing_is_settled_before_all_consumers_have_reported() {
+        let mut order = Order::default();
+        let mut first = Reader { waiting: BTreeMap::from([(1, 3)]), ..Reader::default() };
+        order.report(0, ClientId(0), &first.request());
+        assert_eq!(order.advance(&view(2, [1])), Advance::default());
+        // Another client had this place before.
+        order.report(1, ClientId(9), &first.request());
+        assert_eq!(order.advance(&view(2, [1])), Advance::default());
+        order.report(1, ClientId(1), &first.request());
+        let advance = order.advance(&view(2, [1]));
+        assert_eq!(advance, Advance { is_news: true, is_complete: true, known_to_all: 0 });
+        // A consumer that has left had its rows to the end: nobody waits for it.
+        assert!(order.advance(&view(1, [1])).is_complete);
     }
 }

@@ -404,6 +404,32 @@ fn a_launch_that_restores_the_same_states_right_after_a_kill_begins_again() {
     });
 }
 
+/// The other readers of the launch come to the end of the epoch while the dispatcher waits for their calls.
+#[test]
+fn a_reader_that_came_before_the_others_were_at_the_end_is_of_their_launch() {
+    run(async {
+        let (def, w) = (json!({"splits": 1}), World::new());
+        let worker = w.worker("a:1").await;
+        let before = TakenRows::default();
+        let list =
+            v1::OpenIterationRequest { attempt: None, ..of_attempt(&w, &def, "", None, &before).await };
+        let first = w.core.open_iteration(list.clone()).await.unwrap();
+        let reading = async {
+            while !w.clock.is_awaited() {
+                tokio::task::yield_now().await;
+            }
+            read_to_the_end(&w, worker, &first).await;
+            w.clock.advance(Duration::from_secs(6));
+        };
+        let (late, ()) = tokio::join!(w.core.open_iteration(list.clone()), reading);
+        let late = late.unwrap();
+        assert_eq!((late.iteration_id, late.finished), (first.iteration_id, true));
+        // One that comes after them goes back to the states.
+        let again = open_in_time(&w, list, &[]).await.unwrap();
+        assert_ne!(again.iteration_id, first.iteration_id);
+    });
+}
+
 /// The launcher names all its launches alike, as torchrun does without --rdzv-id.
 #[test]
 fn ranks_that_are_started_again_under_the_same_attempt_begin_again_together() {
