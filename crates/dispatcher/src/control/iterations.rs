@@ -4,7 +4,7 @@ use caju_proto::v1;
 use caju_types::{Error, IterationId, Result};
 
 use super::beginnings::{self, Beginning};
-use super::silence::Heard;
+use super::listening::Heard;
 use super::usage::{admit_epoch, admit_reader};
 use super::{Core, Txn, attempts, consumers, reattach, resume};
 use crate::state::{Attempt, Iteration, Job, Mode, Resume, Update};

@@ -19,6 +19,7 @@ mod holders;
 mod iterations;
 mod jobs;
 mod joining;
+mod listening;
 mod listing;
 mod listings;
 mod locks;

@@ -6,7 +6,7 @@ use caju_proto::v1;
 use caju_types::{ClientId, Error, IterationId, JobName, Result, TakenRows};
 
 use super::jobs::mode_of_message;
-use super::silence::Heard;
+use super::listening::Heard;
 use super::{Core, Txn, attempts, reattach};
 use crate::state::{
     Attempt, AttemptRelation, Dataset, Failure, Iteration, Job, Mode, READERS_NOTIFIED, Resume, State, Update,

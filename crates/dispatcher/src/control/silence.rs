@@ -5,67 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use caju_runtime::catch;
-use caju_types::{ClientId, Error, IterationId, WorkerId};
+use caju_types::{Error, IterationId, WorkerId};
 
 use super::reopen::{self, FinalReport};
-use super::reports::{Reports, SILENT_HEARTBEATS};
+use super::reports::Reports;
 use super::shards::orphans;
 use super::{Core, Txn, acknowledgements, consumers, reattach, stragglers};
 use crate::config::Timers;
 use crate::state::{Iteration, State, TargetWorkers, Update, Worker, WorkerState};
 
-/// What was heard of readers while a call waited for them.
-#[derive(Debug, Default)]
-pub(super) struct Heard {
-    /// Those that have not called.
-    pub(super) silent: BTreeSet<ClientId>,
-    /// Readers of this iteration have called, or left it.
-    pub(super) called_in: Option<IterationId>,
-}
-
-/// How often a call of silent readers is looked for within a heartbeat.
-const POLLS_PER_HEARTBEAT: u32 = 4;
-
 impl Core {
-    /// Waits until one of these readers calls. False if all of them have been silent for [`SILENT_HEARTBEATS`].
-    pub(super) async fn any_calls(&self, id: IterationId, clients: &[ClientId]) -> bool {
-        self.calls(id, clients, |silent| silent.len() < clients.len()).await.silent.len() < clients.len()
-    }
-
-    /// Waits until each of these readers has called, for [`SILENT_HEARTBEATS`] at most.
-    pub(super) async fn hear(&self, id: IterationId, clients: &[ClientId]) -> Heard {
-        self.calls(id, clients, BTreeSet::is_empty).await
-    }
-
-    /// Waits until enough is known of who calls, for [`SILENT_HEARTBEATS`] at most.
-    async fn calls(
-        &self,
-        id: IterationId,
-        clients: &[ClientId],
-        is_enough: impl Fn(&BTreeSet<ClientId>) -> bool,
-    ) -> Heard {
-        let last_calls = || -> Vec<u64> {
-            let reports = self.reports.lock();
-            clients.iter().map(|client| reports.last_call(id, *client)).collect()
-        };
-        let heartbeat = self.config.timers.heartbeat;
-        let until = self.clock.now() + heartbeat.saturating_mul(SILENT_HEARTBEATS);
-        let last_leave = || self.reports.lock().last_leave(id);
-        let (before, leave_before) = (last_calls(), last_leave());
-        let mut any_called = false;
-        loop {
-            let now = last_calls();
-            any_called |=
-                before.iter().zip(&now).any(|(before, now)| before < now) || last_leave() > leave_before;
-            let same = clients.iter().zip(before.iter().zip(&now)).filter(|(_, (before, now))| before == now);
-            let silent = same.map(|(client, _)| *client).collect();
-            if is_enough(&silent) || self.clock.now() >= until {
-                return Heard { silent, called_in: any_called.then_some(id) };
-            }
-            self.clock.sleep(heartbeat / POLLS_PER_HEARTBEAT).await;
-        }
-    }
-
     /// Checks everything at intervals, until the dispatcher stops.
     pub(crate) async fn check_regularly(self: Arc<Self>) {
         loop {
