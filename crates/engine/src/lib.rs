@@ -28,8 +28,8 @@ pub use probing::{Findings, HintParts, HintProbe};
 pub use row_checks::{RowChecks, RowChecksum};
 pub use shard::{ListingDigest, Shard, ShardBy, ShardSplits};
 pub use sharing::{
-    SharedCounts, SharingJob, SharingLag, SharingMember, SharingPoint, SharingSettings, SharingWindow,
-    SpillFolder, WindowUsage,
+    Demand, FullOutput, SharedCounts, SharingJob, SharingLag, SharingMember, SharingPoint, SharingSettings,
+    SharingWindow, SpillFolder, WindowUsage,
 };
 pub use stats::TaskStats;
 pub use task::{ReadLimit, TaskOptions, TaskRun, default_readers, run_task};

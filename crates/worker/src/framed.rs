@@ -1,7 +1,6 @@
 //! Serving our own client: chunks without conversion, within the reader's credit.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use arrow_schema::SchemaRef;
@@ -13,9 +12,9 @@ use caju_wire::{
     encode_schema,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::Notify;
 
 use crate::attachment::Attachment;
+use crate::flow::Flow;
 use crate::manager::{Credentials, Found, Manager};
 use crate::outgoing::Outgoing;
 
@@ -124,34 +123,6 @@ fn confirmed(
     }
 }
 
-/// The bytes that may be sent.
-struct Flow {
-    window: AtomicU64,
-    outstanding: AtomicU64,
-    credit: Notify,
-}
-
-impl Flow {
-    fn new(window: u64) -> Self {
-        Self { window: AtomicU64::new(window.max(1)), outstanding: AtomicU64::new(0), credit: Notify::new() }
-    }
-
-    fn may_send(&self) -> bool {
-        let outstanding = self.outstanding.load(Ordering::Acquire);
-        outstanding == 0 || outstanding < self.window.load(Ordering::Acquire)
-    }
-
-    fn give(&self, header: &CreditHeader) {
-        let less = |a: &AtomicU64, n: u64| {
-            // A peer that returns more than it has is at zero.
-            a.fetch_update(Ordering::AcqRel, Ordering::Acquire, |v| Some(v.saturating_sub(n))).ok();
-        };
-        less(&self.outstanding, header.bytes);
-        less(&self.window, header.shrink_bytes);
-        self.credit.notify_one();
-    }
-}
-
 /// Takes credits until the reader acknowledges the end (true) or disconnects (false).
 async fn listen<R: AsyncRead + Unpin>(reader: &mut FrameReader<R>, flow: &Flow) -> Result<bool> {
     loop {
@@ -193,16 +164,14 @@ async fn send<W: AsyncWrite + Unpin>(
     if to.takes_files && codec.is_none() && attachment.task.bodies.are_shared() {
         outgoing = outgoing.in_files(Arc::clone(&attachment.task.bodies), open.window_bytes);
     }
+    if let Some(demand) = attachment.task.demand() {
+        flow.tell(Arc::clone(demand));
+    }
     let mut attachment = attachment.over_network(reader.client);
     let mut schema = Arc::clone(&attachment.task.schema);
     writer.send(Kind::Schema, &encode_schema(&schema)?).await?;
     loop {
-        let credit = async {
-            while !flow.may_send() {
-                flow.credit.notified().await;
-            }
-        };
-        pinging(writer, ping, credit).await?;
+        pinging(writer, ping, flow.credit()).await?;
         let Some(mut chunk) = pinging(writer, ping, attachment.next()).await?? else { break };
         let odd = match outgoing.is_alone(chunk.bytes()) {
             true => None,
@@ -234,7 +203,7 @@ async fn send_chunk<W: AsyncWrite + Unpin>(
     let task = &attachment.task;
     let mut packed = outgoing.frame(chunk, &sized).await?;
     // The window is what the reader has in memory.
-    flow.outstanding.fetch_add(packed.frame.raw_len, Ordering::AcqRel);
+    flow.take(packed.frame.raw_len);
     if !task.sending(write(writer, schema, chunk, &packed.frame)).await? {
         outgoing.without_files(&"too many files are on their way");
         packed = outgoing.frame(chunk, &sized).await?;

@@ -28,6 +28,7 @@ mod emitted_rows;
 mod feed;
 mod finishing;
 mod flight;
+mod flow;
 mod framed;
 mod identity;
 mod local;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use arrow_schema::SchemaRef;
 use caju_engine::{
-    CachePlan, ReadLimit, RowChecks, SharedCounts, SharingMember, SplitModes, TaskRun, TaskStats,
+    CachePlan, Demand, ReadLimit, RowChecks, SharedCounts, SharingMember, SplitModes, TaskRun, TaskStats,
 };
 use caju_proto::v1::{self, SplitCount, StageStats, TaskStatus};
 use caju_runtime::Tasks;
@@ -131,6 +131,11 @@ impl RunningTask {
         self.emitted.get().cloned()
     }
 
+    /// What its readers take, for tasks that share its rows; none if it shares nothing.
+    pub(crate) fn demand(&self) -> Option<&Arc<Demand>> {
+        self.sharing.as_ref().map(|member| member.demand())
+    }
+
     /// Rows that were written to Arrow Flight readers so far, per split.
     pub(crate) fn to_flight(&self) -> Vec<SplitCount> {
         self.to_flight.lock().counts()
@@ -238,10 +243,12 @@ impl RunningTask {
     ) -> Result<()> {
         loop {
             let start = std::time::Instant::now();
+            let full = self.demand().map(|demand| demand.output_is_full());
             // A chunk is computed when there is space for it: a waiting chunk takes memory too.
             if !self.has_space(dealer.as_deref()).await {
                 return Err(Error::cancelled(format!("{} was stopped", self.id)));
             }
+            drop(full);
             self.counters.output().waited_out(start.elapsed());
             let next = run.next().await.transpose()?;
             self.sizes.add(run.take_sized());

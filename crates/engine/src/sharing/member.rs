@@ -1,9 +1,11 @@
 //! A task's part in the window.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use arrow_array::RecordBatch;
 
+use super::demand::Demand;
 use super::job::{MayShare, SharingJob};
 use super::point::SharingPoint;
 use super::shared_split::{Found, Next, SharedSplit, SplitRef};
@@ -14,20 +16,31 @@ use super::window::SharingWindow;
 /// leased already.
 const MAX_NAMED_SPLITS: usize = 256;
 
+/// How often a task that waits for rows asks why they do not come.
+const CHECK_EVERY: Duration = Duration::from_millis(50);
+
 /// A task that shares the rows of its splits. Dropping it leaves the window.
 #[derive(Debug)]
 pub struct SharingMember {
     window: Arc<SharingWindow>,
     id: u64,
     points: Vec<SharingPoint>,
+    demand: Arc<Demand>,
     pub(super) counters: Counters,
 }
 
 impl SharingWindow {
     /// Adds a task of a job that shares its rows at these points. It leaves when the handle is dropped.
     pub fn join(self: &Arc<Self>, job: SharingJob, points: Vec<SharingPoint>) -> Arc<SharingMember> {
-        let id = self.add_member(job, points.iter().map(|p| p.key).collect());
-        Arc::new(SharingMember { window: Arc::clone(self), id, points, counters: Counters::default() })
+        let demand = Demand::new(Arc::clone(&self.clock));
+        let id = self.add_member(job, points.iter().map(|p| p.key).collect(), Arc::clone(&demand));
+        Arc::new(SharingMember {
+            window: Arc::clone(self),
+            id,
+            points,
+            demand,
+            counters: Counters::default(),
+        })
     }
 }
 
@@ -35,6 +48,11 @@ impl SharingMember {
     /// The splits in the window that the task has not had, the oldest first, by the names of their leases.
     pub fn unread_splits(&self) -> Vec<u64> {
         self.window.unread_splits(self.id, MAX_NAMED_SPLITS)
+    }
+
+    /// What the readers of the task take. The output of the task says it here.
+    pub fn demand(&self) -> &Arc<Demand> {
+        &self.demand
     }
 
     /// The names of its sharing points.
@@ -86,7 +104,14 @@ impl SharingMember {
         }
         let read = begun.read.and_then(|(at, split)| {
             let place = self.points.get(at)?.place;
-            Some(SharedRows { member: Arc::clone(self), split, place, batches: 0, is_read_back: false })
+            Some(SharedRows {
+                member: Arc::clone(self),
+                split,
+                place,
+                batches: 0,
+                is_read_back: false,
+                starved: Duration::ZERO,
+            })
         });
         if read.is_some() {
             self.counters.add_hit();
@@ -146,14 +171,17 @@ pub(crate) struct SharedRows {
     batches: usize,
     /// Some of its rows came from disk.
     is_read_back: bool,
+    /// How long this task waited for rows that the readers of another task held back, while its own could take more.
+    starved: Duration,
 }
 
 impl SharedRows {
-    /// The next rows; [`Next::Unavailable`] if no task has added any within `--sharing-wait`, or if they cannot be read back from
-    /// disk.
+    /// The next rows; [`Next::Unavailable`] if no task has added any within `--sharing-wait`, if the readers of the tasks that
+    /// compute the split held its rows back for that long in total, or if they cannot be read back from disk.
     pub(crate) async fn next(&mut self) -> Next {
         let window = &self.member.window;
         let deadline = window.clock.now() + window.wait();
+        let mut before = window.clock.now();
         loop {
             let changed = self.split.changed.notified();
             tokio::pin!(changed);
@@ -181,13 +209,18 @@ impl SharedRows {
                 }
                 other => return other,
             }
-            let left = deadline.saturating_sub(window.clock.now());
+            let now = window.clock.now();
+            if self.member.demand.is_hungry() && self.split.awaits_readers() {
+                self.starved += now.saturating_sub(before);
+            }
+            before = now;
+            let left = deadline.saturating_sub(now).min(window.wait().saturating_sub(self.starved));
             if left.is_zero() {
                 return Next::Unavailable;
             }
             tokio::select! {
                 () = changed => {}
-                () = window.clock.sleep(left) => {}
+                () = window.clock.sleep(left.min(CHECK_EVERY)) => {}
             }
         }
     }
@@ -226,6 +259,6 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        self.member.window.remove_writer(&self.split);
+        self.member.window.remove_writer(&self.split, self.member.id);
     }
 }

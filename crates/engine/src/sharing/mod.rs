@@ -14,8 +14,11 @@
 //! be read is a split that is not in the window.
 //!
 //! A task never depends on another one. It computes the remaining rows of a split itself when the task that computed them
-//! fails, ends, or gives no row for [`SharingSettings::wait`], and when the window had no space for them.
+//! fails, ends, or gives no row for [`SharingSettings::wait`], and when the window had no space for them. Where its own readers
+//! could take more than they get ([`Demand`]), it does so too when the readers of the other task held the rows of the split back
+//! for that long in total, and it begins other splits rather than those.
 
+mod demand;
 mod departed;
 mod flight;
 mod job;
@@ -27,6 +30,7 @@ mod spill;
 mod stats;
 mod window;
 
+pub use demand::{Demand, FullOutput};
 pub(crate) use flight::{Begin, Flights};
 pub(crate) use job::MayShare;
 pub use job::SharingJob;

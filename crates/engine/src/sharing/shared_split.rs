@@ -1,10 +1,13 @@
 //! The rows of one split at one sharing point: appended by the tasks that compute them, read by others.
 
+use std::sync::Arc;
+
 use arrow_array::RecordBatch;
 use caju_wire::batch_bytes;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use super::demand::Demand;
 use super::job::SharingJob;
 use super::spill::SpilledBatch;
 
@@ -50,8 +53,8 @@ struct Rows {
     total_bytes: u64,
     /// Writing them to disk failed: it is not tried again.
     stays_in_memory: bool,
-    /// Tasks that compute the split.
-    writers: u32,
+    /// Tasks that compute the split, by their numbers in the window.
+    writers: Vec<(u64, Arc<Demand>)>,
     /// Tasks that read it.
     readers: u32,
     state: State,
@@ -214,15 +217,24 @@ impl SharedSplit {
         matches!(self.rows.lock().batches.first(), Some(Batch::Disk(_)))
     }
 
-    pub(super) fn add_writer(&self) {
-        self.rows.lock().writers += 1;
+    pub(super) fn add_writer(&self, member: u64, demand: Arc<Demand>) {
+        self.rows.lock().writers.push((member, demand));
     }
 
     /// A task stops computing this split. Returns whether no other task will add its remaining rows.
-    pub(super) fn remove_writer(&self) -> bool {
+    pub(super) fn remove_writer(&self, member: u64) -> bool {
         let mut rows = self.rows.lock();
-        rows.writers = rows.writers.saturating_sub(1);
-        rows.writers == 0 && rows.state == State::Growing
+        if let Some(at) = rows.writers.iter().position(|(id, _)| *id == member) {
+            rows.writers.swap_remove(at);
+        }
+        rows.writers.is_empty() && rows.state == State::Growing
+    }
+
+    /// Whether all tasks that compute it mostly wait for their readers.
+    pub(super) fn awaits_readers(&self) -> bool {
+        let rows = self.rows.lock();
+        let has_writers = rows.state == State::Growing && !rows.writers.is_empty();
+        has_writers && rows.writers.iter().all(|(_, demand)| demand.is_full())
     }
 
     pub(super) fn add_reader(&self) {

@@ -13,6 +13,7 @@ use caju_runtime::Clock;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use super::demand::Demand;
 use super::departed::Departed;
 use super::job::SharingJob;
 use super::settings::{SharingLag, SharingSettings};
@@ -84,6 +85,7 @@ struct Member {
     is_out: bool,
     /// It waits for others: they do not wait for it.
     is_waiting: bool,
+    demand: Arc<Demand>,
 }
 
 /// What a task finds when it begins a split.
@@ -111,12 +113,13 @@ impl SharingWindow {
     }
 
     /// Adds a task of a job that shares its rows at the points with these keys, from the source on. Returns its number.
-    pub(super) fn add_member(&self, job: SharingJob, keys: Vec<u128>) -> u64 {
+    pub(super) fn add_member(&self, job: SharingJob, keys: Vec<u128>, demand: Arc<Demand>) -> u64 {
         let mut state = self.state.lock();
         let id = state.next_member;
         state.next_member += 1;
         state.unused.retain(|point, _| !keys.contains(point));
-        let member = Member { job, points: keys, had: HashSet::new(), is_out: false, is_waiting: false };
+        let member =
+            Member { job, points: keys, had: HashSet::new(), is_out: false, is_waiting: false, demand };
         state.members.insert(id, member);
         state.refresh_all();
         id
@@ -136,11 +139,14 @@ impl SharingWindow {
         self.settings.wait
     }
 
-    /// The splits at points of a member that it has not had, the oldest first, at most `most`; by the names of leases.
+    /// The splits at points of a member that it has not had, the oldest first, at most `most`; by the names of leases. While
+    /// readers of the task could take more than they get, without those whose next rows wait for the readers of another task:
+    /// it computes splits that no task has begun instead.
     pub(super) fn unread_splits(&self, member: u64, most: usize) -> Vec<u64> {
         let state = self.state.lock();
         let Some(of) = state.members.get(&member) else { return Vec::new() };
-        let unread = state.splits.values().filter(|s| of.needs(s));
+        let is_hungry = of.demand.is_hungry();
+        let unread = state.splits.values().filter(|s| of.needs(s) && !(is_hungry && s.awaits_readers()));
         let mut names = Vec::new();
         for split in unread {
             // The window has a split once per point.
@@ -285,9 +291,9 @@ impl SharingWindow {
     }
 
     /// A task has stopped computing a split.
-    pub(super) fn remove_writer(&self, split: &Arc<SharedSplit>) {
+    pub(super) fn remove_writer(&self, split: &Arc<SharedSplit>, member: u64) {
         let mut state = self.state.lock();
-        if split.remove_writer() {
+        if split.remove_writer(member) {
             state.remove(split);
         }
         drop(state);
@@ -301,6 +307,8 @@ impl SharingWindow {
         split.remove_reader();
         state.refresh(split);
         state.trim(self.settings.backlog_bytes);
+        drop(state);
+        self.freed.notify_waiters();
     }
 
     /// A task leaves. Rows at points that no other task has stay for a while: the next epoch of its job may need them.
@@ -383,7 +391,8 @@ impl State {
 
     /// The rows of a split at a point, for a task that computes them.
     fn open(&mut self, member: u64, at: usize, of: SplitRef, name: u64) -> Option<(usize, Arc<SharedSplit>)> {
-        let (job, point) = self.members.get(&member).and_then(|m| Some((m.job, *m.points.get(at)?)))?;
+        let me = self.members.get(&member)?;
+        let (job, point, demand) = (me.job, *me.points.get(at)?, Arc::clone(&me.demand));
         let id = SplitId { point, split: of };
         let known = self.by_id.get(&id).and_then(|number| self.splits.get(number));
         let split = match known {
@@ -398,7 +407,7 @@ impl State {
                 split
             }
         };
-        split.add_writer();
+        split.add_writer(member, demand);
         Some((at, split))
     }
 
@@ -423,14 +432,14 @@ impl State {
         if split.is_whole() { split.bytes() } else { split.bytes().max(mean) }
     }
 
-    /// Whether a further split fits in addition to those that some task needs, or no other task is waited for.
+    /// Whether a further split fits in addition to those that some task needs or reads, or no other task is waited for.
     fn has_space(&self, member: u64, limit: u64) -> bool {
         let awaited = self.awaited_by(member);
         if !self.splits.values().any(|s| awaited.iter().any(|m| m.needs(s))) {
             return true;
         }
-        let is_needed = |s: &&Arc<SharedSplit>| self.members.values().any(|m| !m.is_out && m.needs(s));
-        let needed = self.splits.values().filter(is_needed).map(|s| self.size_of(s));
+        let is_needed = |s: &SharedSplit| self.members.values().any(|m| !m.is_out && m.needs(s));
+        let needed = self.splits.values().filter(|s| s.is_read() || is_needed(s)).map(|s| self.size_of(s));
         let points = self.members.get(&member).map_or(&[][..], |m| &m.points);
         let own = points.last().and_then(|point| self.sizes.get(point)).copied().unwrap_or(0);
         needed.fold(own, u64::saturating_add) <= limit

@@ -181,6 +181,21 @@ async fn a_full_window_throttles_those_who_are_ahead() {
     assert!(waiting.await.read.is_none());
 }
 
+/// What a job that lags is reading takes space, too, until it has read it.
+#[tokio::test]
+async fn a_split_that_is_read_leaves_no_space_for_another_one() {
+    let window = window(2 * SPLIT, SharingLag::Throttle, Duration::from_secs(600));
+    let (ahead, behind) = (join(&window, &[(1, END)]), join(&window, &[(1, END)]));
+    assert!(!run(&ahead, 0).await && !run(&ahead, 1).await);
+    let mut read = begin(&behind, 0).await.read.unwrap();
+    let mut waiting = Box::pin(begin(&ahead, 2));
+    assert!(waiting.as_mut().now_or_never().is_none(), "split 0 is still read, and split 1 needed");
+    assert!(matches!(read.next().await, Next::Batch(_)) && matches!(read.next().await, Next::End { .. }));
+    drop(read);
+    assert!(waiting.await.read.is_none());
+    assert_eq!(window.usage().evicted_unread, 0);
+}
+
 /// A job that lags may wait for the others, too: at a split that none has begun, for what it computed itself and they have not
 /// had. It goes on then, and they wait for it.
 #[tokio::test]
@@ -234,6 +249,52 @@ async fn a_reader_takes_over_when_the_writer_stops() {
     let mut read = begin(&two, 1).await.read.unwrap();
     drop(broken);
     assert!(matches!(read.next().await, Next::Unavailable));
+}
+
+/// The readers of one task take nothing, and those of the other could take more: it begins other splits than those that the
+/// first one computes, and computes those itself when it has waited for as long as it waits for rows at all. A reader that has
+/// enough goes on with the rows of the other task, so that each split is computed once.
+#[tokio::test]
+async fn a_job_whose_reader_is_hungry_is_not_as_slow_as_the_job_that_computes() {
+    let window = window(1 << 20, SharingLag::Drop, Duration::from_millis(200));
+    let (slow, quick) = (join(&window, &[(1, END)]), join(&window, &[(1, END)]));
+    let mut begun = begin(&slow, 0).await;
+    begun.write[0].pass(0, &[rows()]);
+    let full = slow.demand().output_is_full();
+    quick.demand().connection_is_hungry(true);
+    // It is so for a moment at first.
+    while !quick.unread_splits().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    quick.demand().connection_is_hungry(false);
+    assert_eq!(quick.unread_splits(), [0], "it can wait");
+    quick.demand().connection_is_hungry(true);
+    drop(full);
+    while quick.unread_splits().is_empty() {
+        tokio::task::yield_now().await;
+    }
+
+    // A batch comes before each wait would be over.
+    let mut read = begin(&quick, 0).await.read.unwrap();
+    let (began, mut at) = (std::time::Instant::now(), 1);
+    loop {
+        let full = slow.demand().output_is_full();
+        match tokio::time::timeout(Duration::from_millis(100), read.next()).await {
+            Ok(Next::Batch(_)) => {}
+            Ok(next) => {
+                assert!(matches!(next, Next::Unavailable));
+                break;
+            }
+            Err(_) => {
+                drop(full);
+                // A batch, and the reader waits again.
+                begun.write[0].pass(at * 100, &[rows()]);
+                at += 1;
+            }
+        }
+        assert!(began.elapsed() < Duration::from_secs(30), "it waits for ever");
+    }
+    assert!(at > 1 && began.elapsed() >= Duration::from_millis(200), "it waited for less than it may");
 }
 
 #[tokio::test]

@@ -1,0 +1,87 @@
+//! What the readers of a task take, as far as tasks have to know that share its rows.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use caju_runtime::Clock;
+use parking_lot::Mutex;
+
+/// Over what time it is averaged whether an output is full. A reader takes rows in bursts: one batch per step, for example.
+const AVERAGED_OVER: Duration = Duration::from_millis(500);
+
+/// What the readers of a task take.
+///
+/// A task computes as fast as its readers take rows. Another task that reads the same rows from the window would be as slow,
+/// also where its own reader could take more. So each task says for how much of the time its output is full, and whether its
+/// readers have space for more.
+#[derive(Debug)]
+pub struct Demand {
+    clock: Arc<dyn Clock>,
+    output: Mutex<Output>,
+    /// The connections whose reader has used less than half of its prefetch.
+    hungry: AtomicUsize,
+}
+
+/// How much of the time an output is full.
+#[derive(Debug, Default)]
+struct Output {
+    is_full: bool,
+    /// The share of the time, until `at`.
+    share: f64,
+    at: Duration,
+}
+
+impl Output {
+    /// The share until now. Older times count less.
+    fn share(&self, now: Duration) -> f64 {
+        let passed = now.saturating_sub(self.at).as_secs_f64();
+        let kept = (-passed / AVERAGED_OVER.as_secs_f64()).exp();
+        self.share * kept + if self.is_full { 1.0 - kept } else { 0.0 }
+    }
+
+    fn set(&mut self, is_full: bool, now: Duration) {
+        *self = Self { is_full, share: self.share(now), at: now };
+    }
+}
+
+impl Demand {
+    pub(super) fn new(clock: Arc<dyn Clock>) -> Arc<Self> {
+        let output = Mutex::new(Output { at: clock.now(), ..Output::default() });
+        Arc::new(Self { clock, output, hungry: AtomicUsize::new(0) })
+    }
+
+    /// The output of the task is full until the guard is dropped.
+    pub fn output_is_full(&self) -> FullOutput<'_> {
+        self.output.lock().set(true, self.clock.now());
+        FullOutput(self)
+    }
+
+    /// One more connection of the task (`true`) or one less has a reader that could hold at least as much as it does.
+    pub fn connection_is_hungry(&self, is_hungry: bool) {
+        match is_hungry {
+            true => self.hungry.fetch_add(1, Ordering::Relaxed),
+            false => self.hungry.fetch_sub(1, Ordering::Relaxed),
+        };
+    }
+
+    /// Whether the task mostly waits for its readers.
+    pub(super) fn is_full(&self) -> bool {
+        self.output.lock().share(self.clock.now()) > 0.5
+    }
+
+    /// Whether some reader of the task could take more than it gets.
+    pub(super) fn is_hungry(&self) -> bool {
+        self.hungry.load(Ordering::Relaxed) > 0
+    }
+}
+
+/// Marks the output of a task as full.
+#[derive(Debug)]
+pub struct FullOutput<'a>(&'a Demand);
+
+impl Drop for FullOutput<'_> {
+    fn drop(&mut self) {
+        self.0.output.lock().set(false, self.0.clock.now());
+    }
+}
