@@ -4,6 +4,7 @@
 //! [`SplitFeed`] leases, and yields [`Chunk`](caju_wire::Chunk)s of rows with their provenance.
 
 mod bind;
+mod busy;
 mod cache_plan;
 mod caching;
 mod context;
@@ -20,6 +21,7 @@ mod task;
 mod typename;
 
 pub use bind::{BoundPipeline, Hints, SetBase, StageOrder, bind, bind_with};
+pub use busy::BusyClock;
 pub use cache_plan::{
     CachePlan, GroupLease, SavePlan, SetPlan, SetTarget, SplitModes, cover, cover_of, set_id,
 };

@@ -9,6 +9,8 @@ use caju_proto::v1::{StageKind, StageStats};
 use caju_runtime::thread_cpu_time;
 use caju_sources::ReadObserver;
 
+use crate::busy::BusyClock;
+
 thread_local! {
     /// CPU time that inner sections counted on this thread since the innermost open section began.
     static COUNTED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
@@ -133,11 +135,6 @@ impl StageCounters {
         add(&self.wait_out_ns, d);
     }
 
-    /// Seconds that the task waited for space below this stage.
-    pub fn waited_out_s(&self) -> f64 {
-        seconds(&self.wait_out_ns)
-    }
-
     fn snapshot(&self) -> StageStats {
         StageStats {
             name: self.name.clone(),
@@ -212,6 +209,8 @@ pub struct TaskStats {
     pub reads: TransferCounter,
     /// Rows sent to readers through sockets.
     pub sends: TransferCounter,
+    /// How long the task could compute.
+    pub busy: Arc<BusyClock>,
     /// Splits that the task began to read from the source.
     opens: AtomicU64,
 }
@@ -221,7 +220,7 @@ impl TaskStats {
         let stage = |(name, kind)| StageCounters { name, kind, taps, ..Default::default() };
         let stages = stages.into_iter().map(stage).collect();
         let (reads, sends) = (TransferCounter::default(), TransferCounter::default());
-        Self { stages, reads, sends, opens: AtomicU64::new(0) }
+        Self { stages, reads, sends, busy: Arc::default(), opens: AtomicU64::new(0) }
     }
 
     /// Counts a split that is opened at the source.

@@ -49,7 +49,6 @@ pub(crate) struct RunningTask {
     rows_out: AtomicU64,
     bytes_out: AtomicU64,
     elements_out: AtomicU64,
-    began: std::time::Instant,
     /// Rows that went out, per split, once all did.
     emitted: OnceLock<Vec<SplitCount>>,
     /// Rows of those that were written to Arrow Flight readers.
@@ -108,7 +107,6 @@ impl RunningTask {
             rows_out: AtomicU64::new(0),
             bytes_out: AtomicU64::new(0),
             elements_out: AtomicU64::new(0),
-            began: std::time::Instant::now(),
             emitted: OnceLock::new(),
             to_flight: Mutex::default(),
             sizes: Sizes::default(),
@@ -195,6 +193,7 @@ impl RunningTask {
             r = self.emit(&mut run, &mut emitted_rows, dealer.as_mut()) => r,
             () = self.readers.gone(linger) => Err(self.unread(linger)),
         };
+        self.counters.busy.end();
         let result = match result {
             Ok(()) => {
                 // Set before the end is published, because code that sees the end may read this.
@@ -244,11 +243,13 @@ impl RunningTask {
         loop {
             let start = std::time::Instant::now();
             let full = self.demand().map(|demand| demand.output_is_full());
+            self.counters.busy.set_full(true);
             // A chunk is computed when there is space for it: a waiting chunk takes memory too.
             if !self.has_space(dealer.as_deref()).await {
                 return Err(Error::cancelled(format!("{} was stopped", self.id)));
             }
             drop(full);
+            self.counters.busy.set_full(false);
             self.counters.output().waited_out(start.elapsed());
             let next = run.next().await.transpose()?;
             self.sizes.add(run.take_sized());
@@ -345,7 +346,7 @@ impl RunningTask {
             }),
             mapped_bytes: self.bodies.mapped_bytes(),
             sent_bytes: self.bodies.sent_bytes(),
-            busy_s: (self.began.elapsed().as_secs_f64() - self.counters.output().waited_out_s()).max(0.0),
+            busy_s: self.counters.busy.busy().as_secs_f64(),
         }
     }
 

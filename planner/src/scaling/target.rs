@@ -102,7 +102,8 @@ pub struct JobSample {
     pub precedence: Precedence,
     /// Rows that its workers gave out.
     pub rows: u64,
-    /// Seconds of the workers that the target counts, added up, without those in which they waited for readers.
+    /// Seconds of the workers that the target counts, added up, in which they could compute: not those in which their output
+    /// was full, or in which they had no split.
     pub busy_s: f64,
     /// The workers that work for it and that the target counts.
     pub workers: u64,
@@ -110,6 +111,8 @@ pub struct JobSample {
     pub local: LocalWorkers,
     /// Per reader: rows that its user took, and the seconds in which it waited and did not wait.
     pub readers: BTreeMap<u64, (u64, f64, f64)>,
+    /// Workers have all its splits: a further worker would get none, and those that have few are slower than they could be.
+    pub is_ending: bool,
 }
 
 impl JobSample {
@@ -387,6 +390,10 @@ impl Known {
         let workers = job.all_workers();
         if rows <= 0.0 || busy_s <= 0.0 || window_s <= 0.0 {
             // Nothing came: a stage or a reader may take longer than the window.
+            return;
+        }
+        if job.is_ending && self.per_worker.is_some() {
+            self.last = job;
             return;
         }
         if let Some(per_worker) = self.per_worker

@@ -94,6 +94,20 @@ fn one_step_leads_to_the_number_that_is_needed() {
     assert_eq!(cluster.scaling.target().jobs, [("job-1".to_string(), 6)]);
 }
 
+/// The last splits of an epoch are with few workers, and the others have nothing: what a worker gives then says nothing.
+#[test]
+fn the_end_of_an_epoch_changes_no_target() {
+    let mut cluster = Cluster::new(1, vec![job(1, 100.0, 550.0)]);
+    assert_eq!(cluster.run(5), [6; 5]);
+    cluster.jobs[0].sample.is_ending = true;
+    cluster.jobs[0].per_worker = 20.0;
+    assert_eq!(cluster.run(5), [6; 5]);
+    // An epoch whose splits were all leased before anything was measured shows its rates all the same.
+    let mut short = Cluster::new(1, vec![job(1, 100.0, 550.0)]);
+    short.jobs[0].sample.is_ending = true;
+    assert_eq!(short.run(3), [6; 3]);
+}
+
 #[test]
 fn a_job_that_has_shown_no_rates_is_named() {
     let mut cluster = Cluster::new(2, vec![job(1, 0.0, 550.0), job(2, 0.0, 550.0)]);

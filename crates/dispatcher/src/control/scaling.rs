@@ -17,7 +17,7 @@ use super::reports::{ClientReport, Reports};
 use super::workers::MAX_MISSED_HEARTBEATS;
 use super::{Core, locks};
 use crate::config::DispatcherConfig;
-use crate::state::{Iteration, State, TargetWorkers, TaskState, Worker};
+use crate::state::{Feed, Iteration, State, TargetWorkers, TaskState, Worker};
 
 /// The loop, and its last target.
 pub(super) struct Scaling {
@@ -158,6 +158,7 @@ fn sample(
         workers: active.filter(|task| !is_own(&task.worker) && !is_silent(task.worker)).count() as u64,
         local: local_workers(state, iteration, busy_s(true)),
         readers,
+        is_ending: !iteration.feeds.is_empty() && !iteration.feeds.values().any(Feed::has_work),
     }
 }
 

@@ -82,7 +82,11 @@ impl Distributor {
         loop {
             let mut permit = limiter.acquire().await?;
             if self.leases.is_empty() {
-                match self.feed.next(1).await? {
+                let busy = &self.reader.ctx.stats.busy;
+                busy.set_awaits_split(true);
+                let next = self.feed.next(1).await;
+                busy.set_awaits_split(false);
+                match next? {
                     Some(more) => self.leases.extend(more),
                     None => break,
                 }

@@ -73,7 +73,8 @@ impl Reader {
         });
         let local = streams.min().unwrap_or(usize::MAX);
         let leaves_out_taken = drops_done_first(&pipeline) && !ctx.skips();
-        Self { leaves_out_taken, pipeline, ctx, cache, sharing, reading, local, open: OpenSplits::default() }
+        let open = OpenSplits::new(Arc::clone(&ctx.stats.busy));
+        Self { leaves_out_taken, pipeline, ctx, cache, sharing, reading, local, open }
     }
 
     /// How rows are read that enter at the stage with these counters.
