@@ -94,7 +94,7 @@ def draw(pyplot, points):
             top.text(middle, 1.14 * most, f"{e['job'].replace('-', ' ')}\nepoch {e['epoch']}", ha="center", va="center", fontsize=9)
     axes[0][0].set_ylabel("workers")
     axes[1][0].set_ylabel("% of its time that the consumer waits")
-    axes[0][0].legend(loc="center left", fontsize=9)
+    axes[0][0].legend(loc="lower left", fontsize=9)
     figure.tight_layout()
     return figure
 
