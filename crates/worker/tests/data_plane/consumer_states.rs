@@ -40,15 +40,23 @@ async fn step(reader: &mut Reader, rows: &mut Vec<i64>) {
 
 /// Reads several readers to their ends: what each got, without padding, and the number of its elements.
 async fn finish(readers: Vec<Reader>) -> Result<Vec<(Vec<i64>, usize)>> {
+    let all = finish_counting(readers).await?;
+    Ok(all.into_iter().map(|(rows, steps, _)| (rows, steps)).collect())
+}
+
+/// As [`finish`], with the number of its elements that are padding.
+async fn finish_counting(readers: Vec<Reader>) -> Result<Vec<(Vec<i64>, usize, u64)>> {
     let reading = readers.into_iter().map(|mut reader| async move {
-        let (mut rows, mut steps) = (Vec::new(), 0);
+        let (mut rows, mut steps, mut copies) = (Vec::new(), 0, 0);
         while let Some(element) = reader.next().await? {
             steps += 1;
-            if !element.is_padding {
+            if element.is_padding {
+                copies += 1;
+            } else {
                 rows.extend(ids(&element.batch));
             }
         }
-        Ok((rows, steps))
+        Ok((rows, steps, copies))
     });
     let all = tokio::time::timeout(PATIENCE, futures::future::try_join_all(reading)).await;
     all.expect("the epoch must end")
@@ -207,17 +215,23 @@ async fn a_consumer_that_comes_back_far_behind_gets_as_many_elements_and_no_copi
         }
         readers.pop().unwrap().close().await;
         readers.push(client.read(consumer(2)).await.unwrap());
-        let got = finish(readers).await.unwrap();
-        let totals: Vec<usize> = got.iter().zip(before).map(|((_, more), before)| more + before).collect();
+        let got = finish_counting(readers).await.unwrap();
+        let totals: Vec<usize> = got.iter().zip(before).map(|((_, more, _), before)| more + before).collect();
         assert_eq!(totals, [each; 3], "{uneven:?} of {rows} rows");
-        taken.extend(got.into_iter().flat_map(|(rows, _)| rows));
+        let copies: u64 = got.iter().map(|(_, _, copies)| copies).sum();
+        taken.extend(got.into_iter().flat_map(|(rows, _, _)| rows));
         let came = taken.len();
         taken.sort_unstable();
         taken.dedup();
         assert_eq!((taken.len(), came), (rows - 10 * surplus, rows - 10 * surplus), "no row twice");
         let status = client.status().await.unwrap();
-        let counts = (status.jobs[0].surplus_elements, status.jobs[0].padded_elements);
-        assert_eq!(counts, (surplus as u64, padded), "{uneven:?} of {rows} rows");
+        assert_eq!(
+            (status.jobs[0].surplus_elements, copies),
+            (surplus as u64, padded),
+            "{uneven:?} of {rows} rows"
+        );
+        // A reader that did not know yet that the epoch was opened again may have got a copy of before.
+        assert!(status.jobs[0].padded_elements <= padded, "{uneven:?} of {rows} rows");
     }
 }
 
