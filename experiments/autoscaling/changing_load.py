@@ -183,8 +183,9 @@ def draw(pyplot, points):
         bottom.set(xlabel="seconds since the change", ylim=(0, 100), xlim=(-20, None))
     axes[0][0].set_ylabel("workers that run")
     axes[1][0].set_ylabel("% of its time that the consumer waits")
-    axes[0][0].legend(fontsize=8, loc="upper left")
-    figure.tight_layout()
+    lines, names = axes[0][0].get_legend_handles_labels()
+    figure.legend(lines, names, fontsize=9, loc="lower center", ncols=len(names))
+    figure.tight_layout(rect=(0, 0.05, 1, 1))
     return figure
 
 
