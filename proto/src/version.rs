@@ -25,7 +25,7 @@ pub struct ProtocolVersion {
 }
 
 /// The version that this build speaks.
-pub const PROTOCOL: ProtocolVersion = ProtocolVersion { major: 1, minor: 2 };
+pub const PROTOCOL: ProtocolVersion = ProtocolVersion { major: 1, minor: 3 };
 
 impl fmt::Display for ProtocolVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

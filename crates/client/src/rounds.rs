@@ -184,6 +184,7 @@ impl Staging {
             recent: inner.recent.iter().copied().collect(),
             tail_through: inner.tail_through,
             order: inner.order,
+            names_order: true,
             ..Default::default()
         }
     }
@@ -234,7 +235,9 @@ impl Staging {
     pub(crate) fn passed_on(&self, asked: Asked, answer: &v1::NextRoundsResponse) {
         let mut dropped = Vec::new();
         let mut inner = self.inner.lock();
-        for staged in inner.tasks.values_mut().filter(|_| answer.complete) {
+        // A dispatcher of an older version does not say it.
+        let is_complete = answer.complete || answer.order == 0;
+        for staged in inner.tasks.values_mut().filter(|_| is_complete) {
             if matches!(staged.lost, Lost::Reported(at) if at <= asked.number) {
                 staged.lost = Lost::Settled;
                 staged.elements = 0;
@@ -302,5 +305,53 @@ impl Staged {
             placed.push((task, delivery, arrived));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reports, and takes the answer. None if the report was not counted.
+    fn answered(staging: &Staging, order: u64, complete: bool) -> Option<()> {
+        let asked = Asked::of(&staging.report());
+        let answer = v1::NextRoundsResponse { order, complete, ..Default::default() };
+        staging.accept(asked, &answer).unwrap()?;
+        staging.passed_on(asked, &answer);
+        Some(())
+    }
+
+    #[test]
+    fn a_lost_task_is_settled_when_all_consumers_have_reported_to_one_dispatcher() {
+        let (staging, task) = (Staging::default(), TaskId(7));
+        staging.lose(task);
+        assert_eq!(answered(&staging, 1, true), None, "the report named no order");
+        assert_eq!(answered(&staging, 1, false), Some(()));
+        assert!(
+            staging.is_settling() && !staging.is_settled(task),
+            "another consumer may have passed on its rounds"
+        );
+        assert_eq!(answered(&staging, 2, true), None, "the dispatcher was restarted");
+        assert_eq!(answered(&staging, 2, true), Some(()));
+        assert!(staging.is_settled(task) && !staging.is_settling());
+    }
+
+    #[test]
+    fn an_answer_of_the_dispatcher_before_changes_nothing() {
+        let staging = Staging::default();
+        let early = Asked::of(&staging.report());
+        assert_eq!(answered(&staging, 2, false), None);
+        let steps = vec![v1::RoundStep { task_id: 7, rounds: 3, tail_through: 0 }];
+        let late = v1::NextRoundsResponse { order: 1, steps, ..Default::default() };
+        assert!(staging.accept(early, &late).unwrap().is_none(), "these elements have not arrived");
+        assert_eq!(answered(&staging, 2, false), Some(()), "it still reports to the new one");
+    }
+
+    #[test]
+    fn a_dispatcher_that_names_no_order_settles_with_each_answer() {
+        let (staging, task) = (Staging::default(), TaskId(7));
+        staging.lose(task);
+        assert_eq!(answered(&staging, 0, false), Some(()));
+        assert!(staging.is_settled(task));
     }
 }

@@ -63,9 +63,14 @@ impl BusyClock {
         self.change(Instant::now(), |busy| busy.awaits_split = awaits);
     }
 
-    /// The splits that are leased and have not ended.
-    pub(crate) fn set_open_splits(&self, open: usize) {
-        self.change(Instant::now(), |busy| busy.open_splits = open);
+    /// A split was leased.
+    pub(crate) fn split_begins(&self) {
+        self.change(Instant::now(), |busy| busy.open_splits += 1);
+    }
+
+    /// All rows of a split have passed the split-local stages.
+    pub(crate) fn split_ends(&self) {
+        self.change(Instant::now(), |busy| busy.open_splits = busy.open_splits.saturating_sub(1));
     }
 
     fn change(&self, now: Instant, change: impl FnOnce(&mut Busy)) {

@@ -166,6 +166,7 @@ impl TaskContext {
     /// Registers a split before its first row moves.
     pub(crate) fn register(&self, lease: &LeasedSplit) {
         self.checks.expect(lease.index, &lease.checksums);
+        self.stats.busy.split_begins();
         self.insert(lease.index, lease.index, &lease.split, lease.done.clone(), None);
     }
 
@@ -219,6 +220,7 @@ impl TaskContext {
 
     /// All rows of a split have passed.
     pub(crate) fn ended(&self, index: u64) {
+        self.stats.busy.split_ends();
         let passed = self.splits.read().get(&index).and_then(|i| i.passed);
         if let Some(rows) = passed {
             self.sized.lock().push((index, rows));

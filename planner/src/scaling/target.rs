@@ -392,11 +392,8 @@ impl Known {
             // Nothing came: a stage or a reader may take longer than the window.
             return;
         }
-        if job.is_ending && self.per_worker.is_some() {
-            self.last = job;
-            return;
-        }
-        if let Some(per_worker) = self.per_worker
+        let measures_workers = !job.is_ending || self.per_worker.is_none();
+        if let Some(per_worker) = self.per_worker.filter(|_| measures_workers)
             && job.workers > self.last.workers
             && self.workers > 0.0
         {
@@ -412,13 +409,15 @@ impl Known {
         self.rate = rows / window_s;
         self.wait = wait;
         self.busy = (busy_s / (workers * window_s)).clamp(0.0, 1.0);
-        self.is_changing = self.per_worker.is_some_and(|before| is_other(before, rows / busy_s));
-        self.per_worker = Some(mean(self.per_worker, rows / busy_s));
         if let Some((rate, bound)) = demand {
             self.demand = Some((mean(self.demand.map(|d| d.0), rate), bound));
         }
-        self.workers = workers;
-        self.learn(workers);
+        if measures_workers {
+            self.is_changing = self.per_worker.is_some_and(|before| is_other(before, rows / busy_s));
+            self.per_worker = Some(mean(self.per_worker, rows / busy_s));
+            self.workers = workers;
+            self.learn(workers);
+        }
         self.last = job;
     }
 

@@ -102,9 +102,16 @@ fn the_end_of_an_epoch_changes_no_target() {
     cluster.jobs[0].sample.is_ending = true;
     cluster.jobs[0].per_worker = 20.0;
     assert_eq!(cluster.run(5), [6; 5]);
-    // An epoch whose splits were all leased before anything was measured shows its rates all the same.
+    // What the readers take is measured to the end.
+    cluster.jobs[0].demand = 750.0;
+    assert_eq!(cluster.run(3)[2], 8);
+    // An epoch whose splits were all leased before anything was measured shows its rates all the same, also if its reader
+    // begins late.
     let mut short = Cluster::new(1, vec![job(1, 100.0, 550.0)]);
     short.jobs[0].sample.is_ending = true;
+    let readers = std::mem::take(&mut short.jobs[0].sample.readers);
+    short.step(0.0);
+    short.jobs[0].sample.readers = readers;
     assert_eq!(short.run(3), [6; 3]);
 }
 

@@ -309,12 +309,17 @@ impl Core {
                     unknown,
                     elements,
                 });
-                self.reports.lock().settle_tasks(txn, iteration);
+                let mut reports = self.reports.lock();
+                reports.record_leave(iteration);
+                reports.settle_tasks(txn, iteration);
             }
             Ok(())
         })
         .await?;
-        self.reports.lock().record_leave(iteration, client);
+        let mut reports = self.reports.lock();
+        reports.clients.remove(&(iteration, client));
+        reports.complete.remove(&(iteration, client));
+        drop(reports);
         Ok(v1::CloseClientResponse {})
     }
 }

@@ -192,13 +192,10 @@ impl Reports {
         self.clients.range(all).any(|(_, c)| c.at_end.is_some())
     }
 
-    /// A reader leaves. What it reported is forgotten.
-    pub(super) fn record_leave(&mut self, iteration: IterationId, client: ClientId) {
-        if self.clients.remove(&(iteration, client)).is_some() {
-            self.calls += 1;
-            self.last_leave.insert(iteration, self.calls);
-        }
-        self.complete.remove(&(iteration, client));
+    /// A reader of an iteration leaves it.
+    pub(super) fn record_leave(&mut self, iteration: IterationId) {
+        self.calls += 1;
+        self.last_leave.insert(iteration, self.calls);
     }
 
     /// The number of the last call with which a reader left an iteration; 0 before the first one.

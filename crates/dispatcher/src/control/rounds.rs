@@ -286,7 +286,7 @@ impl Core {
         let unknown = v1::NextRoundsResponse { unknown: true, ..Default::default() };
         let Some(view) = self.read_durable_except_leases(known).await?? else { return Ok(unknown) };
         let own = self.process.incarnation();
-        if request.order != own {
+        if request.names_order && request.order != own {
             return Ok(v1::NextRoundsResponse { order: own, ..Default::default() });
         }
         let waiting = self.rounds.of(id);
@@ -300,6 +300,8 @@ impl Core {
                 (order.advance(&view), order.behind(request.position))
             };
             let Advance { is_news, is_complete, known_to_all } = advance;
+            // Before all consumers have come no round has a place.
+            let is_complete = is_complete || view.readers.is_empty();
             if is_news {
                 waiting.news.send_replace(());
             }

@@ -70,9 +70,10 @@ impl Demand {
         self.output.lock().share(self.clock.now()) > 0.5
     }
 
-    /// Whether some reader of the task could take more than it gets.
+    /// Whether some reader of the task could take more than it gets. Not while the output is full: then the connection is what
+    /// holds rows back, or another consumer.
     pub(super) fn is_hungry(&self) -> bool {
-        self.hungry.load(Ordering::Relaxed) > 0
+        self.hungry.load(Ordering::Relaxed) > 0 && !self.is_full()
     }
 }
 

@@ -8,39 +8,26 @@ use futures::stream::{self, StreamExt};
 use parking_lot::Mutex;
 
 use super::{Item, Items};
-use crate::busy::BusyClock;
 
 /// The splits of a task that were leased and have not ended, by their index. Clones share it.
 #[derive(Debug, Clone, Default)]
-pub(super) struct OpenSplits {
-    indices: Arc<Mutex<HashSet<u64>>>,
-    busy: Arc<BusyClock>,
-}
+pub(super) struct OpenSplits(Arc<Mutex<HashSet<u64>>>);
 
 impl OpenSplits {
-    /// Without any split. The clock is told how many there are.
-    pub(super) fn new(busy: Arc<BusyClock>) -> Self {
-        Self { indices: Arc::default(), busy }
-    }
-
     /// A split was leased.
     pub(super) fn begin(&self, index: u64) {
-        let mut open = self.indices.lock();
-        open.insert(index);
-        self.busy.set_open_splits(open.len());
+        self.0.lock().insert(index);
     }
 
     fn end(&self, index: u64) -> Result<()> {
-        let mut open = self.indices.lock();
-        if open.remove(&index) {
-            self.busy.set_open_splits(open.len());
+        if self.0.lock().remove(&index) {
             return Ok(());
         }
         Err(Error::internal(format!("split {index} ended twice, or was never leased")))
     }
 
     fn finish(&self) -> Result<()> {
-        let open = self.indices.lock();
+        let open = self.0.lock();
         match open.iter().min() {
             None => Ok(()),
             Some(first) => Err(Error::internal(format!(

@@ -73,8 +73,7 @@ impl Reader {
         });
         let local = streams.min().unwrap_or(usize::MAX);
         let leaves_out_taken = drops_done_first(&pipeline) && !ctx.skips();
-        let open = OpenSplits::new(Arc::clone(&ctx.stats.busy));
-        Self { leaves_out_taken, pipeline, ctx, cache, sharing, reading, local, open }
+        Self { leaves_out_taken, pipeline, ctx, cache, sharing, reading, local, open: OpenSplits::default() }
     }
 
     /// How rows are read that enter at the stage with these counters.
