@@ -7,10 +7,10 @@ use std::process::ExitCode;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// How long freed memory waits for its next use before the system gets it back, in milliseconds. With the allocator's own
-/// 1000 the peak of `caju quickstart` is about 60 MiB higher. With 10 decoding photos takes 9 % more CPU time, with 100 less
-/// than one per cent.
-const PURGE_DELAY_MS: c_long = 100;
+/// How long freed memory of `caju quickstart` waits for its next use before the system gets it back, in milliseconds. Its peak is
+/// about 400 MiB then, with 100 it is 440 to 500 MiB, and with the allocator's own 1000 more than 540. Other commands keep 1000:
+/// with 100 a table of many columns takes 4 to 9 % more CPU time (P4 of benches/peers), because its pages come back empty.
+const PURGE_DELAY_MS: c_long = 10;
 
 /// The number of `mi_option_purge_delay` in mimalloc 3.
 const PURGE_DELAY: c_int = 15;
@@ -30,8 +30,11 @@ mod options {
 }
 
 fn main() -> ExitCode {
-    options::mi_option_set_default(PURGE_DELAY, PURGE_DELAY_MS);
-    ExitCode::from(caju_command::run(std::env::args_os().collect()))
+    let args: Vec<_> = std::env::args_os().collect();
+    if args.iter().any(|arg| arg == "quickstart") {
+        options::mi_option_set_default(PURGE_DELAY, PURGE_DELAY_MS);
+    }
+    ExitCode::from(caju_command::run(args))
 }
 
 #[cfg(test)]
