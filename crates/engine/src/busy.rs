@@ -84,11 +84,13 @@ impl BusyClock {
 mod tests {
     use super::*;
 
+    type Change = fn(&mut Busy);
+
     #[test]
     fn time_counts_while_nothing_is_waited_for() {
         let start = Instant::now();
         let clock = BusyClock::starting(start);
-        let changes: [(&str, fn(&mut Busy), u64); 7] = [
+        let changes: [(&str, Change, u64); 7] = [
             ("it computes", |_| {}, 1),
             ("its output is full, and still is", |busy| busy.is_full = true, 0),
             ("there is space", |busy| busy.is_full = false, 1),
