@@ -116,7 +116,7 @@ fn jobs_that_share_get_their_epochs_of_seeds_175_and_on() {
 /// - 2215: a reader stopped while the dispatcher was down, so the rows that it had taken were not reported; the model did not
 ///   permit that these rows come again.
 /// - 803: a reader that had called before the others of its launch left was taken for the next launch.
-/// - 1147: a restarted dispatcher settled a lost task before all consumers had told it the order of their rounds.
+/// - 1147: a restarted dispatcher settled a lost task before all consumers had reported the order of their rounds.
 /// - 2747 and 6097: a split whose rows a killed reader gave back was left out, because its number of rows was too low.
 /// - 3725 and 5481: a worker that drained left before all readers had reported the ends of its tasks, which were taken for lost.
 const REGRESSIONS: &[u64] = &[233, 278, 565, 669, 803, 1147, 1177, 1310, 1838, 2215, 2747, 3725, 5481, 6097];
