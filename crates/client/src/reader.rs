@@ -334,7 +334,9 @@ impl Reader {
     /// # Errors
     /// None that a user can cause.
     pub fn state(&self) -> Result<ReaderState> {
-        if self.elements == 0 && !self.over && self.is_resumed {
+        let (listed, mut readers) = self.shared.facts.listed_and_readers();
+        // Where others have taken rows since, only a state of this reading says that theirs are needed.
+        if self.elements == 0 && !self.over && self.is_resumed && readers.is_empty() {
             return Ok(self.origin.clone());
         }
         let mut delivered = self.delivered.clone();
@@ -342,7 +344,6 @@ impl Reader {
         let (runs, whole) = &self.in_hand;
         delivered.add_first(runs, if *whole { u64::MAX } else { self.handed_rows });
         let mut taken = delivered.taken()?;
-        let (listed, mut readers) = self.shared.facts.listed_and_readers();
         listed.into_iter().for_each(|(feed, listed)| taken.set_listed(feed, listed));
         if self.rows > 0 {
             readers.insert(self.client);

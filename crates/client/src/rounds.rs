@@ -148,6 +148,16 @@ impl Staging {
         self.inner.lock().tasks.values().any(|s| matches!(s.lost, Lost::Reported(_)))
     }
 
+    /// What this consumer knows of the order of rounds, for when it leaves.
+    pub(crate) fn order(&self) -> v1::RoundOrder {
+        let inner = self.inner.lock();
+        v1::RoundOrder {
+            position: inner.position,
+            recent: inner.recent.iter().copied().collect(),
+            tail_through: inner.tail_through,
+        }
+    }
+
     /// Waits until there is something to report.
     pub(crate) async fn changed(&self) {
         self.changed.notified().await;

@@ -14,6 +14,7 @@ use crate::deadlines::Absence;
 use crate::follow::{self, Identity};
 use crate::reattach::{OPEN_TIMEOUT, Reopening};
 use crate::receipts::Parted;
+use crate::rounds::Staging;
 use crate::shared::{Item, OpenedAgain, Shared};
 use crate::taken::Taken;
 use crate::tasks::TaskSet;
@@ -384,6 +385,7 @@ impl Session {
             secret: self.secret.clone(),
             returned,
             elements: self.taken.elements(),
+            rounds: self.shared.rounds.as_ref().map(Staging::order),
         };
         let call = |mut d: Dispatcher| {
             let request = request.clone();

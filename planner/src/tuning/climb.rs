@@ -15,7 +15,7 @@ const MAX_HOLD: u32 = 120;
 /// Threads are short if this fraction of them is held by rows,
 const BUSY: f64 = 0.85;
 /// and if this fraction of those waits for something other than a core,
-const WAITING: f64 = 0.3;
+const WAITING: f64 = 0.15;
 /// while this fraction of the cores is idle.
 const IDLE: f64 = 0.15;
 /// Threads are too many if this fraction of them would keep all cores busy: the others wait for a core.

@@ -184,6 +184,14 @@ fn two_limits_are_raised_together() {
     assert!(ran.reached > 0.85, "{ran:?}");
 }
 
+/// Two threads that wait for a quarter of their time leave a quarter of the cores idle, and a third thread takes it.
+#[test]
+fn threads_that_wait_for_some_of_their_time_are_too_few() {
+    let some = Model { cpu_s: 4e-3, wait_s: 1.27e-3, read_s: 17.5e-3, ..COMPUTES };
+    let ran = run(some, BOUNDS, 120, quiet);
+    assert!(ran.settings.0 == 3 && ran.reached > 0.95, "{ran:?}");
+}
+
 #[test]
 fn a_job_that_comes_back_has_its_number() {
     let mut tuner = Tuner::new(BOUNDS);

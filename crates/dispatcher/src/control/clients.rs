@@ -280,6 +280,7 @@ impl Core {
         let reason = request.reason.clone();
         let returned = request.returned.iter().map(rows_of).collect::<Result<Vec<_>>>()?;
         let last = final_report(&request)?;
+        let mut order = super::rounds::known_order(request.rounds.as_ref())?;
         let unix_ms = self.unix_ms();
         self.commit(|txn| {
             let known = match txn.state.iterations.get(&iteration) {
@@ -298,6 +299,9 @@ impl Core {
                     took(txn, client, iteration);
                 }
                 let (vanished, unknown) = (None, false);
+                if let Some(order) = order.take() {
+                    txn.apply(Update::RoundsKnown { iteration, order });
+                }
                 txn.apply(Update::ClientGone {
                     client,
                     iteration,

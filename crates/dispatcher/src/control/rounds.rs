@@ -9,7 +9,8 @@
 //! Nothing of this is in the journal. Consumers repeat the steps that some of them may not know, so a dispatcher that was
 //! restarted goes on with the order that they have. It knows that order when every consumer has reported to it, and gives no
 //! places before. A report that a consumer made before it heard of this process is not counted: an answer of the process
-//! before may still have been on its way to the consumer.
+//! before may still have been on its way to the consumer. A consumer that leaves at its end says what it knows of the order,
+//! and that is in the journal.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -21,48 +22,46 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::{Core, locks, secrets};
-use crate::state::{Iteration, State};
+use crate::state::{Iteration, KnownOrder, RoundStep as Step, State, span};
 
 /// The most steps that a consumer repeats. Each is at least one element that some consumer has received and not passed on, and
 /// those fit the memory of a reader.
 const MAX_RECENT: usize = 1 << 20;
 
-/// A step in the order of rounds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Step {
-    /// The next rounds are of this task.
-    Rounds { task: TaskId, rounds: u64 },
-    /// The last rounds of the epoch, up to this one.
-    Tail { through: u64 },
-}
-
-impl Step {
-    /// By how much it moves the position of a consumer.
-    fn len(self) -> u64 {
-        match self {
-            Step::Rounds { rounds, .. } => rounds,
-            Step::Tail { .. } => 1,
-        }
-    }
-
-    fn of_proto(step: &v1::RoundStep) -> Self {
-        match step.tail_through {
-            0 => Step::Rounds { task: TaskId(step.task_id), rounds: step.rounds },
-            through => Step::Tail { through },
-        }
-    }
-
-    fn to_proto(self) -> v1::RoundStep {
-        match self {
-            Step::Rounds { task, rounds } => v1::RoundStep { task_id: task.0, rounds, tail_through: 0 },
-            Step::Tail { through } => v1::RoundStep { tail_through: through, ..Default::default() },
-        }
+/// A step, as a message has it.
+fn step_of_proto(step: &v1::RoundStep) -> Step {
+    match step.tail_through {
+        0 => Step::Rounds { task: TaskId(step.task_id), rounds: step.rounds },
+        through => Step::Tail { through },
     }
 }
 
-/// By how much steps move the position of a consumer.
-fn span<'a>(steps: impl IntoIterator<Item = &'a Step>) -> u64 {
-    steps.into_iter().fold(0, |sum: u64, step| sum.saturating_add(step.len()))
+/// A step for a message.
+fn step_to_proto(step: Step) -> v1::RoundStep {
+    match step {
+        Step::Rounds { task, rounds } => v1::RoundStep { task_id: task.0, rounds, tail_through: 0 },
+        Step::Tail { through } => v1::RoundStep { tail_through: through, ..Default::default() },
+    }
+}
+
+/// The order that a consumer knows which leaves.
+///
+/// # Errors
+/// `InvalidArgument` for more steps than a consumer can have.
+pub(super) fn known_order(order: Option<&v1::RoundOrder>) -> Result<Option<KnownOrder>> {
+    let Some(order) = order else { return Ok(None) };
+    if order.recent.len() > MAX_RECENT {
+        return Err(too_many_steps("a consumer", order.recent.len()));
+    }
+    Ok(Some(KnownOrder {
+        position: order.position,
+        recent: order.recent.iter().map(step_of_proto).collect(),
+        tail_through: order.tail_through,
+    }))
+}
+
+fn too_many_steps(who: &str, steps: usize) -> Error {
+    Error::invalid(format!("{who} repeats {steps} steps of rounds, and {MAX_RECENT} are the most"))
 }
 
 /// What one consumer reported last.
@@ -87,6 +86,8 @@ struct View {
     tasks: BTreeSet<TaskId>,
     /// The last rounds that were given out, while none of them is taken back.
     tail_rounds: u64,
+    /// What the consumer that left last knew of the order.
+    left_with: Option<Arc<KnownOrder>>,
 }
 
 impl View {
@@ -99,6 +100,7 @@ impl View {
             readers: if even.is_complete() { readers.collect() } else { BTreeMap::new() },
             tasks: iteration.tasks.values().filter(|t| !t.is_lost() && !t.is_done()).map(|t| t.id).collect(),
             tail_rounds: if iteration.has_all_tails() { even.tail_rounds } else { 0 },
+            left_with: even.left_with.clone(),
         })
     }
 }
@@ -130,21 +132,29 @@ impl Order {
         span(&self.steps).saturating_add(self.base.unwrap_or(0))
     }
 
-    /// Takes the report of a consumer. Steps that only consumers know come from them.
-    fn report(&mut self, consumer: u32, client: ClientId, request: &v1::NextRoundsRequest) {
-        let recent: Vec<Step> = request.recent.iter().map(Step::of_proto).collect();
-        let mut at = request.position.saturating_sub(span(&recent));
+    /// Takes over the steps that a consumer knows.
+    fn add_known(&mut self, known: &KnownOrder) {
+        let mut at = known.position.saturating_sub(span(&known.recent));
         self.base.get_or_insert(at);
         let mut end = self.end();
         // A step without a round would never be known to all.
-        for step in recent.into_iter().filter(|step| step.len() > 0) {
+        for step in known.recent.iter().filter(|step| step.len() > 0) {
             if at == end && self.steps.len() < MAX_RECENT {
-                self.steps.push_back(step);
+                self.steps.push_back(*step);
                 end = end.saturating_add(step.len());
             }
             at = at.saturating_add(step.len());
         }
-        self.tail_through = self.tail_through.max(request.tail_through);
+        self.tail_through = self.tail_through.max(known.tail_through);
+    }
+
+    /// Takes the report of a consumer. Steps that only consumers know come from them.
+    fn report(&mut self, consumer: u32, client: ClientId, request: &v1::NextRoundsRequest) {
+        self.add_known(&KnownOrder {
+            position: request.position,
+            recent: request.recent.iter().map(step_of_proto).collect(),
+            tail_through: request.tail_through,
+        });
         let position = self.positions.entry(consumer).or_default();
         if position.client == client && position.request_no >= request.request_no {
             // It was overtaken on its way.
@@ -170,6 +180,9 @@ impl Order {
 
     /// Gives places to the rounds that all consumers have received.
     fn advance(&mut self, view: &View) -> Advance {
+        if let Some(known) = &view.left_with {
+            self.add_known(known);
+        }
         let Some(all) = self.all_positions(view) else { return Advance::default() };
         // A round needs an element of each consumer, so tasks that only some of them name have none.
         let has = |task: &TaskId| all.iter().all(|p| p.waiting.contains_key(task));
@@ -272,10 +285,7 @@ impl Core {
     pub(crate) async fn next_rounds(&self, request: v1::NextRoundsRequest) -> Result<v1::NextRoundsResponse> {
         let (client, id) = (ClientId(request.client_id), IterationId(request.iteration_id));
         if request.recent.len() > MAX_RECENT {
-            return Err(Error::invalid(format!(
-                "{client} repeats {} steps of rounds, and {MAX_RECENT} are the most",
-                request.recent.len()
-            )));
+            return Err(too_many_steps(&client.to_string(), request.recent.len()));
         }
         let deadline = self.deadline(request.wait_ms);
         let known = |state: &State| -> Result<Option<View>> {
@@ -306,7 +316,7 @@ impl Core {
                 waiting.news.send_replace(());
             }
             if !steps.is_empty() || !self.wait(&mut news, deadline).await? {
-                let steps = steps.into_iter().map(Step::to_proto).collect();
+                let steps = steps.into_iter().map(step_to_proto).collect();
                 return Ok(v1::NextRoundsResponse {
                     steps,
                     known_to_all,

@@ -16,12 +16,13 @@
 //! error, or with more copies, as `uneven` says.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use caju_types::{Balance, ClientId, Error, TaskId, Uneven};
 use serde::{Deserialize, Serialize};
 
 use super::tails::{Deal, MAX_NAMED, Tail, deal};
-use super::{Failure, Iteration, Task, TaskState, rounds};
+use super::{Failure, Iteration, KnownOrder, Task, TaskState, rounds};
 
 /// How the elements of a job reach its consumers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,6 +86,9 @@ pub struct Even {
     /// Of consumers that read in rounds: the last rounds that were given out.
     #[serde(default, skip_serializing_if = "super::is_default")]
     pub tail_rounds: u64,
+    /// Of consumers that read in rounds: the order as the consumer knew it that left furthest on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left_with: Option<Arc<KnownOrder>>,
 }
 
 impl Even {
@@ -98,6 +102,14 @@ impl Even {
             surplus: 0,
             padded: 0,
             tail_rounds: 0,
+            left_with: None,
+        }
+    }
+
+    /// A consumer leaves, and knows this of the order of rounds.
+    pub(super) fn leaves_with(&mut self, known: &KnownOrder) {
+        if self.left_with.as_ref().is_none_or(|other| other.position < known.position) {
+            self.left_with = Some(Arc::new(known.clone()));
         }
     }
 

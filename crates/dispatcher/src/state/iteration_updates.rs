@@ -36,6 +36,7 @@ impl State {
             | Update::SplitsSetAside { .. }
             | Update::FeedExhausted { .. }
             | Update::TailReached { .. }
+            | Update::RoundsKnown { .. }
             | Update::TailsDealt { .. } => apply_to_splits(iteration, update),
             Update::TaskCreated { task, worker, feed, secret, .. } => {
                 let local_only = self.workers.get(worker).is_some_and(|w| w.is_local_only(iteration.target));
@@ -59,6 +60,7 @@ impl State {
             Update::ClientJoined { iteration, .. }
             | Update::LocalWorkersAdded { iteration, .. }
             | Update::TailsDealt { iteration, .. }
+            | Update::RoundsKnown { iteration, .. }
             | Update::TaskCreated { iteration, .. }
             | Update::Planned { iteration, .. }
             | Update::SplitsSetAside { iteration, .. }
@@ -175,6 +177,11 @@ fn apply_to_splits(iteration: &mut Iteration, update: &Update) {
         Update::FeedExhausted { feed, listing, .. } => iteration.exhaust(*feed, *listing),
         Update::TailReached { task, tail } => iteration.reach_tail(*task, tail),
         Update::TailsDealt { deal, .. } => iteration.dealt(deal),
+        Update::RoundsKnown { order, .. } => {
+            if let Some(even) = &mut iteration.even {
+                even.leaves_with(order);
+            }
+        }
         _ => {}
     }
 }

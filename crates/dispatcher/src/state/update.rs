@@ -6,8 +6,8 @@ use caju_types::{ClientId, DatasetId, IterationId, JobName, RowRanges, Secret, T
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AcknowledgedRows, Attempt, Dataset, Deal, Failure, FeedId, JobSpec, Resume, Save, SaveStage, SplitRecord,
-    State, Tail,
+    AcknowledgedRows, Attempt, Dataset, Deal, Failure, FeedId, JobSpec, KnownOrder, Resume, Save, SaveStage,
+    SplitRecord, State, Tail,
 };
 
 /// One change of the state. Times and identifiers travel inside, so that a replay is exact.
@@ -411,6 +411,13 @@ pub enum Update {
         /// Of a consumer: the elements that it has received of tasks that are not over, if it reported that.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         elements: Vec<(TaskId, u64)>,
+    },
+    /// What a consumer that leaves knows of the order of rounds.
+    RoundsKnown {
+        /// What it reads.
+        iteration: IterationId,
+        /// What it knows.
+        order: KnownOrder,
     },
     /// An iteration failed, for all its clients.
     IterationFailed {

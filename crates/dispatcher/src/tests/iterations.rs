@@ -500,8 +500,7 @@ fn readers_that_leave_early_are_no_strike_against_a_split() {
                 broken_off: vec![task],
                 reason: "enough".into(),
                 secret: goes.client_secret.clone(),
-                returned: Vec::new(),
-                elements: 0,
+                ..Default::default()
             };
             w.core.close_client(request).await.unwrap();
             let lost = super::fake::lost(task, &[(0, 0, 2)]);

@@ -317,6 +317,45 @@ async fn states_of_two_steps_after_another_are_those_of_the_last() {
     assert_parts(&taken, &rest, &whole);
 }
 
+/// Of two readers one takes nothing before the first state, and the other one takes nothing between the first state and the
+/// second. The number of readers is not given.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_state_of_a_reader_that_took_nothing_since_it_restored_names_those_that_did() {
+    let (def, whole) = pipeline(0);
+    let request = request(&def, "ranks");
+    for comes_first in 0..2 {
+        let (mut taken, mut states) = (Vec::new(), [None, None]);
+        for takes in 0..2 {
+            let cluster = Cluster::start(2).await;
+            let mut open = Vec::new();
+            for state in &states {
+                let own = ReadRequest { states: state.iter().cloned().collect(), ..request.clone() };
+                open.push(cluster.client().await.read(own).await.unwrap());
+            }
+            let taker = open[takes].client_number();
+            taken.extend(take_of(&mut open[takes], 30).await);
+            let idle = &open[1 - takes];
+            let knows_taker = async {
+                while !idle.state().unwrap().all_readers.contains(&taker) {
+                    tokio::task::yield_now().await;
+                }
+            };
+            tokio::time::timeout(PATIENCE, knows_taker).await.expect("the idle reader hears of the other one");
+            states = [0, 1].map(|i| Some(open[i].state().unwrap()));
+            futures::future::join_all(open.into_iter().map(Reader::close)).await;
+        }
+        let elsewhere = Cluster::start(1).await;
+        let mut again = Vec::new();
+        for state in [comes_first, 1 - comes_first].map(|i| states[i].clone().unwrap()) {
+            let own = ReadRequest { states: vec![state], ..request.clone() };
+            again.push(elsewhere.client().await.read(own).await.unwrap());
+        }
+        let rest = futures::future::join_all(again.iter_mut().map(drain)).await;
+        let rest: Vec<Vec<i64>> = rest.into_iter().flat_map(Result::unwrap).collect();
+        assert_parts(&taken, &rest, &whole);
+    }
+}
+
 /// The number of readers is not given: the states name each other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn states_with_the_first_element_in_hand_name_all_readers() {

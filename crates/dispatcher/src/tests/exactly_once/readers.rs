@@ -79,8 +79,7 @@ impl Sim {
                 broken_off,
                 reason: "enough".into(),
                 secret: self.world.client_secret(client.id, self.iteration),
-                returned: Vec::new(),
-                elements: 0,
+                ..Default::default()
             };
             self.world.core.close_client(request).await.unwrap();
         }
