@@ -96,4 +96,24 @@ mod tests {
         assert!(flow.may_send());
         assert_eq!((flow.outstanding.load(Ordering::Relaxed), flow.window.load(Ordering::Relaxed)), (0, 60));
     }
+    /// A task is hungry while one of its readers has used less than half of its window.
+    #[test]
+    fn a_reader_with_half_of_its_window_free_makes_its_task_hungry() {
+        let demand = Demand::new(caju_runtime::SystemClock::shared());
+        let credit = |bytes, shrink_bytes| CreditHeader { bytes, shrink_bytes };
+        let (one, other) = (Flow::new(100), Flow::new(100));
+        one.take(10);
+        one.tell(Arc::clone(&demand));
+        assert!(demand.is_hungry(), "its window was nearly free when the task was told");
+        one.take(40);
+        assert!(!demand.is_hungry());
+        one.give(&credit(20, 0));
+        assert!(demand.is_hungry());
+        one.give(&credit(0, 60));
+        assert!(!demand.is_hungry(), "30 bytes of a window of 40");
+        other.tell(Arc::clone(&demand));
+        assert!(demand.is_hungry());
+        drop(other);
+        assert!(!demand.is_hungry(), "its connection has ended");
+    }
 }

@@ -46,7 +46,8 @@ impl Output {
 }
 
 impl Demand {
-    pub(super) fn new(clock: Arc<dyn Clock>) -> Arc<Self> {
+    /// The demand of a task whose output is empty, and that has no reader.
+    pub fn new(clock: Arc<dyn Clock>) -> Arc<Self> {
         let output = Mutex::new(Output { at: clock.now(), ..Output::default() });
         Arc::new(Self { clock, output, hungry: AtomicUsize::new(0) })
     }
@@ -72,7 +73,7 @@ impl Demand {
 
     /// Whether some reader of the task could take more than it gets. Not while the output is full: then the connection is what
     /// holds rows back, or another consumer.
-    pub(super) fn is_hungry(&self) -> bool {
+    pub fn is_hungry(&self) -> bool {
         self.hungry.load(Ordering::Relaxed) > 0 && !self.is_full()
     }
 }

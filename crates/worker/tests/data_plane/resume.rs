@@ -340,7 +340,9 @@ async fn the_state_of_a_reader_that_took_nothing_since_it_restored_names_those_t
                     tokio::task::yield_now().await;
                 }
             };
-            tokio::time::timeout(PATIENCE, knows_taker).await.expect("the idle reader hears of the other one");
+            tokio::time::timeout(PATIENCE, knows_taker)
+                .await
+                .expect("the idle reader hears of the other one");
             states = [0, 1].map(|i| Some(open[i].state().unwrap()));
             futures::future::join_all(open.into_iter().map(Reader::close)).await;
         }
