@@ -38,8 +38,9 @@ impl Reports {
     ) -> Result<bool> {
         let Some(iteration) = txn.state.iterations.get(&id) else { return Ok(false) };
         let is_compared = self.compared.get(&id) == Some(&iteration.version);
-        // Rows alone end no task: its readers say when their users took all of it.
-        let may_end = reported.is_all() || !taken_tasks.is_empty() || !is_compared;
+        // Rows alone end no task that their reader reads: it says when its user took all of the task.
+        let ends_others = reported.has_rows() && iteration.awaits_rows_of(client);
+        let may_end = reported.is_all() || !taken_tasks.is_empty() || !is_compared || ends_others;
         let takes_first = reported.has_rows() && iteration.members.get(&client).is_some_and(|m| !m.took);
         if reported.is_all() {
             self.complete.insert((id, client));

@@ -142,9 +142,31 @@ impl Iteration {
     /// Whether a client's user has taken every row that the client will get: all rows were sent, and of every task it
     /// took what the client had of it. It has nothing left to do but leave.
     pub fn has_taken_all(&self, client: ClientId) -> bool {
-        let taken =
-            |t: &Task| t.state == TaskState::Done || t.taken_by.contains(&client) || !self.reads(client, t);
+        let taken = |t: &Task| t.state == TaskState::Done || self.has_taken(client, t);
         self.is_drained_for(client) && self.tasks.values().all(taken)
+    }
+
+    /// Whether a client's user has taken all that the client has of a task's splits.
+    pub(super) fn has_taken(&self, client: ClientId, task: &Task) -> bool {
+        task.taken_by.contains(&client) || !self.reads(client, task) && !self.holds_rows_of(client, task)
+    }
+
+    /// Whether a client has rows of a task's splits, from lost tasks that had them before, and its user has not taken all of
+    /// these. A client that does not read the task says nothing of it, and still holds them.
+    fn holds_rows_of(&self, client: ClientId, task: &Task) -> bool {
+        let acknowledged = self.acknowledged_by(client);
+        task.leases.iter().any(|(split, lease)| {
+            let Some(held) = lease.held.get(&client).filter(|held| !held.is_empty()) else { return false };
+            let mut waiting = held.clone();
+            acknowledged.into_iter().for_each(|known| waiting.subtract(&known.of(*split)));
+            !waiting.is_empty()
+        })
+    }
+
+    /// Whether the end of some task waits for what a client acknowledges, although the client does not read the task.
+    pub fn awaits_rows_of(&self, client: ClientId) -> bool {
+        let awaits = |t: &Task| t.state == TaskState::Ended && !self.reads(client, t);
+        self.tasks.values().any(awaits)
     }
 
     /// Whether a running task has lost its last reader, while the epoch has others.

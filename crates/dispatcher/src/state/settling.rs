@@ -93,7 +93,7 @@ impl Iteration {
 
     /// Tasks whose rows can be compared with what clients acknowledged: no further report of them will come.
     pub fn to_settle(&self) -> Vec<TaskId> {
-        let taken = |t: &Task| self.readers_of(t).all(|c| t.taken_by.contains(&c));
+        let taken = |t: &Task| self.own_members().all(|c| self.has_taken(c, t));
         let flight = |w: WorkerId| self.members.values().any(|m| m.flight == Some(w));
         let ready =
             |t: &&Task| t.state == TaskState::Ended && t.is_reported() && taken(t) && !flight(t.worker);

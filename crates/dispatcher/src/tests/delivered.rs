@@ -374,6 +374,47 @@ fn rows_that_a_reader_only_holds_are_not_taken() {
     });
 }
 
+/// The worker that takes over a lost task is in the process of one reader, so the other one does not read the new task. It still
+/// holds rows of the lost one.
+#[test]
+fn an_epoch_waits_for_rows_that_a_reader_holds_of_a_task_that_it_does_not_read() {
+    run(async {
+        let w = World::new();
+        let worker = w.worker("a:1").await;
+        let own = w.tagged_worker("b:1", &["COLOCATED"]).await;
+        let definition = json!({ "splits": 1 });
+        let a = w.core.open_iteration(open_request(&definition, "j")).await.unwrap();
+        let local = v1::OpenIterationRequest {
+            local_workers: vec!["b:1".into()],
+            ..open_request(&definition, "j")
+        };
+        let b = w.core.open_iteration(local).await.unwrap();
+        let (iteration, task) = (a.iteration_id, a.tasks[0].task_id);
+        let t = Two { w, worker, iteration, task, a: a.client_id, b: b.client_id };
+        t.lease(task).await;
+        t.w.silence(S * 11, &[(own, "b:1")], &[(t.a, iteration), (t.b, iteration)]).await;
+        t.w.beat(t.a, iteration, &[], &[lost(task, &[(0, 0, 6)])]).await;
+        t.w.beat(t.b, iteration, &[], &[lost(task, &[])]).await;
+        let again = t.next_task(t.b).await;
+        let view = t.beat(t.a).await;
+        assert!(view.tasks.iter().all(|x| x.task_id != again), "{view:?}");
+        let answer = t.w.next(again, own, 1, 9).await.unwrap();
+        assert_eq!(answer.splits[0].done.iter().map(|r| (r.start, r.end)).collect::<Vec<_>>(), [(0, 6)]);
+        t.w.next(again, own, 2, 9).await.unwrap();
+        t.take(t.b, &[(0, 6, 10)], &[again]).await;
+        t.w.finish_counted(again, own, Some(&[(0, 4)])).await;
+        // The user of the first reader has taken nothing so far.
+        let view = t.take(t.b, &[], &[again]).await;
+        assert!(view.incomplete.is_none() && !view.accounted, "{view:?}");
+        assert_eq!(t.state(), "running");
+        t.take(t.a, &[(0, 0, 2)], &[]).await;
+        assert!(t.beat(t.b).await.incomplete.is_none());
+        t.take(t.a, &[(0, 2, 6)], &[]).await;
+        let views = [t.beat(t.a).await, t.beat(t.b).await];
+        assert!(views.iter().all(|view| view.incomplete.is_none() && view.accounted), "{views:?}");
+    });
+}
+
 #[test]
 fn a_task_that_rows_come_back_to_is_run_again_whoever_has_finished_it() {
     run(async {

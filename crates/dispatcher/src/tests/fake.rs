@@ -211,11 +211,16 @@ impl World {
     }
 
     pub(crate) async fn worker(&self, address: &str) -> u64 {
+        self.tagged_worker(address, &[]).await
+    }
+
+    pub(crate) async fn tagged_worker(&self, address: &str, tags: &[&str]) -> u64 {
         let known = self.core.snapshot().worker_at(address).map(|w| w.id.0);
         let request = v1::RegisterWorkerRequest {
             address: address.to_string(),
             cores: 2,
             secret: known.map(|id| self.worker_secret(id)).unwrap_or_default(),
+            tags: tags.iter().map(ToString::to_string).collect(),
             ..Default::default()
         };
         self.core.register_worker(request).await.unwrap().worker_id
