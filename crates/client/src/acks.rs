@@ -57,6 +57,15 @@ pub(crate) struct Drawn {
     pub(crate) elements: u64,
 }
 
+/// What is left of the chunk that the user is handed element by element: it has not got it so far.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Rest {
+    pub(crate) rows: u64,
+    pub(crate) elements: u64,
+    pub(crate) bytes: u64,
+    pub(crate) is_padding: bool,
+}
+
 /// Counts the elements of a chunk as its rows are taken from the beginning on.
 #[derive(Debug)]
 struct ElementCount {
@@ -75,6 +84,22 @@ impl Default for ElementCount {
 impl ElementCount {
     fn of(chunk: &Chunk) -> Self {
         Self { elements: chunk.elements.clone(), rows: chunk.rows() as u64, counted: (0, 0) }
+    }
+
+    /// The elements that lie behind the first rows of the chunk.
+    fn behind(&self, rows: u64) -> u64 {
+        match &self.elements {
+            Elements::Rows => self.rows.saturating_sub(rows),
+            Elements::Lengths(lengths) => {
+                let (counted, mut at) = self.counted;
+                let starts = lengths.iter().skip(counted).map(|len| {
+                    let start = at;
+                    at += u64::from(*len);
+                    start
+                });
+                starts.filter(|start| *start >= rows).count() as u64
+            }
+        }
     }
 
     /// The first rows of the chunk are taken: the number of further elements that lie in them.
@@ -106,6 +131,7 @@ struct Inner {
     handed: Vec<Run>,
     handed_elements: ElementCount,
     handed_merged: u64,
+    handed_bytes: u64,
     /// The user got the whole chunk at once.
     whole: bool,
     /// Rows of `handed` that were taken out already, from its beginning.
@@ -187,6 +213,7 @@ impl Acks {
         inner.handed.clear();
         inner.handed.extend_from_slice(&chunk.runs);
         inner.handed_elements = ElementCount::of(chunk);
+        inner.handed_bytes = chunk.bytes() as u64;
         inner.drawn = 0;
         inner.whole = whole;
         inner.handed_merged = if merged { inner.handed_rows() } else { 0 };
@@ -303,6 +330,25 @@ impl Acks {
         (inner.arrived, inner.taken + undrawn)
     }
 
+    /// What the user has not got of the chunk that it is handed element by element.
+    pub(crate) fn rest(&self) -> Rest {
+        let inner = self.inner.lock();
+        let all = inner.handed_elements.rows;
+        if inner.whole || all == 0 {
+            return Rest::default();
+        }
+        let progress = Progress::of_word(self.of_handed.load(Ordering::Acquire));
+        let got = progress.taken.saturating_add(progress.in_hand).min(all);
+        let rows = all - got;
+        Rest {
+            rows,
+            elements: inner.handed_elements.behind(got),
+            bytes: u64::try_from(u128::from(inner.handed_bytes) * u128::from(rows) / u128::from(all))
+                .unwrap_or(u64::MAX),
+            is_padding: inner.handed.is_empty(),
+        }
+    }
+
     /// Whether the user took all rows that arrived.
     pub(crate) fn is_all_taken(&self) -> bool {
         let inner = self.inner.lock();
@@ -357,6 +403,29 @@ mod tests {
         assert_eq!(acks.draw().elements, 4, "padding counts");
         acks.close();
         assert_eq!(acks.draw().elements, 5, "what the user has in hand is taken");
+    }
+
+    #[test]
+    fn the_rest_of_a_chunk_is_what_the_user_has_not_got() {
+        let acks = Acks::default();
+        assert_eq!(acks.rest(), Rest::default());
+        assert!(acks.hand(&chunk(&[run(0, 6)], Elements::Lengths(vec![2, 0, 3, 1])), false, false));
+        let rest = |taken, next| {
+            assert!(acks.hand_next(taken, next));
+            let Rest { rows, elements, .. } = acks.rest();
+            (rows, elements)
+        };
+        assert_eq!(rest(0, 2), (4, 3));
+        acks.draw();
+        assert_eq!(rest(2, 3), (1, 1));
+        assert_eq!(rest(5, 1), (0, 0));
+        acks.taken_handed();
+        assert_eq!(acks.rest(), Rest::default());
+        assert!(hand(&acks, &[run(0, 4)], false, false) && acks.hand_next(1, 1));
+        let rest = acks.rest();
+        assert!((rest.rows, rest.elements) == (2, 2) && rest.bytes > 0 && !rest.is_padding, "{rest:?}");
+        assert!(hand(&acks, &[run(0, 4)], false, true));
+        assert_eq!(acks.rest(), Rest::default(), "as a whole");
     }
 
     #[test]

@@ -231,13 +231,19 @@ impl Reader {
         Ok(batch)
     }
 
-    /// The next chunk of elements, for users that want rows in bulk; `None` at the end of the epoch.
-    /// Elements of a chunk that [`Reader::next`] has begun to hand out are not in it. Cancelling the wait
+    /// The next chunk of elements, for users that want rows in bulk; `None` at the end of the epoch. Cancelling the wait
     /// loses nothing.
     ///
     /// # Errors
-    /// As [`Reader::next`].
+    /// As [`Reader::next`]. `FailedPrecondition` while [`Reader::next`] has handed out a part of a chunk: its other elements come
+    /// with [`Reader::try_next`], until that gives none.
     pub async fn next_chunk(&mut self) -> Result<Option<Chunk>> {
+        if self.current.as_ref().is_some_and(|current| current.next_rows().is_some()) {
+            return Err(Error::failed_precondition(
+                "elements of a chunk were handed out one by one, and some are left: take them with `try_next` until it gives \
+                 none, and then the next chunk",
+            ));
+        }
         self.hand_chunk(true).await
     }
 
@@ -315,6 +321,9 @@ impl Reader {
     /// The epoch was opened again behind what the user has. What was not handed to the user comes again.
     fn go_on(&mut self, again: OpenedAgain) {
         let OpenedAgain { shared, origin, iteration, client, slots } = again;
+        if self.shared.config.tracks_rows {
+            self.shared.recorder.returned(self.shared.acks.rest());
+        }
         // The user's own count includes padding.
         let (elements, rows) = (self.origin.elements + self.elements, self.origin.rows + self.rows);
         self.origin = ReaderState { elements, rows, ..origin };
@@ -402,7 +411,7 @@ impl Reader {
 
     /// What was delivered so far.
     pub fn stats(&self) -> ReaderStats {
-        self.shared.recorder.stats()
+        self.shared.stats()
     }
 
     /// A view of the progress that outlives borrows of the reader, for a progress bar.
@@ -442,6 +451,6 @@ pub struct Monitor {
 impl Monitor {
     /// What was delivered, how much is left, and the bottleneck of the pipeline.
     pub fn progress(&self) -> Progress {
-        self.shared.recorder.progress(self.shared.queue.bytes())
+        self.shared.recorder.progress(self.shared.stats(), self.shared.queue.bytes())
     }
 }

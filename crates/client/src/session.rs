@@ -285,7 +285,7 @@ impl Session {
         let takes = self.shared.facts.takes();
         let (acknowledged, acknowledged_all) = self.taken.report();
         let (rows_per_s, wait_fraction) = self.shared.recorder.rates();
-        let stats = self.shared.recorder.stats();
+        let stats = self.shared.stats();
         let (arrived, user_took) = self.shared.acks.progress();
         let user_busy = self.shared.recorder.user_busy(user_took, std::time::Instant::now());
         v1::ClientHeartbeatRequest {

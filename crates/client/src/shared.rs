@@ -18,7 +18,7 @@ use crate::gate::Gate;
 use crate::receipts::{Fresh, Receipts};
 use crate::rounds::Staging;
 use crate::state::ReaderState;
-use crate::stats::Recorder;
+use crate::stats::{ReaderStats, Recorder};
 use crate::target::Target;
 use crate::transfer::Transfer;
 
@@ -108,6 +108,16 @@ impl Shared {
     /// This state for one of several consumers that get their elements in one order.
     pub(crate) fn in_rounds(self) -> Self {
         Self { rounds: Some(Staging::default()), held: Some(Arc::default()), ..self }
+    }
+
+    /// What the user got so far.
+    pub(crate) fn stats(&self) -> ReaderStats {
+        let mut stats = self.recorder.stats();
+        // Elements are not counted one by one where nothing is acknowledged.
+        if self.config.tracks_rows {
+            stats.leave_out(self.acks.rest());
+        }
+        stats
     }
 
     /// Whether a worker may give rows in shared memory.

@@ -6,6 +6,8 @@ use caju_proto::v1::{self, StageStats};
 use caju_types::{Error, format_count};
 use parking_lot::Mutex;
 
+use crate::acks::Rest;
+
 /// What a reader has delivered so far.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ReaderStats {
@@ -105,6 +107,19 @@ impl From<&v1::Incomplete> for Incomplete {
     }
 }
 
+impl ReaderStats {
+    /// Without what the user has not got of a chunk.
+    pub(crate) fn leave_out(&mut self, rest: Rest) {
+        self.rows = self.rows.saturating_sub(rest.rows);
+        self.elements = self.elements.saturating_sub(rest.elements);
+        self.bytes = self.bytes.saturating_sub(rest.bytes);
+        if rest.is_padding {
+            self.padded_rows = self.padded_rows.saturating_sub(rest.rows);
+            self.padded_elements = self.padded_elements.saturating_sub(rest.elements);
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Recorder {
     inner: Mutex<Inner>,
@@ -173,7 +188,7 @@ impl Recorder {
         }
     }
 
-    /// Rows were handed to the user.
+    /// A chunk is handed to the user.
     pub(crate) fn delivered(&self, rows: u64, elements: u64, bytes: u64) {
         let mut s = self.inner.lock();
         if s.stats.rows == 0 {
@@ -184,7 +199,12 @@ impl Recorder {
         s.stats.bytes += bytes;
     }
 
-    /// Rows that were handed to the user were padding.
+    /// The user does not get the rest of a chunk: it comes again.
+    pub(crate) fn returned(&self, rest: Rest) {
+        self.inner.lock().stats.leave_out(rest);
+    }
+
+    /// A chunk that is handed to the user is padding.
     pub(crate) fn padded(&self, rows: u64, elements: u64) {
         let mut s = self.inner.lock();
         s.stats.padded_rows += rows;
@@ -294,14 +314,14 @@ impl Recorder {
         (s.stats.rows as f64 / t, (s.wait().as_secs_f64() / t).min(1.0))
     }
 
+    /// The figures so far, with the whole of the chunk that the user is handed now.
     pub(crate) fn stats(&self) -> ReaderStats {
         let s = self.inner.lock();
         let elapsed = s.ended.unwrap_or_else(Instant::now).saturating_duration_since(s.opened);
         ReaderStats { elapsed, wait: s.wait(), ..s.stats.clone() }
     }
 
-    pub(crate) fn progress(&self, buffered_bytes: usize) -> Progress {
-        let stats = self.stats();
+    pub(crate) fn progress(&self, stats: ReaderStats, buffered_bytes: usize) -> Progress {
         let s = self.inner.lock();
         Progress {
             stats,

@@ -7,9 +7,11 @@ use caju_types::{Error, IterationId, TaskId, WorkerId};
 use super::losses::SUSPICIOUS;
 use super::{FeedId, Iteration, Lease, Mode, State, TargetWorkers, Task, TaskState, Update, Worker};
 
-/// Lost connections after which an iteration prefers other workers.
+/// Lost connections in a row, none of which brought a row, after which an iteration prefers other workers: one or two may be an
+/// accident of the network.
 const STRIKES_TO_AVOID: u32 = 3;
-/// Lost connections to every worker after which an iteration fails.
+/// Lost connections in a row to every worker, none of which brought a row, after which an iteration fails. The readers of an epoch
+/// that cannot reach the workers' addresses have to know it soon.
 const STRIKES_TO_FAIL: u32 = 10;
 
 /// The updates that bring an iteration to its desired state; none if it has that state. After they are applied there are

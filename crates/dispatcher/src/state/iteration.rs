@@ -87,8 +87,8 @@ pub struct Iteration {
     pub tasks: BTreeMap<TaskId, Task>,
     /// Its rows of splits.
     pub feeds: BTreeMap<FeedId, Feed>,
-    /// How often each client lost its connection to a worker that seemed to live. A client that left does not
-    /// count: it may have broken its connections itself.
+    /// How often in a row each client lost its connection to a worker that seemed to live, without a row of it. A client that
+    /// left does not count: it may have broken its connections itself.
     pub strikes: BTreeMap<WorkerId, BTreeMap<ClientId, u32>>,
     /// Why the last task was lost.
     pub last_loss: Option<String>,
@@ -205,7 +205,7 @@ impl Iteration {
         self.members.iter().filter(|(_, m)| m.flight.is_none()).map(|(c, _)| *c)
     }
 
-    /// How often present clients lost their connection to a worker.
+    /// How often in a row present clients lost their connection to a worker, without a row of it.
     pub fn strikes_of(&self, worker: WorkerId) -> u32 {
         self.strikes.get(&worker).map_or(0, |by_client| by_client.values().sum())
     }

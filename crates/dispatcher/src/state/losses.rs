@@ -32,7 +32,12 @@ impl Iteration {
     ) {
         let Some(task) = self.tasks.get(&id) else { return };
         if !task.is_lost() && task.state != TaskState::Done {
-            *self.strikes.entry(task.worker).or_default().entry(client).or_default() += 1;
+            let by_client = self.strikes.entry(task.worker).or_default();
+            match received.iter().all(|(_, rows)| rows.is_empty()) {
+                true => *by_client.entry(client).or_default() += 1,
+                // The epoch goes on, however often a connection breaks that brings rows each time.
+                false => drop(by_client.remove(&client)),
+            }
             self.lose(id, reason, Some(incarnation));
         }
         let Some(task) = self.tasks.get_mut(&id) else { return };

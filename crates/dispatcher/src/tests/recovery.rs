@@ -324,6 +324,24 @@ fn a_worker_that_clients_cannot_reach_does_not_loop_for_ever() {
 }
 
 #[test]
+fn a_connection_that_breaks_again_and_again_does_not_end_an_epoch_that_goes_on() {
+    run(async {
+        let w = World::new();
+        let worker = w.worker("a:1").await;
+        let open = w.open(&json!({"splits": 1}), "j").await;
+        let mut task = open.tasks[0].task_id;
+        for row in 0..30 {
+            w.next(task, worker, 1, 1).await.unwrap();
+            // A row with each connection, but for some.
+            let received: &[_] = if row % 3 == 0 { &[] } else { &[(0, row, row + 1)] };
+            let view = w.beat(open.client_id, open.iteration_id, &[], &[lost(task, received)]).await;
+            assert!(view.failure.is_none(), "after {row}: {view:?}");
+            task = view.tasks[0].task_id;
+        }
+    });
+}
+
+#[test]
 fn readers_that_leave_early_do_not_discredit_a_worker() {
     run(async {
         let w = World::new();

@@ -6,7 +6,7 @@ use caju_types::ErrorKind;
 use caju_wire::{Dispatcher, DispatcherLink};
 use serde_json::json;
 
-use crate::cluster::{Cluster, PATIENCE, assert_once, drain, range, request};
+use crate::cluster::{Cluster, PATIENCE, assert_once, drain, ids, range, request};
 
 const ROWS: i64 = 20_000;
 
@@ -227,4 +227,29 @@ async fn what_nobody_reads_is_bounded_in_bytes() {
     assert!(workers <= bound, "{workers} bytes wait in the workers, {bound} may");
     let rest = drain(&mut reader).await.unwrap();
     assert_once(rest.into_iter().chain([crate::cluster::ids(&first.batch)]), 1_000_000);
+}
+
+/// Elements one by one and chunks at once, from one reader.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_chunk_that_was_begun_is_finished_before_the_next_one_is_given() {
+    let cluster = Cluster::start(1).await;
+    let def = range(20_000, &[json!({"batch": 10})]);
+    let mut reader = cluster.client().await.read(request(&def, "")).await.unwrap();
+    let mut all = Vec::new();
+    for n in 1..=7 {
+        all.extend(ids(&reader.next().await.unwrap().unwrap().batch));
+        let stats = reader.stats();
+        assert_eq!((stats.elements, stats.rows), (n, 10 * n), "and not those of the whole chunk");
+    }
+    let e = reader.next_chunk().await.unwrap_err();
+    assert!(e.kind() == ErrorKind::FailedPrecondition && e.message().contains("try_next"), "{e}");
+    while let Some(element) = reader.try_next().unwrap() {
+        all.extend(ids(&element.batch));
+    }
+    while let Some(chunk) = reader.next_chunk().await.unwrap() {
+        all.extend(chunk.pieces.iter().flat_map(ids));
+    }
+    assert_eq!(reader.stats().rows, 20_000);
+    all.sort_unstable();
+    assert!(all.into_iter().eq(0..20_000));
 }
