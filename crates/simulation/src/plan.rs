@@ -124,6 +124,8 @@ pub(crate) struct Plan {
     pub(crate) quality: Quality,
     pub(crate) buffer_bytes: usize,
     pub(crate) prefetch_bytes: usize,
+    /// The reader that has a worker in its own process, which no other reader reads.
+    pub(crate) colocated: Option<usize>,
     /// The jobs that share rows; none: all readers belong to one job.
     pub(crate) sharing: Option<Sharing>,
     /// Faults, with the time of each since the beginning of the first epoch.
@@ -156,7 +158,9 @@ impl Plan {
             // Not drawn, so that what is drawn for a seed stays.
             is_in_rounds: matches!(division, Division::Consumers { .. }) && seed % 2 == 1,
             resumes_after: resumes.then(|| r.between(1, splits * SPLIT_ROWS)),
-            names_attempt: resumes && (seed / 2).is_multiple_of(2),
+            // A reader with a worker of its own may read all that is left before the other one comes: then only an attempt says
+            // that they belong together (`docs/guarantees.md`).
+            names_attempt: resumes && ((seed / 2).is_multiple_of(2) || seed % 5 == 2),
             is_deterministic: r.permille(150) && is_dynamic,
             shuffles: r.permille(250),
             filters: r.permille(250),
@@ -170,6 +174,9 @@ impl Plan {
             },
             buffer_bytes: usize::try_from(r.between(4 << 10, 256 << 10)).unwrap_or(64 << 10),
             prefetch_bytes: usize::try_from(r.between(4 << 10, 256 << 10)).unwrap_or(64 << 10),
+            // Not drawn, so that what is drawn for a seed stays.
+            colocated: (is_dynamic && !shares && seed % 5 == 2)
+                .then(|| usize::try_from(seed / 5).unwrap_or(0) % readers),
             sharing: None,
             faults: Vec::new(),
         };
@@ -328,18 +335,13 @@ impl Plan {
         if self.caching == Caching::PutGet { 2 } else { 1 }
     }
 
-    /// Whether a fault of the plan meets a condition.
-    pub(crate) fn has(&self, is: impl Fn(&Fault) -> bool) -> bool {
-        self.faults.iter().any(|(_, fault)| is(fault))
+    /// The number of the worker in the process of a reader.
+    pub(crate) fn colocated_worker(&self) -> Option<usize> {
+        self.colocated.map(|_| self.workers)
     }
 }
 
 impl Fault {
-    /// Whether what the dispatcher holds in memory alone is lost.
-    pub(crate) fn ends_dispatcher(&self) -> bool {
-        matches!(self, Fault::KillDispatcher { .. } | Fault::FailDisk { .. } | Fault::LoseOpen { .. })
-    }
-
     /// Whether the tasks of a worker may be lost with it.
     fn may_lose_a_worker(&self) -> bool {
         matches!(
@@ -371,6 +373,9 @@ impl fmt::Display for Plan {
             if says {
                 write!(f, ", {word}")?;
             }
+        }
+        if let Some(reader) = self.colocated {
+            write!(f, ", reader-{reader} has a worker of its own")?;
         }
         if let Some(sharing) = &self.sharing {
             write!(f, ", sharing: {sharing}")?;

@@ -21,7 +21,7 @@ use crate::world::World;
 /// Why an epoch could not be read to its end.
 pub(crate) async fn read_epochs(world: &World, reader: usize, network: Network) -> Result<()> {
     tokio::time::sleep(world.plan().times_of(reader).0).await;
-    let client = world.client(network).await?;
+    let client = world.client(reader, network).await?;
     for epoch in 0..world.plan().epochs() {
         let request = world.request(reader, epoch)?;
         match world.plan().resumes_after {

@@ -14,7 +14,7 @@ use caju_proto::v1::ProcessingMode;
 use caju_runtime::{CpuPool, IoCounters, Stores, SystemClock, Task, Tasks, log_failure};
 use caju_sources::SourceContext;
 use caju_types::{Error, Result};
-use caju_wire::Network;
+use caju_wire::{LocalWorkers, Network};
 use caju_worker::{Worker, WorkerConfig, WorkerHandle};
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -50,6 +50,8 @@ struct Inner {
     registry: Registry,
     stores: Arc<Stores>,
     pool: CpuPool,
+    /// The workers in the process of a reader.
+    local: LocalWorkers,
     tasks: Tasks,
     dispatcher: Mutex<Option<Running>>,
     workers: Mutex<Vec<WorkerProcess>>,
@@ -87,6 +89,7 @@ impl World {
             registry: Registry::new(Limits::default()),
             stores: Arc::new(Stores::default()),
             pool: CpuPool::new(2)?,
+            local: LocalWorkers::new(),
             tasks: Tasks::new(),
             dispatcher: Mutex::default(),
             workers: Mutex::default(),
@@ -232,7 +235,7 @@ impl World {
         let world = self.clone();
         process.is_up = true;
         process.starting = Some(inner.tasks.spawn("a worker's start", async move {
-            let started = Worker::start(world.worker_config(&name, network)).await;
+            let started = Worker::start(world.worker_config(worker, &name, network)).await;
             let mut workers = world.0.workers.lock();
             let Some(process) = workers.get_mut(worker) else { return };
             match started {
@@ -253,9 +256,12 @@ impl World {
         self.0.workers.lock().len()
     }
 
-    fn worker_config(&self, name: &str, network: Network) -> WorkerConfig {
+    fn worker_config(&self, worker: usize, name: &str, network: Network) -> WorkerConfig {
         let inner = &self.0;
+        let is_colocated = inner.plan.colocated_worker() == Some(worker);
         WorkerConfig {
+            tags: if is_colocated { vec!["COLOCATED".to_string()] } else { Vec::new() },
+            local: if is_colocated { inner.local.clone() } else { LocalWorkers::new() },
             listen: worker_address(name),
             network,
             pool: Some(inner.pool.clone()),
@@ -348,6 +354,9 @@ impl World {
         let name = Host::Reader(reader).to_string();
         self.0.log.event(format_args!("{name} is killed"));
         self.0.network.stop_host(&name, false);
+        if self.0.plan.colocated == Some(reader) {
+            self.0.plan.colocated_worker().into_iter().for_each(|worker| self.kill_worker(worker, false));
+        }
         drop(running);
         self.0.ended.send_modify(|n| *n += 1);
     }
@@ -363,8 +372,10 @@ impl World {
     ///
     /// # Errors
     /// Those of [`Client::connect`].
-    pub(crate) async fn client(&self, network: Network) -> Result<Client> {
+    pub(crate) async fn client(&self, reader: usize, network: Network) -> Result<Client> {
+        let is_colocated = self.0.plan.colocated == Some(reader);
         let config = ClientConfig {
+            local: if is_colocated { self.0.local.clone() } else { LocalWorkers::new() },
             connect_timeout: CONNECT_TIMEOUT,
             prefetch_bytes: self.0.plan.prefetch_bytes,
             network,

@@ -347,21 +347,6 @@ fn srv_01_a_configured_port_is_listened_on() {
 }
 
 #[test]
-fn det_01_the_ordered_mode_repeats_its_batches() {
-    let definition = |workers: &str| {
-        let p = Pipeline::new(&json!({
-            "source": { "range": 5000 },
-            "steps": [{ "shuffle": { "buffer": 50, "seed": 3 } }, { "batch": { "size": 64, "drop_remainder": true } }],
-            "deterministic": true,
-        }));
-        // Which rows are dropped at the end depends on the order.
-        sum(&p.report(&["--workers", workers]))
-    };
-    assert_eq!(definition("1"), definition("1"));
-    assert_eq!(definition("1"), definition("3"));
-}
-
-#[test]
 fn det_07_batches_with_and_without_the_last_short_one() {
     for (drop, batches, rows) in [(false, 78, 9867), (true, 77, 77 * 128)] {
         let p = range(9867, json!([{ "batch": { "size": 128, "drop_remainder": drop } }]));

@@ -22,6 +22,7 @@ mod consumers;
 mod determinism;
 mod embedded;
 mod examples;
+mod failing_disk;
 mod faults;
 mod hostile;
 mod journals;

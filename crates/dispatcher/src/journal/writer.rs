@@ -275,9 +275,10 @@ impl Writer {
     }
 }
 
-/// Fails all waiting callers: no further group becomes durable.
+/// Fails all waiting callers: no further group becomes durable. For them the dispatcher is unavailable, whatever the reason: they
+/// wait for one that is started again.
 fn report(error: Error, durable: &watch::Sender<Durable>) {
-    let e = error.context(
+    let e = Error::unavailable(error.message()).context(
         "the journal cannot be written, and the dispatcher serves nothing without it; remove the cause and \
          start it again: what it answered until now is kept",
     );

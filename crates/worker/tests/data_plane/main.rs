@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "tests")]
 
 mod cluster;
+mod conformance;
 mod consumer_states;
 mod consumers;
 mod flight;
