@@ -63,6 +63,28 @@ pub(super) fn is_client(iteration: &Iteration, client: ClientId, given: &[u8]) -
     )))
 }
 
+/// Writes a file that only its owner can read, whole or not at all: a disk that is full leaves no half of it.
+fn write_whole(path: &Path, text: &str) -> std::io::Result<()> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".new");
+    // What a process that died has left. A link of somebody else is not followed.
+    match std::fs::remove_file(&name) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    let written = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&name);
+    let written = written.and_then(|mut file| {
+        file.write_all(text.as_bytes())?;
+        file.sync_all()
+    });
+    let renamed = written.and_then(|()| std::fs::rename(&name, path));
+    if renamed.is_err() {
+        // It is removed the next time, if it cannot be now.
+        std::fs::remove_file(&name).ok();
+    }
+    renamed
+}
+
 /// The operator's secret, from its file, or drawn and written there so that only its owner can read it.
 ///
 /// # Errors
@@ -78,12 +100,7 @@ pub(crate) fn operator_secret(path: &Path) -> Result<Secret> {
         }),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
             let secret = random_secret()?;
-            let file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-            file.and_then(|mut file| {
-                writeln!(file, "{}", secret.to_hex())?;
-                file.sync_all()
-            })
-            .map_err(|e| {
+            write_whole(path, &format!("{}\n", secret.to_hex())).map_err(|e| {
                 Error::unavailable(format!(
                     "{place}: the operator's secret cannot be written: {e}; give another --operator-secret-file"
                 ))
