@@ -7,9 +7,9 @@ WORKDIR /src
 COPY . .
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target \
-    cargo build --release --locked -p caju && cp target/release/caju /caju
+    scripts/package --out /dist
 
 FROM gcr.io/distroless/cc-debian12:nonroot
-COPY --from=build /caju /usr/local/bin/caju
+COPY --from=build /dist/caju /usr/local/bin/caju
 USER 65532:65532
 ENTRYPOINT ["/usr/local/bin/caju"]
