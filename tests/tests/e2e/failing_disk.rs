@@ -65,6 +65,7 @@ impl Run<'_> {
 
     /// The number of operations, and whether the dispatcher ended by itself.
     fn run(&self) -> (usize, bool) {
+        eprintln!("{self}");
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path().canonicalize().unwrap();
         fs::create_dir(folder.join("state")).unwrap();

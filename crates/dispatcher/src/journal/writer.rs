@@ -2,7 +2,7 @@
 //! that is due, while groups are appended.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use caju_runtime::{Tasks, Thread, catch, is_simulated, log_failure};
 use caju_types::{Error, Result};
@@ -29,6 +29,10 @@ impl Default for CompactAfter {
     }
 }
 
+/// The time after which a write that has not ended counts as failed: a disk or a database that hangs would leave a dispatcher that
+/// answers nobody. Readers wait for a dispatcher for 60 s by default, so another one has time to take over.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// The time that a write takes in a simulation, which has no thread for the journal: that of an `fsync` of a fast disk.
 const SIMULATED_WRITE: Duration = Duration::from_millis(1);
 
@@ -36,8 +40,9 @@ const SIMULATED_WRITE: Duration = Duration::from_millis(1);
 /// order of its changes, and awaited outside of it.
 pub(crate) struct JournalWriter {
     shared: Arc<Shared>,
-    durable: watch::Receiver<Durable>,
+    durable: Arc<watch::Sender<Durable>>,
     thread: Mutex<Option<Thread<()>>>,
+    write_timeout: Duration,
     /// In place of the thread, in a simulation.
     simulated: Tasks,
     description: String,
@@ -50,6 +55,8 @@ struct Shared {
     wake: Condvar,
     /// Wakes the writer in a simulation.
     wake_simulated: Notify,
+    /// Since when the thread writes, if it does.
+    writing: Mutex<Option<Instant>>,
 }
 
 #[derive(Default)]
@@ -66,6 +73,19 @@ struct Queue {
 enum Durable {
     UpTo(u64),
     Failed(Error),
+    /// The same, and nothing more comes: the thread has ended in order.
+    Closed(u64),
+}
+
+/// Groups up to this one are durable, unless the journal has failed.
+fn advance(durable: &watch::Sender<Durable>, number: u64) {
+    durable.send_if_modified(|d| {
+        let goes_on = !matches!(d, Durable::Failed(_));
+        if goes_on {
+            *d = Durable::UpTo(number);
+        }
+        goes_on
+    });
 }
 
 impl JournalWriter {
@@ -87,7 +107,8 @@ impl JournalWriter {
         compact_after: CompactAfter,
     ) -> Result<Self> {
         let shared = Arc::new(Shared::default());
-        let (sender, durable) = watch::channel(Durable::UpTo(0));
+        let durable = Arc::new(watch::Sender::new(Durable::UpTo(0)));
+        let sender = Arc::clone(&durable);
         let description = journal.describe();
         let theirs = Arc::clone(&shared);
         let mut writer =
@@ -104,9 +125,18 @@ impl JournalWriter {
                 if let Err(e) = catch("the journal's thread", || writer.write_all(&theirs, &sender)) {
                     report(e, &sender);
                 }
+                close(&sender);
             })?);
         }
-        Ok(Self { shared, durable, thread: Mutex::new(thread), simulated, description })
+        let (thread, write_timeout) = (Mutex::new(thread), WRITE_TIMEOUT);
+        Ok(Self { shared, durable, thread, write_timeout, simulated, description })
+    }
+
+    /// The same with another bound on the time of a write.
+    #[cfg(test)]
+    pub(crate) fn with_write_timeout(mut self, write_timeout: Duration) -> Self {
+        self.write_timeout = write_timeout;
+        self
     }
 
     /// Adds a group; the number to wait for.
@@ -129,24 +159,47 @@ impl JournalWriter {
     /// # Errors
     /// The journal's, for ever after it has failed once: the state in memory is ahead of what is stored.
     pub(crate) async fn durable(&self, number: u64) -> Result<()> {
-        let mut durable = self.durable.clone();
         let reached = |d: &Durable| match d {
-            Durable::UpTo(n) => *n >= number,
+            Durable::UpTo(n) | Durable::Closed(n) => *n >= number,
             Durable::Failed(_) => true,
         };
-        match durable.wait_for(reached).await.map(|d| (*d).clone()) {
-            Ok(Durable::UpTo(_)) => Ok(()),
-            Ok(Durable::Failed(e)) => Err(e),
-            Err(_) => Err(Error::unavailable("the dispatcher is shutting down")),
+        match self.wait_for(reached).await {
+            Durable::Failed(e) => Err(e),
+            Durable::Closed(n) if n < number => Err(Error::unavailable("the dispatcher is shutting down")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits until the journal is in a state, or is closed.
+    async fn wait_for(&self, reached: impl Fn(&Durable) -> bool) -> Durable {
+        let mut durable = self.durable.subscribe();
+        loop {
+            let waiting = durable.wait_for(|d| matches!(d, Durable::Closed(_)) || reached(d));
+            // The sender is here.
+            if let Ok(Ok(found)) = tokio::time::timeout(self.write_timeout / 2, waiting).await {
+                return (*found).clone();
+            }
+            self.give_up_if_stuck();
+        }
+    }
+
+    /// Fails the journal if a write takes too long.
+    fn give_up_if_stuck(&self) {
+        let writing = *self.shared.writing.lock();
+        if let Some(since) = writing.filter(|since| since.elapsed() > self.write_timeout) {
+            let e = Error::deadline(format!(
+                "{}: a write has not ended within {:.0?}: the disk or the database hangs",
+                self.description,
+                since.elapsed()
+            ));
+            report(e, &self.durable);
         }
     }
 
     /// Waits until the journal fails, if it ever does: why.
     pub(crate) async fn failed(&self) -> Error {
-        let mut durable = self.durable.clone();
-        let found = durable.wait_for(|d| matches!(d, Durable::Failed(_))).await.map(|d| (*d).clone());
-        match found {
-            Ok(Durable::Failed(e)) => e,
+        match self.wait_for(|d| matches!(d, Durable::Failed(_))).await {
+            Durable::Failed(e) => e,
             // It was closed in order.
             _ => std::future::pending().await,
         }
@@ -157,12 +210,19 @@ impl JournalWriter {
         &self.description
     }
 
-    /// Writes what is enqueued and ends the thread.
+    /// Writes what is enqueued and ends the thread. A thread whose write does not end is left to the end of the process.
     pub(crate) fn close(&self) {
         self.shared.queue.lock().closed = true;
         self.shared.wake.notify_one();
         self.simulated.stop();
-        if let Some(Err(e)) = self.thread.lock().take().map(Thread::join) {
+        if is_simulated() {
+            close(&self.durable);
+        }
+        let thread = self.thread.lock().take();
+        let has_failed = matches!(*self.durable.borrow(), Durable::Failed(_));
+        if has_failed && self.shared.writing.lock().is_some() {
+            std::mem::forget(thread);
+        } else if let Some(Err(e)) = thread.map(Thread::join) {
             log_failure(e);
         }
     }
@@ -221,8 +281,11 @@ impl Writer {
             }
             if !groups.is_empty() {
                 // A panic of the database must not leave callers waiting for a thread that has ended.
-                catch("writing the journal", || self.append(&groups)).and_then(|done| done)?;
-                durable.send_replace(Durable::UpTo(number));
+                *shared.writing.lock() = Some(Instant::now());
+                let written = catch("writing the journal", || self.append(&groups)).and_then(|done| done);
+                *shared.writing.lock() = None;
+                written?;
+                advance(durable, number);
             }
             self.compact_if_due(shared)?;
         }
@@ -242,7 +305,7 @@ impl Writer {
                 continue;
             }
             match self.append(&groups) {
-                Ok(()) => drop(durable.send_replace(Durable::UpTo(number))),
+                Ok(()) => advance(durable, number),
                 Err(e) => return report(e, durable),
             }
         }
@@ -275,6 +338,15 @@ impl Writer {
     }
 }
 
+/// Nothing more becomes durable.
+fn close(durable: &watch::Sender<Durable>) {
+    durable.send_modify(|d| {
+        if let Durable::UpTo(n) = d {
+            *d = Durable::Closed(*n);
+        }
+    });
+}
+
 /// Fails all waiting callers: no further group becomes durable. For them the dispatcher is unavailable, whatever the reason: they
 /// wait for one that is started again.
 fn report(error: Error, durable: &watch::Sender<Durable>) {
@@ -282,8 +354,16 @@ fn report(error: Error, durable: &watch::Sender<Durable>) {
         "the journal cannot be written, and the dispatcher serves nothing without it; remove the cause and \
          start it again: what it answered until now is kept",
     );
-    tracing::error!("{e}");
-    durable.send_replace(Durable::Failed(e));
+    let is_news = durable.send_if_modified(|d| {
+        let is_news = !matches!(d, Durable::Failed(_));
+        if is_news {
+            *d = Durable::Failed(e.clone());
+        }
+        is_news
+    });
+    if is_news {
+        tracing::error!("{e}");
+    }
 }
 
 /// Replaces the stored groups by the state that their updates give. Returns the size of the written state in bytes.

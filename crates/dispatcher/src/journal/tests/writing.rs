@@ -31,7 +31,7 @@ impl Journal for Full {
 }
 
 fn run(test: impl Future<Output = ()>) {
-    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(test);
+    tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(test);
 }
 
 #[test]
@@ -42,7 +42,7 @@ fn what_cannot_be_written_is_never_answered() {
         writer.durable(first).await.unwrap();
         let second = writer.enqueue(vec![]);
         let e = writer.durable(second).await.unwrap_err();
-        assert_eq!(e.kind(), ErrorKind::ResourceExhausted);
+        assert_eq!(e.kind(), ErrorKind::Unavailable, "callers wait for another dispatcher");
         assert!(e.message().contains("no space left"), "{e}");
         assert!(writer.durable(first).await.is_err(), "nor anything read since");
         assert!(writer.failed().await.message().contains("no space left"));
@@ -73,9 +73,43 @@ fn a_panic_of_the_database_is_a_failure_of_the_journal() {
     run(async {
         let writer = JournalWriter::start(Box::new(Panics), 0).unwrap();
         let e = writer.durable(writer.enqueue(vec![])).await.unwrap_err();
-        assert_eq!(e.kind(), ErrorKind::Internal);
+        assert_eq!(e.kind(), ErrorKind::Unavailable);
         assert!(e.message().contains("a defect of the database"), "{e}");
         assert!(writer.failed().await.message().contains("serves nothing without it"));
+    });
+}
+
+/// A journal whose database hangs.
+struct Hangs;
+
+impl Journal for Hangs {
+    fn replay(&mut self) -> Result<Vec<Vec<Update>>> {
+        Ok(Vec::new())
+    }
+    fn append(&mut self, _: &[Vec<Update>]) -> Result<u64> {
+        loop {
+            std::thread::park();
+        }
+    }
+    fn stored(&self) -> Result<Box<dyn Stored>> {
+        MemoryJournal::default().stored()
+    }
+    fn describe(&self) -> String {
+        "state/journal".into()
+    }
+}
+
+#[test]
+fn a_write_that_does_not_end_is_a_failure_of_the_journal() {
+    run(async {
+        let writer = JournalWriter::start(Box::new(Hangs), 0).unwrap();
+        let writer = writer.with_write_timeout(std::time::Duration::from_millis(50));
+        let e = writer.durable(writer.enqueue(vec![])).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Unavailable);
+        assert!(e.message().contains("state/journal: a write has not ended within"), "{e}");
+        assert!(writer.failed().await.message().contains("hangs"));
+        // It is not waited for.
+        writer.close();
     });
 }
 
