@@ -64,7 +64,15 @@ pub(super) fn add(txn: &mut Txn<'_>, iteration: IterationId, given: &Resume) -> 
     // Whether they fit each other is known before anything changes.
     let mut all = known.resume.as_deref().cloned().unwrap_or_default();
     all.extend(given)?;
-    consumers::check_steps(known.even.as_ref().map(|e| &e.consumers), &all.steps)?;
+    let fits = consumers::check_steps(known.even.as_ref().map(|e| &e.consumers), &all.steps);
+    if let Err(error) = fits {
+        // Readers that come back by themselves cannot bring other states: the others would wait for this one in vain.
+        if all.reattached {
+            let failure = Failure::from(&error.clone().context(known.describe()));
+            txn.apply(Update::IterationFailed { iteration, failure });
+        }
+        return Err(error);
+    }
     txn.apply(Update::StatesGiven { iteration, states: Box::new(given.clone()) });
     Ok(())
 }

@@ -232,10 +232,10 @@ class Dataset(Stages, Epochs):
         """The definition for any process."""
         return json.dumps(inline(self._tree(), self._tables) if self._tables else self._tree())
 
-    def register(self, service: Any, dataset_id: str | None = None) -> str:
+    def register(self, service: Any, dataset_id: str | bytes | None = None) -> str:
         """Registers the definition at a service, for `from_dataset_id`. Returns its id, by default the fingerprint."""
-        client = _caju.Client(address_of(service))
-        return client.register(self._whole(), dataset_id or "")[0]
+        named = "" if dataset_id is None else dataset_id_of(dataset_id)
+        return _caju.Client(address_of(service)).register(self._whole(), named)[0]
 
     def to_yaml(self) -> str:
         """The definition as a pipeline file, with all defaults."""
@@ -384,6 +384,18 @@ class Dataset(Stages, Epochs):
         except TypeError as e:
             raise InvalidPipeline(f"{next(iter(self._steps[-1]))}: {e}") from None
         _caju.check(definition)
+
+
+def dataset_id_of(given: Any) -> str:
+    """The id of a registered dataset, given as text or as its UTF-8 bytes."""
+    if isinstance(given, bytes):
+        try:
+            return given.decode()
+        except UnicodeDecodeError as e:
+            raise InvalidPipeline(f"dataset_id={given!r} is not UTF-8: {e.reason} at byte {e.start}") from None
+    if not isinstance(given, str):
+        raise InvalidPipeline(f"dataset_id={given!r} must be a string or bytes")
+    return given
 
 
 def has_known_columns(source: Mapping[str, Any]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 import sys
@@ -113,7 +112,7 @@ class DatasetIterator(Iterator[T], Generic[T]):
         self._not_exact = not_exact
         self._shared = shared  # the job may have other readers
         self._loaded: dict[str, Any] | None = None  # the state that was loaded, until the next element
-        self._ended: list[dict[str, Any]] | None = None  # gets the last state of an iterator that is dropped
+        self._ended: list[dict[str, Any] | Exception] | None = None  # gets the state when the iterator is dropped
         self._ask_skipped = skipped  # None if no row may be skipped
         self._skipped: Skipped | None = None
         self._elements = 0
@@ -174,9 +173,15 @@ class DatasetIterator(Iterator[T], Generic[T]):
 
         Functions of the dataset that draw from generators which are not caju's raise `Unimplemented` within an epoch.
         """
-        if self._loaded is not None:
-            return dict(self._loaded)
-        state: dict[str, Any] = json.loads(self._last.state())
+        return dict(self._loaded) if self._loaded is not None else self._state_of(self._position())
+
+    def _position(self) -> str:
+        """The position of the reader, which `_state_of` makes a state of."""
+        return self._last.state()
+
+    def _state_of(self, position: str) -> dict[str, Any]:
+        """The state of a position. Refused if the dataset could not continue from it exactly."""
+        state: dict[str, Any] = json.loads(position)
         if self._not_exact is not None and state["elements"] and not state["exhausted"]:
             raise Unimplemented(
                 f"a state after {state['elements']} elements of epoch {self._epoch} could not be continued exactly: "
@@ -349,11 +354,7 @@ class DatasetIterator(Iterator[T], Generic[T]):
             self.close()
 
     def __del__(self) -> None:
-        ended = getattr(self, "_ended", None)
-        if ended is not None and not sys.is_finalizing():
-            # A state that is never asked for must raise no error.
-            with contextlib.suppress(Exception):
-                ended.append(self.state_dict())
+        record_final_state(self, getattr(self, "_ended", None))
 
     def __enter__(self) -> DatasetIterator[T]:
         return self
@@ -362,6 +363,22 @@ class DatasetIterator(Iterator[T], Generic[T]):
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def record_final_state(iterator: Any, ended: list[dict[str, Any] | Exception] | None) -> None:
+    """Appends the state of an iterator that is dropped to `ended`, or the error that says why it has none.
+
+    The error is raised when the state is asked for. A state that nobody asks for raises nothing.
+    """
+    if ended is None or sys.is_finalizing():
+        return
+    try:
+        ended.append(iterator.state_dict())
+    except Exception as e:
+        error = _copy_of(e)
+        # The frames of a traceback hold the iterator.
+        error.__traceback__ = error.__cause__ = error.__context__ = None
+        ended.append(error)
 
 
 def _copy_of(error: Exception) -> Exception:

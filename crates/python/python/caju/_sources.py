@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, SupportsIndex, Union
 
 from . import _caju
-from ._dataset import Dataset
+from ._dataset import Dataset, dataset_id_of
 from ._errors import InvalidPipeline
 from ._schema import Schema
 from ._service import Service
@@ -124,9 +124,9 @@ def read_yaml(file: str | os.PathLike[str]) -> Dataset:
         return _definition(f.read(), os.path.dirname(os.path.abspath(file)))
 
 
-def from_dataset_id(service: Any, dataset_id: str, **distribute: Any) -> Dataset:
+def from_dataset_id(service: Any, dataset_id: str | bytes, **distribute: Any) -> Dataset:
     """The dataset that was registered at a service under this id. Further arguments are those of `distribute`."""
-    return _Registered(dataset_id).distribute(service, **distribute)
+    return _Registered(dataset_id_of(dataset_id)).distribute(service, **distribute)
 
 
 class _Registered(Dataset):

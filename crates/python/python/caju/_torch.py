@@ -13,6 +13,8 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from ._errors import FailedPrecondition, InvalidPipeline
+from ._iterator import _copy_of
+from ._lightning import Caller, Feed, caller, is_checkpoint, is_loader_check, no_position
 from ._replicas import Replicas
 from ._views import refuse_nulls
 
@@ -74,9 +76,10 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
         self._pin = pin_memory
         self._rank, self._world_size = rank or 0, world_size or 1
         self._epochs = torch.zeros(PROCESSES, dtype=torch.int64).share_memory_()
-        self._current: weakref.ref[DatasetIterator[Any]] | None = None
-        self._ended: list[dict[str, Any]] = []
+        self._current: weakref.ref[DatasetIterator[Any] | Feed] | None = None
+        self._ended: list[dict[str, Any] | Exception] = []
         self._to_load: dict[str, str] = {}
+        self._is_placed = False  # the user or a checkpoint said where the next loop begins
         self._attempt: str | None = None
 
     def set_epoch(self, epoch: int) -> None:
@@ -85,14 +88,37 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
         A job's epoch is read once: on a service, an epoch that was read has no rows left.
         """
         self._epochs.fill_(epoch)
+        self._is_placed = True
         if self._dataset._service is None:
             self._dataset = self._dataset._copy()  # a new job, of which no epoch has been read
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
+        if is_loader_check():
+            return iter(())
         info = get_worker_info()
         place = 0 if info is None else 1 + info.id
+        trainer = caller() if info is None else None
+        if trainer is not None:
+            last = self._current() if self._current is not None else None
+            if isinstance(last, Feed) and last.rewind(trainer):
+                return self._shared(last)
         epoch = int(self._epochs[place])
-        self._epochs[place] += 1
+        try:
+            return self._begin(place, epoch, trainer)
+        except BaseException:
+            self._epochs[place] = epoch  # no loop has begun
+            raise
+
+    def _begin(self, place: int, epoch: int, trainer: Caller | None) -> Iterator[dict[str, Any]]:
+        """Opens an epoch, or goes on from the states that were loaded."""
+        info = get_worker_info()
+        is_placed, self._is_placed = self._is_placed, False
+        restored = None if trainer is None else trainer.restored
+        if trainer is not None and restored is not None and restored.batches and not (is_placed or trainer.is_stateful):
+            return no_position(restored)
+        if restored is not None and not restored.batches and not self._to_load:
+            epoch = max(epoch, restored.finished)
+        self._epochs[place] = epoch + 1
         if info is not None and info.id > 0 and self._dataset._service is None:
             return iter(())
         if info is not None and not self._replicas.is_alone:
@@ -110,16 +136,22 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
             self._epochs[place] = at + 1
 
         readers = self._replicas.num_readers * (1 if info is None else info.num_workers)
-        states, self._to_load = [json.loads(text) for text in self._to_load.values()], {}
+        states = [json.loads(text) for text in self._to_load.values()]
         iterator = self._dataset._open(take, epoch, moved, readers)
         if states:
             iterator.load_state_dict(states if len(states) > 1 else states[0], attempt=self._attempt)
-            if iterator._exhausted:
+            # Lightning finishes an epoch at its length, or at `limit_train_batches`, and asks for no end.
+            is_finished = restored is not None and not restored.batches and iterator._elements > 0
+            if iterator._exhausted or is_finished:
                 iterator = self._dataset._open(take, iterator.epoch + 1, moved, readers)
                 moved(iterator.epoch)
-        self._current = weakref.ref(iterator)
-        self._ended = iterator._ended = []
-        return iterator if self._replicas.is_alone else self._replicas.share(iterator)
+        stream = iterator if trainer is None else Feed(trainer, iterator)
+        self._to_load, self._current = {}, weakref.ref(stream)
+        self._ended = stream._ended = []
+        return self._shared(stream)
+
+    def _shared(self, stream: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        return stream if self._replicas.is_alone else self._replicas.share(stream)
 
     def state_dict(self) -> dict[str, Any]:
         """The position of the loop over this dataset in this process, by rank: for `torch.distributed.checkpoint`, Lightning,
@@ -127,7 +159,26 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
 
         The states of several ranks have different keys, so a checkpoint of all ranks keeps them all. Workers of a
         `DataLoader` have positions of their own, which torchdata's `StatefulDataLoader` collects.
+
+        Lightning saves only what rank 0 returns, and asks all ranks. For its checkpoints each rank returns the states of all.
         """
+        if not (is_checkpoint() and self._world_size > 1 and torch.distributed.is_initialized()):
+            return self._state()
+        own: dict[str, Any] | Exception
+        try:
+            own = self._state()
+        except Exception as e:
+            own = e.with_traceback(None)  # the other ranks get it, too
+        states: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(states, own)
+        for state in [own, *states]:
+            if isinstance(state, Exception):
+                raise state
+        assert isinstance(own, dict)
+        return {name: value for state in states for name, value in state.items()} | own
+
+    def _state(self) -> dict[str, Any]:
+        """The position of this rank."""
         if get_worker_info() is not None:
             return {}  # in a worker process the position is that of its iterator
         if self._epochs[1:].any():
@@ -144,8 +195,13 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
         states = self._ended if current is None else [current.state_dict()]
         name = f"{RANK}{self._rank}"
         if not states:
+            if self._current is not None:
+                raise FailedPrecondition("the last loop over this dataset left no position")
             return {"epoch": int(self._epochs[0]), name: ""}
-        return {"epoch": states[0]["epoch"], name: json.dumps(states[0])}
+        state = states[0]
+        if isinstance(state, Exception):
+            raise _copy_of(state) from None
+        return {"epoch": state["epoch"], name: json.dumps(state)}
 
     def load_state_dict(self, state: Mapping[str, Any], *, attempt: str | None = None) -> None:
         """Goes on from a position with the next loop. `attempt` is that of `DatasetIterator.load_state_dict`.
@@ -159,6 +215,7 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
             raise InvalidPipeline(f"this is not a state of a caju dataset for PyTorch: {state!r}")
         self._to_load = {name: text for name, text in state.items() if name.startswith(RANK) and text}
         self._attempt = attempt
+        self._is_placed = True
         self._epochs.zero_()
         self._epochs[0] = state["epoch"]
         self._current, self._ended = None, []
@@ -167,6 +224,10 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
 
     def __len__(self) -> int:
         return len(self._dataset)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A loop of this process stays here.
+        return self.__dict__ | {"_current": None, "_ended": []}
 
     def _tensor(self, name: str, value: Any) -> Any:
         if isinstance(value, dict):

@@ -372,6 +372,44 @@ async fn a_consumer_that_is_gone_comes_back_at_the_step_of_the_others_or_all_are
     }
 }
 
+/// The users of three consumers are at different steps when one of the consumers is lost: both others hear it, whichever of them
+/// opens the epoch again first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn consumers_that_cannot_go_on_together_all_end_with_the_reason() {
+    let cluster = Cluster::start(2).await;
+    let client = cluster.client().await;
+    let mut readers = open(&client, &bucketed(6_000), 3, Balance::Bucket).await;
+    take_all(&mut readers, 20).await.unwrap();
+    for (reader, more) in readers.iter_mut().zip([5, 2]) {
+        assert_eq!(take(reader, more).await.unwrap().len(), more);
+    }
+    let before = client.status().await.unwrap().jobs[0].iteration_id;
+    readers.pop().unwrap().close().await;
+    // Both open the epoch again before their users ask for more.
+    let has_failed = async {
+        while client
+            .status()
+            .await
+            .unwrap()
+            .jobs
+            .iter()
+            .all(|job| job.iteration_id == before || job.state != "failed")
+        {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, has_failed).await.expect("the epoch fails for all");
+    for reader in &mut readers {
+        let ended = tokio::time::timeout(PATIENCE, take(reader, usize::MAX)).await.expect("none waits");
+        let e = ended.unwrap_err();
+        let said = ["consumer 0 after 25 elements", "consumer 1 after 22", "balance `bucket`"];
+        assert!(
+            e.kind() == ErrorKind::FailedPrecondition && said.iter().all(|s| e.message().contains(s)),
+            "{e}"
+        );
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_cannot_be_balanced_is_refused() {
     let cluster = Cluster::start(1).await;
