@@ -40,6 +40,26 @@ def test_xfr_04_a_protocol_that_is_not_offered_is_not_found(cluster):
         cj.range(10).distribute(address, data_transfer_protocol=3)
 
 
+@pytest.mark.parametrize("protocol", ["framed", "local"])
+def test_xfr_02_a_protocol_that_is_named_gives_the_rows_by_definition_and_by_id(cluster, protocol):
+    rows = cj.range(10).map(id="id", text="repeat('x', 1000)")
+
+    def check(service):
+        rows.register(service, "ten")
+        by_definition = rows.distribute(service, data_transfer_protocol=protocol)
+        for dataset in (by_definition, cj.from_dataset_id(service, "ten", data_transfer_protocol=protocol)):
+            epoch = iter(dataset)
+            assert sorted(int(row["id"]) for row in epoch) == list(range(10))
+            stats = epoch.stats
+            assert (stats.received_bytes > 10_000) == (protocol == "framed") and stats.mapped_bytes == 0, stats
+
+    if protocol == "local":
+        with cj.start_dispatcher() as dispatcher, cj.start_worker(dispatcher):
+            check(dispatcher)
+    else:
+        check(cluster(workers=1).dispatcher.address)
+
+
 # ---- a part of the rows per epoch ----------------------------------------------------------------------------------
 
 
@@ -54,6 +74,21 @@ def test_shf_03_an_epoch_of_some_rows_picks_the_same_or_others():
     assert len(values(larger)) == 200
     with pytest.raises(cj.InvalidPipeline, match="sampling_method"):
         cj.from_yaml("source: { range: 117 }\nsteps: [ { shuffle: { buffer: 10, sampling_method: fixed } } ]")
+
+
+@pytest.mark.parametrize("rows", [9867, 30_000])
+@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("drop", [False, True])
+def test_det_07_the_length_is_the_number_of_batches(rows, workers, shuffled, drop):
+    dataset = cj.range(rows).shuffle(1000) if shuffled else cj.range(rows)
+    with cj.LocalCluster(workers=workers) as cluster:
+        dataset = dataset.batch(128, drop_remainder=drop).distribute(cluster)
+        got = batches(dataset)
+    assert len(dataset) == len(got) == (rows // 128 if drop else -(-rows // 128))
+    assert sorted(map(len, got))[not drop:] == [128] * (rows // 128), "only one is short"
+    values = [i for batch in got for i in batch]
+    assert len(set(values)) == len(values) == (rows // 128 * 128 if drop else rows) and set(values) <= set(range(rows))
 
 
 # ---- several datasets ----------------------------------------------------------------------------------------------

@@ -287,6 +287,34 @@ def test_registered_datasets(cluster):
 # ---- errors --------------------------------------------------------------------------------------------------------
 
 
+NEVER_CALLED = "h:1"
+
+
+@pytest.mark.parametrize("build", [
+    lambda **job: cj.range(3).distribute(NEVER_CALLED, **job),
+    lambda **job: cj.from_dataset_id(NEVER_CALLED, "ten", **job),
+])  # fmt: skip
+def test_arg_01_and_02_a_job_name_is_text_that_is_not_empty(build):
+    with pytest.raises(cj.InvalidPipeline, match="job_name.*must not be empty"):
+        build(job_name="")
+    for wrong in (3, 1.5, ["x"], b"x"):
+        with pytest.raises(cj.InvalidPipeline, match="job_name.*must be a string"):
+            build(job_name=wrong)
+
+
+@pytest.mark.parametrize("build", [
+    lambda address: cj.range(3).distribute(address),
+    lambda address: cj.from_dataset_id(address, "ten"),
+    lambda address: cj.range(3).register(address),
+    lambda address: cj.range(3).save("/tmp/never-written", service=address),
+])  # fmt: skip
+def test_arg_03_an_address_is_text_that_is_not_empty(build):
+    with pytest.raises(cj.InvalidPipeline, match="must not be empty"):
+        build("")
+    with pytest.raises(cj.InvalidPipeline, match="must be a string"):
+        build(1)
+
+
 @pytest.mark.parametrize("build,kind,words", [
     (lambda: cj.range(3).batch(0), ValueError, "positive"),
     (lambda: cj.range(3).batch(2).filter("id > 1"), cj.InvalidPipeline, "above `batch`"),

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 
+import numpy as np
 import pytest
 
 import caju as cj
@@ -59,6 +60,17 @@ def dispatcher():
     """A dispatcher of this process with one worker."""
     with cj.start_dispatcher() as server, cj.start_worker(server, cpu_threads=1):
         yield server
+
+
+def test_reg_01_an_id_is_text_or_bytes(dispatcher):
+    given = cj.range(10).register(dispatcher)
+    for dataset_id in (given, given.encode(), np.str_(given)):
+        assert values(cj.from_dataset_id(dispatcher, dataset_id)) == list(range(10))
+    assert cj.range(10).register(dispatcher, "zehn Stück".encode()) == "zehn Stück"
+    assert values(cj.from_dataset_id(dispatcher, "zehn Stück".encode())) == list(range(10))
+    for wrong, why in ((b"\xff", "not UTF-8: invalid start byte at byte 0"), (7, "must be a string or bytes"), (None, "must be a string")):
+        with pytest.raises(cj.InvalidPipeline, match=f"dataset_id=.*{why}"):
+            cj.from_dataset_id(dispatcher, wrong)
 
 
 def test_reg_02_a_chosen_identifier(dispatcher):

@@ -7,8 +7,8 @@ use arrow::compute::interleave;
 use arrow_array::builder::{BinaryBuilder, StringBuilder};
 use arrow_array::cast::AsArray;
 use arrow_array::{
-    Array, ArrayRef, BooleanArray, Float32Array, Float64Array, Int32Array, Int64Array, ListArray,
-    RecordBatch, UInt8Array,
+    Array, ArrayRef, BooleanArray, Float32Array, Float64Array, GenericListArray, Int32Array, Int64Array,
+    OffsetSizeTrait, RecordBatch, UInt8Array,
 };
 use arrow_buffer::OffsetBuffer;
 use arrow_schema::DataType;
@@ -50,12 +50,18 @@ fn pad_columns(chunk: &Chunk, padding: &Padding, is_padded: impl Fn(&str) -> boo
         .fields()
         .iter()
         .zip(batch.columns())
-        .map(|(field, column)| match column.data_type() {
-            DataType::List(_) if is_padded(field.name()) => {
-                let length = padding.lengths.get(field.name()).copied();
-                pad_list(field.name(), column.as_list::<i32>(), length, padding.values.get(field.name()))
+        .map(|(field, column)| {
+            let name = field.name();
+            let (length, value) = (padding.lengths.get(name).copied(), padding.values.get(name));
+            match column.data_type() {
+                DataType::List(_) if is_padded(name) => {
+                    pad_list(name, column.as_list::<i32>(), length, value)
+                }
+                DataType::LargeList(_) if is_padded(name) => {
+                    pad_list(name, column.as_list::<i64>(), length, value)
+                }
+                _ => Ok(Arc::clone(column)),
             }
-            _ => Ok(Arc::clone(column)),
         })
         .collect::<Result<Vec<_>>>()?;
     let padded =
@@ -63,17 +69,16 @@ fn pad_columns(chunk: &Chunk, padding: &Padding, is_padded: impl Fn(&str) -> boo
     Ok(Chunk { pieces: vec![padded], ..chunk.clone() })
 }
 
-fn pad_list(
+fn pad_list<O: OffsetSizeTrait>(
     name: &str,
-    list: &ListArray,
+    list: &GenericListArray<O>,
     fixed: Option<u32>,
     value: Option<&serde_json::Value>,
 ) -> Result<ArrayRef> {
-    let DataType::List(item) = list.data_type() else {
+    let (DataType::List(item) | DataType::LargeList(item)) = list.data_type() else {
         return Err(Error::internal("padding of a column that is no list"));
     };
-    let length_of =
-        |i: usize| if list.is_valid(i) { usize::try_from(list.value_length(i)).unwrap_or(0) } else { 0 };
+    let length_of = |i: usize| if list.is_valid(i) { list.value_length(i).as_usize() } else { 0 };
     let longest = (0..list.len()).map(length_of).max().unwrap_or(0);
     let target = match fixed {
         Some(n) if longest > n as usize => {
@@ -93,7 +98,7 @@ fn pad_list(
     budget::reserve(bytes as u64, what)?;
     let mut index = Vec::with_capacity(values);
     for i in 0..list.len() {
-        let start = usize::try_from(list.value_offsets()[i]).unwrap_or(0);
+        let start = list.value_offsets()[i].as_usize();
         let n = length_of(i);
         index.extend((start..start + n).map(|v| (0, v)));
         index.extend(std::iter::repeat_n((1, 0), target - n));
@@ -101,7 +106,7 @@ fn pad_list(
     let bad = |e: arrow::error::ArrowError| Error::internal(format!("padding `{name}`: {e}"));
     let values = interleave(&[list.values().as_ref(), pad.as_ref()], &index).map_err(bad)?;
     let offsets = OffsetBuffer::from_lengths(std::iter::repeat_n(target, list.len()));
-    Ok(Arc::new(ListArray::try_new(Arc::clone(item), offsets, values, None).map_err(bad)?))
+    Ok(Arc::new(GenericListArray::<O>::try_new(Arc::clone(item), offsets, values, None).map_err(bad)?))
 }
 
 /// What a value of varying size takes in addition to its content.
@@ -156,8 +161,20 @@ fn pad_value(name: &str, dtype: &DataType, value: Option<&serde_json::Value>) ->
 #[cfg(test)]
 mod tests {
     use arrow_array::types::Int64Type;
+    use arrow_array::{LargeListArray, ListArray};
 
     use super::*;
+
+    #[test]
+    fn lists_with_large_offsets_are_padded_too() {
+        let rows = [Some(vec![Some(1), Some(2)]), None];
+        let l = LargeListArray::from_iter_primitive::<Int64Type, _, _>(rows);
+        let batch = RecordBatch::try_from_iter([("l", Arc::new(l) as ArrayRef)]).unwrap();
+        let out = pad_batch(&Chunk::rows_of(batch, vec![]), &Padding::default()).unwrap().concat().unwrap();
+        let l = out.column(0).as_list::<i64>();
+        assert_eq!((l.value_length(0), l.value_length(1), l.null_count()), (2, 2, 0));
+        assert_eq!(l.values().as_primitive::<Int64Type>().values(), &[1, 2, 0, 0]);
+    }
 
     #[test]
     fn lists_get_one_length() {

@@ -261,9 +261,18 @@ impl Rounds {
         let width = |column: usize| {
             let mut widths = element.pieces.iter().flat_map(|piece| {
                 let column = piece.column(column);
-                let DataType::List(_) = column.data_type() else { return vec![None] };
-                let list = column.as_list::<i32>();
-                (0..list.len()).map(|row| u32::try_from(list.value_length(row)).ok()).collect()
+                let rows = 0..column.len();
+                match column.data_type() {
+                    DataType::List(_) => {
+                        let list = column.as_list::<i32>();
+                        rows.map(|row| u32::try_from(list.value_length(row)).ok()).collect()
+                    }
+                    DataType::LargeList(_) => {
+                        let list = column.as_list::<i64>();
+                        rows.map(|row| u32::try_from(list.value_length(row)).ok()).collect()
+                    }
+                    _ => vec![None],
+                }
             });
             let first = widths.next().flatten();
             first.filter(|width| widths.all(|w| w == Some(*width))).map_or(0, |width| width.saturating_add(1))
