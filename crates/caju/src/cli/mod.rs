@@ -2,6 +2,7 @@
 
 mod bench;
 mod cache;
+mod mistakes;
 mod plan;
 mod sample;
 mod save;
@@ -27,6 +28,7 @@ pub(crate) use bench::{
     PoliciesArgs, ProfilingOverheadArgs, StateBenchArgs,
 };
 pub(crate) use cache::{CacheArgs, CacheCommand, CacheRoot, ExplainArgs, OutputFormat, ProfileArgs};
+pub(crate) use mistakes::mistake;
 pub(crate) use plan::{PlanArgs, PlanFormat};
 pub(crate) use sample::{DEFAULT_DIR, GenArgs, QuickstartArgs};
 pub(crate) use save::SaveArgs;
