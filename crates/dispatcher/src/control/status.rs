@@ -115,6 +115,11 @@ impl Core {
             policy: state.jobs.get(&iteration.job).map(|j| j.spec.policy.to_string()).unwrap_or_default(),
             modes: Some(modes_to_proto(iteration.modes)),
             caching: iteration.plan.as_ref().map(describe).unwrap_or_default(),
+            encoding: iteration
+                .plan
+                .as_ref()
+                .and_then(|plan| plan.value().map(|plan| plan.encoding.to_string()))
+                .unwrap_or_default(),
             io,
             first_skips,
             shard_by: iteration.shard_by.map_or("", |by| by.as_str()).to_string(),
