@@ -11,7 +11,7 @@ use caju_types::{Error, Result, format_count};
 use futures::TryStreamExt;
 
 use crate::cli::{Global, ProfilingOverheadArgs};
-use crate::commands::{check, shared};
+use crate::commands::{check, pipeline_file, shared};
 use crate::output;
 
 /// All splits of an epoch.
@@ -32,7 +32,7 @@ impl SplitFeed for AllSplits {
 /// # Errors
 /// A wrong file, and what its epochs fail with.
 pub(super) async fn run(global: &Global, args: &ProfilingOverheadArgs) -> Result<()> {
-    let def = shared::read_pipeline(&args.file)?;
+    let def = pipeline_file::read(&args.file)?;
     let stores = Arc::new(Stores::new(shared::store_options(), None)?);
     let ctx = SourceContext::new(stores, Arc::new(IoCounters::new()));
     let pipeline = Arc::new(Box::pin(caju_engine::bind(&def, &shared::registry(), &ctx, None)).await?);
