@@ -156,8 +156,8 @@ pub fn at_stake(
     let like = model.candidates().iter().filter(|c| c.obstacle.is_none());
     let like = like.filter_map(|c| Some((model.choice(c.stored).apart(choice)?, c)));
     let ours = like.min_by(|a, b| a.0.total_cmp(&b.0)).map_or(rival, |(_, ours)| ours);
-    // Options with equal paces may differ by a tenth where two limits are close.
-    let seconds = ours.crowded_s() - rival.crowded_s();
+    // Options with equal times per row may differ by a tenth where two limits are close.
+    let seconds = ours.horizon_with_interference_s() - rival.horizon_with_interference_s();
     Ok((seconds > 0.0).then(|| Stake { seconds, rival: model.choice(rival.stored) }))
 }
 

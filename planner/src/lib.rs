@@ -41,7 +41,7 @@ mod tuning;
 pub use confidence::{Margin, Stake, at_stake, margins};
 pub use decision::{Choice, DECISION_SCHEMA, Decision, PlanOption};
 pub use format::rate as format_rate;
-pub use model::{Candidate, Limit, Model, Obstacle, Pace, Stored, TIE};
+pub use model::{Candidate, Limit, Model, Obstacle, Stored, TIE, TimePerRow};
 pub use plan::plan;
 pub use policy::{POLICIES, Pick, Policy, gluster_read_ms};
 pub use profile::{

@@ -56,7 +56,7 @@ pub struct Profile {
     pub consumer: Consumer,
     /// How often the rows are still wanted.
     pub horizon: Horizon,
-    /// The jobs that read one computation at the same time, this one included; none if this job shares nothing.
+    /// The jobs that read one computation concurrently, this one included; none if this job shares nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sharing: Option<Sharing>,
     /// What snapshots may take.
@@ -139,7 +139,7 @@ pub struct Horizon {
     pub jobs: Option<u64>,
 }
 
-/// Jobs that run at the same time and share rows: a worker computes the stages that they have in common once for all.
+/// Jobs that run concurrently and share rows: a worker computes the stages that they have in common once for all.
 ///
 /// A profile is of one job. Where jobs share, rates are those of each of them while all of them run: the common stages run
 /// once per row, and all other stages once per row and job.

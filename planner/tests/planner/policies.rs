@@ -88,7 +88,7 @@ fn existing_snapshots() {
     p.existing = vec![snapshot(0.5)];
     let d = decide(&p, "auto");
     assert_eq!(d.options.len(), 3);
-    // Half from each store, and they work at the same time: the source store is the slower half.
+    // Half from each store, and they work concurrently: the source store is the slower half.
     let half = 500_400.0 * 110_000.0 * 0.5 / 4e8;
     near(d.options[1].horizon_s, 90.0 * half);
     assert_eq!(d.options[1].bottleneck, "source_store");

@@ -74,7 +74,7 @@ fn percent(with: f64, without: f64) -> f64 {
 async fn epoch(pipeline: &Arc<BoundPipeline>, pool: &CpuPool, profiling: bool) -> Result<(f64, usize)> {
     let splits: Vec<_> = pipeline.splits().try_collect().await?;
     let leases = (0u64..).zip(splits).map(|(index, split)| LeasedSplit::new(index, split)).collect();
-    let options = TaskOptions { taps: profiling, ..TaskOptions::new(pool.clone(), SystemClock::shared()) };
+    let options = TaskOptions { profiling, ..TaskOptions::new(pool.clone(), SystemClock::shared()) };
     let before = cpu_time();
     let mut task = run_task(pipeline, Box::new(AllSplits(leases)), options);
     let mut rows = 0;
