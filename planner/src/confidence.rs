@@ -11,7 +11,8 @@
 
 use caju_types::Result;
 
-use crate::decision::{Choice, Decision};
+use crate::choice::Choice;
+use crate::decision::Decision;
 use crate::model::{Model, TIE};
 use crate::policy::Policy;
 use crate::profile::{Encoding, Hint, Profile};
@@ -190,7 +191,7 @@ mod tests {
     fn observations(times: &[[f64; 3]]) -> Vec<Margin> {
         let observation = |t: &[f64; 3]| Decision {
             schema: DECISION_SCHEMA.into(),
-            policy: "auto".into(),
+            policy: crate::Policy::Auto,
             choice: Choice::Compute,
             options: vec![option(None, t[0]), option(Some("a"), t[1]), option(Some("b"), t[2])],
             reason: String::new(),

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use caju_types::format_bytes;
 
-use crate::decision::Choice;
+use crate::choice::Choice;
 use crate::format;
 use crate::model::{Candidate, Limit, Model, Obstacle, Stored, TIE, TimePerRow};
 use crate::profile::{DEFAULT_JOBS, Encoding, Hint, Profile, Sharing};

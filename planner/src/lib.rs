@@ -24,6 +24,7 @@
 //! # Ok::<(), caju_types::Error>(())
 //! ```
 
+mod choice;
 mod confidence;
 mod decision;
 mod explain;
@@ -38,8 +39,9 @@ mod span;
 mod text;
 mod tuning;
 
+pub use choice::Choice;
 pub use confidence::{Margin, Stake, at_stake, margins};
-pub use decision::{Choice, DECISION_SCHEMA, Decision, PlanOption};
+pub use decision::{DECISION_SCHEMA, Decision, PlanOption};
 pub use format::rate as format_rate;
 pub use model::{Candidate, Limit, Model, Obstacle, Stored, TIE, TimePerRow};
 pub use plan::plan;

@@ -9,7 +9,7 @@
 
 use std::collections::HashMap;
 
-use crate::decision::Choice;
+use crate::choice::Choice;
 use crate::format;
 use crate::profile::{DEFAULT_EPOCHS, DEFAULT_JOBS, Encoding, Hint, Measured, Profile};
 use crate::span::Span;

@@ -1,7 +1,7 @@
 //! What each number of workers supplies, and what it costs.
 
 use super::WorkerLimits;
-use crate::decision::Choice;
+use crate::choice::Choice;
 use crate::model::{Candidate, Limit, Model};
 use crate::profile::Profile;
 

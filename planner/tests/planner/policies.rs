@@ -103,7 +103,7 @@ fn without_hints_everything_computes() {
     p.hints.clear();
     for policy in ["compute", "source", "full", "cachew", "auto"] {
         let d = decide(&p, policy);
-        assert_eq!((d.choice, d.policy.as_str(), d.options.len()), (Choice::Compute, policy, 1));
+        assert_eq!((d.choice, d.policy.to_string().as_str(), d.options.len()), (Choice::Compute, policy, 1));
     }
 }
 

@@ -184,9 +184,7 @@ impl Core {
         }
         let listed = iteration.feeds.values().all(|f| f.exhausted);
         let splits = self.snapshots.counts.of(id).filter(|_| listed);
-        let profile = super::status::profile_with_rates(job);
-        let profile = profile.and_then(|p| serde_json::from_str(p.text()).ok()).unwrap_or_default();
-        let news = DescriptionUpdate { splits, profile };
+        let news = DescriptionUpdate { splits, profile: super::status::profile_value(job) };
         if news == DescriptionUpdate::default() {
             return None;
         }
