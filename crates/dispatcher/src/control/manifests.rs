@@ -14,8 +14,9 @@ use caju_types::{Error, Fingerprint, IterationId, Result, hash128};
 use futures::TryStreamExt as _;
 use futures::stream::{BoxStream, StreamExt as _};
 
-use super::{Core, locks};
+use super::Core;
 use crate::catalog::{Bound, ListedSplit};
+use crate::locks;
 use crate::state::{SplitModes, State};
 
 /// Splits of one source that are counted. The keys of more would take too much memory.

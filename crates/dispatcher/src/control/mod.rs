@@ -21,7 +21,6 @@ mod jobs;
 mod joining;
 mod listing;
 mod listings;
-mod locks;
 mod manifests;
 mod notifiers;
 mod open;
@@ -64,6 +63,7 @@ use tokio::sync::watch;
 use crate::catalog::Catalog;
 use crate::config::DispatcherConfig;
 use crate::journal::Journal;
+use crate::locks;
 use crate::state::{Iteration, State, Update};
 use autocache::AutocacheJobs;
 #[cfg(test)]

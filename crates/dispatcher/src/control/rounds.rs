@@ -18,10 +18,10 @@ use std::sync::Arc;
 use caju_proto::v1;
 use caju_runtime::OrderedMutex;
 use caju_types::{ClientId, Error, IterationId, Result, TaskId};
-use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use super::{Core, locks, secrets};
+use super::{Core, secrets};
+use crate::locks;
 use crate::state::{Iteration, KnownOrder, RoundStep as Step, State, span};
 
 /// The most steps that a consumer repeats. Each is at least one element that some consumer has received and not passed on, and
@@ -245,10 +245,17 @@ impl Order {
 }
 
 /// The order of one iteration, and who waits for it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Waiting {
-    order: Mutex<Order>,
+    order: OrderedMutex<Order>,
     news: watch::Sender<()>,
+}
+
+impl Default for Waiting {
+    fn default() -> Self {
+        let order = OrderedMutex::new(locks::ROUND_ORDER, Order::default());
+        Self { order, news: watch::Sender::default() }
+    }
 }
 
 /// The orders of all iterations that are read in rounds.

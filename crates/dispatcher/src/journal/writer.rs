@@ -4,12 +4,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use caju_runtime::{Tasks, Thread, catch, is_simulated, log_failure};
+use caju_runtime::{OrderedMutex, Tasks, Thread, catch, is_simulated, log_failure};
 use caju_types::{Error, Result};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Condvar;
 use tokio::sync::{Notify, watch};
 
 use super::{Journal, Stored};
+use crate::locks;
 use crate::state::{State, Update};
 
 /// When a journal is compacted: a start replays all of it.
@@ -37,19 +38,25 @@ const SIMULATED_WRITE: Duration = Duration::from_millis(1);
 pub(crate) struct JournalWriter {
     shared: Arc<Shared>,
     durable: watch::Receiver<Durable>,
-    thread: Mutex<Option<Thread<()>>>,
+    thread: OrderedMutex<Option<Thread<()>>>,
     /// In place of the thread, in a simulation.
     simulated: Tasks,
     description: String,
 }
 
-#[derive(Default)]
 struct Shared {
     // Bounded by its callers: each one waits until its group is durable before it can add another.
-    queue: Mutex<Queue>,
+    queue: OrderedMutex<Queue>,
     wake: Condvar,
     /// Wakes the writer in a simulation.
     wake_simulated: Notify,
+}
+
+impl Default for Shared {
+    fn default() -> Self {
+        let queue = OrderedMutex::new(locks::JOURNAL_QUEUE, Queue::default());
+        Self { queue, wake: Condvar::new(), wake_simulated: Notify::new() }
+    }
 }
 
 #[derive(Default)]
@@ -106,7 +113,13 @@ impl JournalWriter {
                 }
             })?);
         }
-        Ok(Self { shared, durable, thread: Mutex::new(thread), simulated, description })
+        Ok(Self {
+            shared,
+            durable,
+            thread: OrderedMutex::new(locks::JOURNAL_THREAD, thread),
+            simulated,
+            description,
+        })
     }
 
     /// Adds a group; the number to wait for.
@@ -207,7 +220,7 @@ impl Writer {
             let (groups, number, compacted) = {
                 let mut queue = shared.queue.lock();
                 while queue.groups.is_empty() && !queue.closed && queue.compacted.is_none() {
-                    shared.wake.wait(&mut queue);
+                    queue.wait(&shared.wake);
                 }
                 let compacted = queue.compacted.take();
                 if queue.groups.is_empty() && compacted.is_none() {
