@@ -87,7 +87,7 @@ mod tests {
             ),
             (
                 "caju cache ls",
-                "the following required arguments were not provided: <ROOT>",
+                "the following required arguments were not provided: --cache <URL>",
                 "see `caju cache ls --help`",
             ),
         ] {
