@@ -11,9 +11,10 @@
 
 use caju_types::Result;
 
+use crate::candidate::TIE;
 use crate::choice::Choice;
 use crate::decision::Decision;
-use crate::model::{Model, TIE};
+use crate::model::Model;
 use crate::policy::Policy;
 use crate::profile::{Encoding, Hint, Profile};
 

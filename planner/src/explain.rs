@@ -4,9 +4,10 @@ use std::cmp::Ordering;
 
 use caju_types::format_bytes;
 
+use crate::candidate::{Candidate, Limit, Obstacle, Stored, TIE, TimePerRow};
 use crate::choice::Choice;
 use crate::format;
-use crate::model::{Candidate, Limit, Model, Obstacle, Stored, TIE, TimePerRow};
+use crate::model::Model;
 use crate::profile::{DEFAULT_JOBS, Encoding, Hint, Profile, Sharing};
 
 /// What limits an option, for a person.

@@ -2,8 +2,9 @@
 
 use caju_types::{Error, Result};
 
+use crate::candidate::Candidate;
 use crate::decision::{DECISION_SCHEMA, Decision, PlanOption, Times, break_even};
-use crate::model::{Candidate, Model};
+use crate::model::Model;
 use crate::policy::Policy;
 use crate::profile::Profile;
 use crate::{explain, format};

@@ -1,9 +1,10 @@
 //! The policy `auto`: the shortest horizon, and of equals the one that stores least.
 
 use super::Pick;
+use crate::candidate::{Candidate, TIE};
 use crate::explain;
 use crate::format;
-use crate::model::{Candidate, Model, TIE};
+use crate::model::Model;
 
 /// Takes the option with the shortest horizon. Of the options within [`TIE`] of it, takes the one that stores least. Of
 /// options that store the same number of bytes (within [`TIE`]), takes the one whose second limit is further away. If these
