@@ -4,7 +4,7 @@
 
 The preparation is slow on purpose. One after another, the first trainer computes it in its first epoch and stores the
 rows. Its second epoch, and all epochs of the other trainers, read the stored rows. Together, nothing is stored: the
-trainers run at the same time and share the rows of each epoch, which the worker computes once for all of them.
+trainers run concurrently and share the rows of each epoch, which the worker computes once for all of them.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def train(dataset, rate, epochs):
 
 
 def together(rows, epochs):
-    """Trains with all rates at the same time. Returns the seconds of each trainer's epochs."""
+    """Trains with all rates concurrently. Returns the seconds of each trainer's epochs."""
     with caju.LocalCluster() as cluster, concurrent.futures.ThreadPoolExecutor(len(RATES)) as threads:
 
         def trial(rate):
@@ -55,7 +55,7 @@ def main(arguments=None):
     parser.add_argument("--rows", type=int, default=2000)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--cache", help="where to keep snapshots; a private folder by default")
-    parser.add_argument("--together", action="store_true", help="run the trainers at the same time, and share rows")
+    parser.add_argument("--together", action="store_true", help="run the trainers concurrently, and share rows")
     args = parser.parse_args(arguments)
     if args.together:
         trained = together(args.rows, args.epochs)

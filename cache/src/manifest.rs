@@ -96,8 +96,8 @@ pub(crate) struct Manifest {
 
 /// The version of the format. Every manifest carries it.
 pub(crate) const SCHEMA: &str = "caju.manifest/v1";
-/// Manifests that are kept per snapshot. The one before the newest stays for readers that have just listed it.
-pub(crate) const KEPT: usize = 2;
+/// How many manifests are retained per snapshot. The one before the newest stays for readers that have just listed it.
+pub(crate) const RETAINED_MANIFESTS: usize = 2;
 /// Numbers that a writer tries before it gives up: each was taken by another process in the meantime.
 const MAX_NUMBERS_TRIED: usize = 64;
 

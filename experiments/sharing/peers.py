@@ -30,7 +30,7 @@ PIPELINES = {"u8": "p1_u8.yaml", "f32": "p1_f32.yaml"}
 
 
 def clients(address, file, jobs, sharing):
-    """k jobs at the same time: their reports, and what their processes used."""
+    """k jobs concurrently: their reports, and what their processes used."""
     command = [args.bin / "touch-each", file, address, "1", "compute", "-", sharing]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(jobs)]
     reports, used = [], []

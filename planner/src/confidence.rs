@@ -11,8 +11,10 @@
 
 use caju_types::Result;
 
-use crate::decision::{Choice, Decision};
-use crate::model::{Model, TIE};
+use crate::candidate::TIE;
+use crate::choice::Choice;
+use crate::decision::Decision;
+use crate::model::Model;
 use crate::policy::Policy;
 use crate::profile::{Encoding, Hint, Profile};
 
@@ -156,8 +158,8 @@ pub fn at_stake(
     let like = model.candidates().iter().filter(|c| c.obstacle.is_none());
     let like = like.filter_map(|c| Some((model.choice(c.stored).apart(choice)?, c)));
     let ours = like.min_by(|a, b| a.0.total_cmp(&b.0)).map_or(rival, |(_, ours)| ours);
-    // Options with equal paces may differ by a tenth where two limits are close.
-    let seconds = ours.crowded_s() - rival.crowded_s();
+    // Options with equal times per row may differ by a tenth where two limits are close.
+    let seconds = ours.horizon_with_interference_s() - rival.horizon_with_interference_s();
     Ok((seconds > 0.0).then(|| Stake { seconds, rival: model.choice(rival.stored) }))
 }
 
@@ -190,7 +192,7 @@ mod tests {
     fn observations(times: &[[f64; 3]]) -> Vec<Margin> {
         let observation = |t: &[f64; 3]| Decision {
             schema: DECISION_SCHEMA.into(),
-            policy: "auto".into(),
+            policy: crate::Policy::Auto,
             choice: Choice::Compute,
             options: vec![option(None, t[0]), option(Some("a"), t[1]), option(Some("b"), t[2])],
             reason: String::new(),

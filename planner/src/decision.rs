@@ -1,68 +1,13 @@
 //! What the planner chose, and why.
 
-use std::fmt;
-
 use caju_types::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::format;
+use crate::choice::Choice;
+use crate::policy::Policy;
 
 /// The schema of a serialised [`Decision`].
 pub const DECISION_SCHEMA: &str = "caju.decision/v1";
-
-/// Compute, or read one snapshot.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "lowercase")]
-pub enum Choice {
-    /// Every epoch runs the whole pipeline.
-    Compute,
-    /// The output at one hint is stored and read.
-    Materialize {
-        /// The hint.
-        hint: String,
-        /// Format of the parts.
-        format: String,
-        /// Compression of the parts.
-        compression: String,
-        /// Fraction of the rows that is stored, 0 to 1.
-        fraction: f64,
-    },
-}
-
-impl Choice {
-    /// The hint at which rows are stored; none if nothing is.
-    pub fn hint(&self) -> Option<&str> {
-        match self {
-            Choice::Compute => None,
-            Choice::Materialize { hint, .. } => Some(hint),
-        }
-    }
-
-    /// How far apart the fractions of two choices are, if they are the same otherwise.
-    pub(crate) fn apart(&self, other: &Choice) -> Option<f64> {
-        match (self, other) {
-            (Choice::Compute, Choice::Compute) => Some(0.0),
-            (
-                Choice::Materialize { hint: a, format: b, compression: c, fraction },
-                Choice::Materialize { hint: x, format: y, compression: z, fraction: share },
-            ) if (a, b, c) == (x, y, z) => Some((fraction - share).abs()),
-            _ => None,
-        }
-    }
-}
-
-/// `compute`, `resized arrow/none`, `resized arrow/none 35 %`.
-impl fmt::Display for Choice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Choice::Compute => f.write_str("compute"),
-            Choice::Materialize { hint, format, compression, fraction } => {
-                write!(f, "{hint} {format}/{compression}")?;
-                if *fraction < 1.0 { write!(f, " {}", format::percent(*fraction)) } else { Ok(()) }
-            }
-        }
-    }
-}
 
 /// One option and what it would give.
 ///
@@ -108,13 +53,19 @@ pub struct Decision {
     /// Always [`DECISION_SCHEMA`].
     pub schema: String,
     /// The policy that chose.
-    pub policy: String,
+    pub policy: Policy,
     /// What it chose; one of the options.
     pub choice: Choice,
     /// Every option: computing first, then by hint in the order of the pipeline, then by encoding.
     pub options: Vec<PlanOption>,
     /// One sentence for a person.
     pub reason: String,
+}
+
+/// What every version of a decision has.
+#[derive(Deserialize)]
+struct Versioned {
+    schema: String,
 }
 
 impl Decision {
@@ -128,13 +79,14 @@ impl Decision {
     /// # Errors
     /// `InvalidArgument` if it is not one, or of another version.
     pub fn from_json(text: &str) -> Result<Self> {
-        let decision: Self = serde_json::from_str(text)
-            .map_err(|e| Error::invalid(format!("not a {DECISION_SCHEMA}: {e}")))?;
-        if decision.schema != DECISION_SCHEMA {
-            let found = decision.schema.escape_debug();
+        let wrong = |e| Error::invalid(format!("not a {DECISION_SCHEMA}: {e}"));
+        // Another version may have other fields and other policies.
+        let Versioned { schema } = serde_json::from_str(text).map_err(wrong)?;
+        if schema != DECISION_SCHEMA {
+            let found = schema.escape_debug();
             return Err(Error::invalid(format!("schema: expected {DECISION_SCHEMA:?}, found \"{found}\"")));
         }
-        Ok(decision)
+        serde_json::from_str(text).map_err(wrong)
     }
 
     /// The option that was chosen.
@@ -210,5 +162,10 @@ mod tests {
         let other =
             r#"{"schema": "x", "policy": "", "choice": {"kind": "compute"}, "options": [], "reason": ""}"#;
         assert!(Decision::from_json(other).unwrap_err().to_string().starts_with("schema: expected"));
+        let policy = other.replace(r#""x""#, &format!("{DECISION_SCHEMA:?}"));
+        assert!(
+            Decision::from_json(&policy).unwrap_err().to_string().contains("unknown policy ``"),
+            "{policy}"
+        );
     }
 }

@@ -4,9 +4,10 @@ use std::cmp::Ordering;
 
 use caju_types::format_bytes;
 
-use crate::decision::Choice;
+use crate::candidate::{Candidate, Limit, Obstacle, Stored, TIE, TimePerRow};
+use crate::choice::Choice;
 use crate::format;
-use crate::model::{Candidate, Limit, Model, Obstacle, Pace, Stored, TIE};
+use crate::model::Model;
 use crate::profile::{DEFAULT_JOBS, Encoding, Hint, Profile, Sharing};
 
 /// What limits an option, for a person.
@@ -32,22 +33,22 @@ pub(crate) fn limit_text(profile: &Profile, limit: Limit) -> String {
     }
 }
 
-/// From this fraction on a second limit is named: two limits that are close interfere with each other, and the real pace is
+/// From this fraction on a second limit is named: two limits that are close interfere with each other, and the real time is
 /// somewhat below the smaller ceiling. (In Cachew's Figure 7 computing at 350 ms took 3 % longer
 /// than its sleep alone, with the source store 91 % used.)
 const CLOSE: f64 = 0.85;
 
-/// What limits a pace, and what would next if that is close.
-fn limits(model: &Model, pace: &Pace) -> String {
-    let first = limited_by(model, pace.limit);
-    if pace.observed {
+/// What limits a time per row, and what would next if that is close.
+fn limits(model: &Model, time_per_row: &TimePerRow) -> String {
+    let first = limited_by(model, time_per_row.limit);
+    if time_per_row.observed {
         return format!("what its epochs showed (predicted: {first})");
     }
-    let used = pace.next_s_per_row / pace.s_per_row;
-    if used < CLOSE || same_work(model, pace.limit, pace.next) {
+    let used = time_per_row.next_s_per_row / time_per_row.s_per_row;
+    if used < CLOSE || same_work(model, time_per_row.limit, time_per_row.next) {
         return first;
     }
-    format!("{first}, with {} {} used", limited_by(model, pace.next), format::percent(used))
+    format!("{first}, with {} {} used", limited_by(model, time_per_row.next), format::percent(used))
 }
 
 /// Whether two limits are the same work counted twice: a stage that keeps the cores busy, or that waits for

@@ -24,6 +24,8 @@
 //! # Ok::<(), caju_types::Error>(())
 //! ```
 
+mod candidate;
+mod choice;
 mod confidence;
 mod decision;
 mod explain;
@@ -38,10 +40,12 @@ mod span;
 mod text;
 mod tuning;
 
+pub use candidate::{Candidate, Limit, Obstacle, Stored, TIE, TimePerRow};
+pub use choice::Choice;
 pub use confidence::{Margin, Stake, at_stake, margins};
-pub use decision::{Choice, DECISION_SCHEMA, Decision, PlanOption};
+pub use decision::{DECISION_SCHEMA, Decision, PlanOption};
 pub use format::rate as format_rate;
-pub use model::{Candidate, Limit, Model, Obstacle, Pace, Stored, TIE};
+pub use model::Model;
 pub use plan::plan;
 pub use policy::{POLICIES, Pick, Policy, gluster_read_ms};
 pub use profile::{

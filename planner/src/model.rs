@@ -1,116 +1,19 @@
 //! The model: how fast each option would run, and what its horizon costs.
 //!
-//! A pipeline is overlapped, so its pace is that of its slowest resource, not a sum. Everything is counted
+//! A pipeline is overlapped, so its time per row is that of its slowest resource, not a sum. Everything is counted
 //! in *seconds per source row*: the demand of a row on a resource divided by that resource's capacity. The
-//! largest of them is the pace, and the resource it belongs to is the bottleneck.
+//! largest of them is the time per row, and the resource it belongs to is the bottleneck.
 //!
 //! Where jobs share rows ([`crate::Sharing`]), a row is one that each of these jobs gets. The stages that they have in common
 //! run once for it, all others once per job. A stage with a bounded parallelism runs in each job by itself.
 
 use std::collections::HashMap;
 
-use crate::decision::Choice;
+use crate::candidate::{Candidate, Limit, Obstacle, Stored, TimePerRow};
+use crate::choice::Choice;
 use crate::format;
 use crate::profile::{DEFAULT_EPOCHS, DEFAULT_JOBS, Encoding, Hint, Measured, Profile};
 use crate::span::Span;
-
-/// Options whose horizons differ from the best by at most this fraction are a tie.
-pub const TIE: f64 = 0.02;
-
-/// What limits an option.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Limit {
-    /// The CPU of the workers.
-    Cores,
-    /// The parallelism of the stage with this position in [`Profile::stages`].
-    Stage(usize),
-    /// The bandwidth of the source's store.
-    SourceStore,
-    /// The bandwidth of the snapshots' store, reading or writing.
-    CacheStore,
-    /// The bandwidth from the workers to their clients.
-    Network,
-    /// The consumer takes no more rows.
-    Consumer,
-}
-
-/// How long one source row takes, and why.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Pace {
-    /// Seconds per source row.
-    pub s_per_row: f64,
-    /// The bottleneck.
-    pub limit: Limit,
-    /// What would limit it next.
-    pub next: Limit,
-    /// Seconds per source row that the next limit alone allows; 0 if nothing else was measured. Close to
-    /// `s_per_row` the two limits interfere with each other, and the real pace is somewhat slower.
-    pub next_s_per_row: f64,
-    /// Whether it was measured in epochs that ran, not predicted.
-    pub observed: bool,
-}
-
-/// Why an option cannot be taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Obstacle {
-    /// The byte budget holds none of it.
-    NoBudget,
-    /// It must be stored whole, and the byte budget holds only a part.
-    NotWhole,
-}
-
-/// A hint in one encoding, as far as an option uses it.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Stored {
-    /// Position in [`Profile::hints`].
-    pub hint: usize,
-    /// Position in the hint's encodings.
-    pub encoding: usize,
-    /// Fraction of the rows that is read from the snapshot once it is written.
-    pub fraction: f64,
-    /// Fraction of the rows that is stored already.
-    pub existing: f64,
-}
-
-/// One way to run the pipeline: computing, or a snapshot at one hint in one encoding.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Candidate {
-    /// The snapshot; `None` is computing.
-    pub stored: Option<Stored>,
-    /// The pace of every epoch but the first.
-    pub steady: Pace,
-    /// The pace of the first epoch, in which what is missing is written.
-    pub first: Pace,
-    /// Seconds for the whole horizon, at nine significant digits, as decisions show them.
-    pub horizon_s: f64,
-    /// Bytes of the snapshot; of an infeasible one the bytes that it would need.
-    pub snapshot_bytes: u64,
-    /// Why it cannot be taken, if so.
-    pub obstacle: Option<Obstacle>,
-}
-
-impl Candidate {
-    /// How many times as long a steady row takes at this rate as was predicted.
-    fn predicted_times(&self, rows_per_s: f64) -> f64 {
-        1.0 / (rows_per_s * self.steady.s_per_row)
-    }
-}
-
-/// What an option loses whose second limit is as tight as the first: the two interfere with each other.
-const CROWDED: f64 = 0.1;
-
-impl Candidate {
-    /// The horizon if limits that are close interfere with each other. It separates options that are equal by their pace
-    /// alone; the horizon that a decision shows leaves it out.
-    pub(crate) fn crowded_s(&self) -> f64 {
-        // Measured paces include the interference.
-        let used = match self.steady.observed {
-            true => 0.0,
-            false => (self.steady.next_s_per_row / self.steady.s_per_row).min(1.0),
-        };
-        self.horizon_s * (1.0 + CROWDED * used.powi(4))
-    }
-}
 
 /// What the rows of one epoch do, as fractions of all rows.
 #[derive(Debug, Clone, Copy)]
@@ -128,8 +31,8 @@ struct Mix {
 /// Fractions of the rows that differ by less are the same option.
 const SAME_SHARE: f64 = 0.1;
 
-/// The range of paces, in seconds per row. Paces outside it count as its ends; within it, nothing over- or underflows.
-const PACE_RANGE: (f64, f64) = (1e-12, 1e100);
+/// The range of times per row, in seconds. Times outside it count as its ends; within it, nothing over- or underflows.
+const TIME_PER_ROW_RANGE_S: (f64, f64) = (1e-12, 1e100);
 
 /// Every option of a profile, evaluated.
 ///
@@ -292,7 +195,7 @@ impl<'a> Model<'a> {
     }
 
     fn evaluate(&mut self) {
-        let compute = self.pace(0, None, Mix { computed: 1.0, read: 0.0, written: 0.0, near: 0.0 });
+        let compute = self.time_per_row(0, None, Mix { computed: 1.0, read: 0.0, written: 0.0, near: 0.0 });
         self.push(None, compute, compute, 0.0, None);
         let existing: HashMap<(&str, &str, &str), f64> = (self.profile.existing.iter())
             .map(|x| ((x.hint.as_str(), x.format.as_str(), x.compression.as_str()), x.fraction))
@@ -317,7 +220,8 @@ impl<'a> Model<'a> {
         let option = |fraction, existing| Some(Stored { hint, encoding, fraction, existing });
         if fits <= 0.0 || (fits < 1.0 && !h.split_local) {
             let obstacle = if fits <= 0.0 { Obstacle::NoBudget } else { Obstacle::NotWhole };
-            let steady = self.pace(above, Some(e), Mix { computed: 0.0, read: 1.0, written: 0.0, near: 0.0 });
+            let steady =
+                self.time_per_row(above, Some(e), Mix { computed: 0.0, read: 1.0, written: 0.0, near: 0.0 });
             return self.push(option(1.0, existing), steady, steady, whole, Some(obstacle));
         }
         // A set is read completely or not at all, so a fraction of it cannot be used. Parts beyond the budget are evicted.
@@ -325,17 +229,17 @@ impl<'a> Model<'a> {
         if existing > 0.0 {
             let near = self.near(existing * whole);
             let mix = Mix { computed: 1.0 - existing, read: existing, written: 0.0, near };
-            let steady = self.pace(above, Some(e), mix);
+            let steady = self.time_per_row(above, Some(e), mix);
             self.push(option(existing, existing), steady, steady, existing * whole, None);
         }
         if fits > existing {
             let missing = fits - existing;
             let near = self.near(fits * whole);
             let mix = Mix { computed: 1.0 - fits, read: fits, written: 0.0, near };
-            let steady = self.pace(above, Some(e), mix);
+            let steady = self.time_per_row(above, Some(e), mix);
             let written = missing / readings;
             let mix = Mix { computed: 1.0 - existing, read: existing, written, near: 0.0 };
-            let first = self.pace(above, Some(e), mix);
+            let first = self.time_per_row(above, Some(e), mix);
             self.push(option(fits, existing), steady, first, fits * whole, None);
         }
     }
@@ -379,19 +283,35 @@ impl<'a> Model<'a> {
         self.candidates.iter().filter_map(longer).fold(1.0, f64::max)
     }
 
-    /// The paces of an option as far as experience corrects them.
-    fn experienced(&self, stored: Option<Stored>, steady: Pace, first: Pace) -> (Pace, Pace) {
+    /// The times per row of an option as far as experience corrects them.
+    fn experienced(
+        &self,
+        stored: Option<Stored>,
+        steady: TimePerRow,
+        first: TimePerRow,
+    ) -> (TimePerRow, TimePerRow) {
         let Some(overrated) = self.overrated else { return (steady, first) };
         let writes = stored.is_some_and(|s| s.fraction > s.existing);
         let steady = match (self.observed(stored), stored) {
-            (Some(rate), _) => Pace { s_per_row: (1.0 / rate).min(PACE_RANGE.1), observed: true, ..steady },
-            (None, Some(_)) => Pace { s_per_row: (steady.s_per_row * overrated).min(PACE_RANGE.1), ..steady },
+            (Some(rate), _) => {
+                TimePerRow { s_per_row: (1.0 / rate).min(TIME_PER_ROW_RANGE_S.1), observed: true, ..steady }
+            }
+            (None, Some(_)) => {
+                TimePerRow { s_per_row: (steady.s_per_row * overrated).min(TIME_PER_ROW_RANGE_S.1), ..steady }
+            }
             (None, None) => steady,
         };
         (steady, if writes { first } else { steady })
     }
 
-    fn push(&mut self, stored: Option<Stored>, steady: Pace, first: Pace, bytes: f64, bar: Option<Obstacle>) {
+    fn push(
+        &mut self,
+        stored: Option<Stored>,
+        steady: TimePerRow,
+        first: TimePerRow,
+        bytes: f64,
+        bar: Option<Obstacle>,
+    ) {
         let (steady, first) = self.experienced(stored, steady, first);
         let epochs = self.epochs();
         let per_row = if epochs < 1.0 { 0.0 } else { first.s_per_row + (epochs - 1.0) * steady.s_per_row };
@@ -409,7 +329,7 @@ impl<'a> Model<'a> {
 
     /// The largest demand over capacity when the stages from `above` on run for every row, those above it
     /// only for the computed fraction.
-    fn pace(&self, above: usize, encoding: Option<&Encoding>, mix: Mix) -> Pace {
+    fn time_per_row(&self, above: usize, encoding: Option<&Encoding>, mix: Mix) -> TimePerRow {
         let p = self.profile;
         let (up, down) = (&self.prefix[above], &self.suffix[above]);
         let per = |demand: f64, capacity: Option<f64>| capacity.map_or(0.0, |c| demand / c);
@@ -431,7 +351,7 @@ impl<'a> Model<'a> {
         let network = p.cluster.network_bytes_per_s_per_worker.map(|b| b * self.workers());
         let rows = self.multiplicity[p.stages.len()];
 
-        let mut pace = Pace {
+        let mut time_per_row = TimePerRow {
             s_per_row: cpu / (self.workers() * p.cluster.cores_per_worker),
             limit: Limit::Cores,
             next: Limit::Consumer,
@@ -445,31 +365,17 @@ impl<'a> Model<'a> {
             (per(delivered * self.sharers, network), Limit::Network),
             (per(rows, p.consumer.rows_per_s), Limit::Consumer),
             // Where no limit was measured, the consumer is the limit.
-            (PACE_RANGE.0, Limit::Consumer),
+            (TIME_PER_ROW_RANGE_S.0, Limit::Consumer),
         ] {
-            if s_per_row > pace.s_per_row {
-                let (next, next_s_per_row) = (pace.limit, pace.s_per_row);
-                pace = Pace { s_per_row, limit, next, next_s_per_row, observed: false };
-            } else if s_per_row > pace.next_s_per_row {
-                (pace.next, pace.next_s_per_row) = (limit, s_per_row);
+            if s_per_row > time_per_row.s_per_row {
+                let (next, next_s_per_row) = (time_per_row.limit, time_per_row.s_per_row);
+                time_per_row = TimePerRow { s_per_row, limit, next, next_s_per_row, observed: false };
+            } else if s_per_row > time_per_row.next_s_per_row {
+                (time_per_row.next, time_per_row.next_s_per_row) = (limit, s_per_row);
             }
         }
-        pace.s_per_row = pace.s_per_row.min(PACE_RANGE.1);
-        pace
-    }
-}
-
-impl Limit {
-    /// Its name in a decision: `cores`, `stage:NAME`, `source_store`, `cache_store`, `network`, `consumer`.
-    pub fn name(self, profile: &Profile) -> String {
-        match self {
-            Limit::Cores => "cores".into(),
-            Limit::Stage(i) => format!("stage:{}", profile.stages.get(i).map_or("", |s| s.name.as_str())),
-            Limit::SourceStore => "source_store".into(),
-            Limit::CacheStore => "cache_store".into(),
-            Limit::Network => "network".into(),
-            Limit::Consumer => "consumer".into(),
-        }
+        time_per_row.s_per_row = time_per_row.s_per_row.min(TIME_PER_ROW_RANGE_S.1);
+        time_per_row
     }
 }
 

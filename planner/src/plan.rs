@@ -2,8 +2,9 @@
 
 use caju_types::{Error, Result};
 
+use crate::candidate::Candidate;
 use crate::decision::{DECISION_SCHEMA, Decision, PlanOption, Times, break_even};
-use crate::model::{Candidate, Model};
+use crate::model::Model;
 use crate::policy::Policy;
 use crate::profile::Profile;
 use crate::{explain, format};
@@ -31,9 +32,8 @@ pub fn plan(profile: &Profile, policy: &Policy) -> Result<Decision> {
     let profile = profile.clone().canonical();
     let model = Model::new(&profile);
     let pick = policy.pick(&model)?;
-    let name = policy.to_string();
     if model.candidates().get(pick.candidate).is_none_or(|c| c.obstacle.is_some()) {
-        return Err(Error::internal(format!("policy `{name}` took an option that cannot be taken")));
+        return Err(Error::internal(format!("policy `{policy}` took an option that cannot be taken")));
     }
     let free = *policy == Policy::Auto;
     let mut options: Vec<PlanOption> = model.candidates().iter().map(|c| option(&model, c)).collect();
@@ -43,7 +43,13 @@ pub fn plan(profile: &Profile, policy: &Policy) -> Result<Decision> {
         o.why = explain::why(&model, i, pick.candidate, ahead, free);
     }
     let choice = options[pick.candidate].choice.clone();
-    Ok(Decision { schema: DECISION_SCHEMA.into(), policy: name, choice, options, reason: pick.reason })
+    Ok(Decision {
+        schema: DECISION_SCHEMA.into(),
+        policy: policy.clone(),
+        choice,
+        options,
+        reason: pick.reason,
+    })
 }
 
 /// The numbers of an option; its sentence comes when all are known.

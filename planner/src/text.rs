@@ -1,6 +1,7 @@
 //! A decision as a table for a terminal.
 
-use crate::decision::{Choice, Decision, PlanOption};
+use crate::choice::Choice;
+use crate::decision::{Decision, PlanOption};
 use crate::format;
 
 const HEAD: [&str; 8] =

@@ -1,7 +1,8 @@
-"""Every limit, default and duration that the documentation states is the one that the code has.
+"""The limits, defaults and durations of the documentation that are listed here are those of the code.
 
 Each row names a page, the words with the number, a file of code and the code with the number. A sentence or a constant that
-changes makes its row fail. The functions' defaults in docs/functions.md are generated, and have a test of their own.
+changes makes its row fail. Numbers without a row are not checked: whoever writes a new one adds a row. The functions' defaults
+in docs/functions.md are generated, and have a test of their own.
 """
 
 import re
@@ -17,7 +18,7 @@ UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "%": 0.01, "ms
 DURATIONS = {"from_secs": 1, "from_millis": 0.001}
 
 ARCHITECTURE, CLI, GUARANTEES, CACHING = "ARCHITECTURE.md", "docs/cli.md", "docs/guarantees.md", "docs/caching.md"
-PIPELINE, PLAN = "docs/pipeline.md", "docs/plan.md"
+PIPELINE, PLAN, TUNING, SHARING = "docs/pipeline.md", "docs/plan.md", "docs/tuning.md", "docs/sharing.md"
 FLAGS = "crates/caju/src/cli"
 AUTOCACHE = "crates/autocache/src"
 DISPATCHER = "crates/dispatcher/src"
@@ -44,13 +45,17 @@ ROWS = [
     (ARCHITECTURE, r"(`--chunk-memory` \()(N)\)", f"{FLAGS}/mod.rs", "chunk_memory"),
     (ARCHITECTURE, r"(`--max-record` \()(N)\)", f"{FLAGS}/mod.rs", "max_record"),
     (ARCHITECTURE, r"(`--bind-timeout` \()(N)\)", f"{FLAGS}/mod.rs", "bind_timeout"),
-    (ARCHITECTURE, r"its number of elements, and (N) per stage", "crates/engine/src/task/mod.rs", r"buffer_bytes: (N),"),
+    (ARCHITECTURE, r"its number of elements, and at first (N) per stage", "crates/worker/src/tuning.rs", r"FIRST_BUFFER_BYTES: usize = (N);"),
+    (ARCHITECTURE, r"at first (N) per place in the chain of stages", "crates/worker/src/tuning.rs", r"FIRST_BUFFER_BYTES: usize = (N);"),
+    (PIPELINE, r"ahead of the stages below, and at first (N) per stage", "crates/worker/src/tuning.rs", r"FIRST_BUFFER_BYTES: usize = (N);"),
+    (PIPELINE, r"ahead of the stages below, and at first (N) per stage", "crates/engine/src/task/mod.rs", r"buffer_bytes: (N),"),
+    (TUNING, r"the bound of each queue | (N) |", "crates/worker/src/tuning.rs", r"FIRST_BUFFER_BYTES: usize = (N);"),
     (ARCHITECTURE, r"(`--buffer` \()(N) at first\) of finished", "crates/worker/src/tuning.rs", r"FIRST_BUFFER_BYTES: usize = (N);"),
     (ARCHITECTURE, r"(`--buffer-memory` \()(N)\)", f"{FLAGS}/service.rs", "buffer_memory"),
     (ARCHITECTURE, r"up to (N) readers while they wait", "crates/worker/src/tuning.rs", r"MAX_READERS: usize = (N);"),
     (ARCHITECTURE, r"up to (N) times as many threads", "crates/runtime/src/cpu.rs", r"MAX_GROWTH: usize = (N);"),
     (CLI, r"`--buffer-memory SIZE` | (N) |", f"{FLAGS}/service.rs", "buffer_memory"),
-    (CLI, r"at first (N), and more where both sides", "crates/worker/src/tuning.rs", r"FIRST_BUFFER_BYTES: usize = (N);"),
+    (CLI, r"at first (N) each, within `--buffer-memory`", "crates/worker/src/tuning.rs", r"FIRST_BUFFER_BYTES: usize = (N);"),
     (ARCHITECTURE, r"`--connections`, (N); those", f"{FLAGS}/service.rs", "connections"),
     (ARCHITECTURE, r"`--connections`, (N); those", "crates/wire/src/accept.rs", r"connections: (N),"),
     (ARCHITECTURE, r"without a first request: (N), for", "crates/wire/src/accept.rs", r"pending: (N),"),
@@ -96,6 +101,23 @@ ROWS = [
     (PLAN, r"Further ones have (N), the size", "crates/engine/src/probing/sample.rs", r"const FURTHER: Size = Size \{ bytes: (N),"),
     (PLAN, r"all of that stays within (N) of the CPU time", "crates/engine/src/probing.rs", r"const QUOTA: f64 = (N);"),
     (PLAN, r"is probed for at most (N) more", "crates/engine/src/task/mod.rs", r"LAST_PROBES: Duration = Duration::(N);"),
+    (ARCHITECTURE, r"definitions to bind | (N) concurrently", "crates/kernels/src/registry.rs", r"MAX_CONCURRENT_BINDS: usize = (N);"),
+    (CLI, r"planning a pipeline; (N) run concurrently", "crates/kernels/src/registry.rs", r"MAX_CONCURRENT_BINDS: usize = (N);"),
+    (ARCHITECTURE, r"per worker, and (N) files; of those", "crates/worker/src/body_files.rs", r"const MAX_FILES: usize = (N);"),
+    (SHARING, r"by default\) and (N) batches", "crates/worker/src/body_files.rs", r"const MAX_FILES: usize = (N);"),
+    (ARCHITECTURE, r"and (N) times as many including idle ones", "crates/functions/src/config.rs", r"definitions: (N),"),
+    (ARCHITECTURE, r"(`--sharing-window` \()(N)\)", f"{FLAGS}/service.rs", "sharing_window"),
+    (ARCHITECTURE, r"(`--sharing-window` \()(N)\)", "crates/engine/src/sharing/settings.rs", r"DEFAULT_WINDOW_BYTES: u64 = (N);"),
+    (ARCHITECTURE, r"(`--sharing-spill-bytes` \()(N)\)", f"{FLAGS}/service.rs", "sharing_spill_bytes"),
+    (ARCHITECTURE, r"(`--sharing-spill-bytes` \()(N)\)", "crates/engine/src/sharing/settings.rs", r"DEFAULT_SPILL_BYTES: u64 = (N);"),
+    (ARCHITECTURE, r"(`--sharing-backlog` \()(N)\)", f"{FLAGS}/service.rs", "sharing_backlog"),
+    (ARCHITECTURE, r"(`--sharing-backlog` \()(N)\)", "crates/engine/src/sharing/settings.rs", r"DEFAULT_BACKLOG_BYTES: u64 = (N);"),
+    (ARCHITECTURE, r"(`--shared-memory` \()(N)\)", f"{FLAGS}/service.rs", "shared_memory"),
+    (SHARING, r"`caju worker --sharing-window`, (N) by default", f"{FLAGS}/service.rs", "sharing_window"),
+    (SHARING, r"`--sharing-backlog`, (N) by default", f"{FLAGS}/service.rs", "sharing_backlog"),
+    (SHARING, r"`--sharing-spill-bytes` \((N) by default", f"{FLAGS}/service.rs", "sharing_spill_bytes"),
+    (SHARING, r"`caju worker --shared-memory` \((N) by default", f"{FLAGS}/service.rs", "shared_memory"),
+    (SHARING, r"for `--sharing-wait` at most \((N) by default", f"{FLAGS}/service.rs", "sharing_wait"),
     ("docs/python/batches.md", r"part of the definition, up to (N); write", "crates/python/python/caju/_memory.py",
      r"INLINE_BYTES = (N)"),
     ("README.md", r"`quickstart` generates (N) JPEG photos", f"{FLAGS}/sample.rs", "count"),

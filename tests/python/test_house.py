@@ -125,6 +125,7 @@ def test_it_fails_on_an_impure_room_and_says_where(house, tmp_path, monkeypatch,
     monkeypatch.setattr(house, "guarantees", lambda: [])
     monkeypatch.setattr(house, "waits", lambda: [])
     monkeypatch.setattr(house, "dependency_directions", lambda: [])
+    monkeypatch.setattr(house, "unused_dependencies", lambda: [])
     monkeypatch.setattr(house, "client_tree", lambda: [])
     monkeypatch.setattr(house, "module_circles", lambda: [])
     monkeypatch.setattr(house, "promised_options", lambda: [])
@@ -154,6 +155,28 @@ def test_a_pure_rooms_dependencies_of_every_kind(house, monkeypatch, kind, name,
     assert "build script" in found
 
 
+def test_unused_and_doubled_dependencies_are_found(house):
+    def package(*dependencies):
+        return {"name": "caju-x", "dependencies": [{"name": n, "rename": r, "kind": k} for n, r, k in dependencies]}
+
+    code = "use tokio::sync;\nfn f(bytes: &[u8]) { let a = super::bytes::B; base64::encode(bytes); the_log::go() }\n"
+    fine = [("tokio", None, None), ("base64", None, "dev"), ("log", "the-log", None)]
+    assert list(house.unused_of(package(*fine), code)) == []
+    # A variable and a module of the crate's own are not the library.
+    (found,) = house.unused_of(package(*fine, ("bytes", None, None)), code)
+    assert "declares the dependency bytes, which none of its code names" in found
+    (found,) = house.unused_of(package(*fine, ("tokio", None, "dev")), code)
+    assert "declares tokio twice" in found
+
+
+def test_a_dependency_that_generated_code_names_is_an_exception_while_it_is_declared(house):
+    proto = {"name": "caju-proto", "dependencies": [{"name": "tonic-prost", "rename": None, "kind": None}]}
+    assert list(house.unused_of(proto, "")) == []
+    proto["dependencies"] = []
+    (found,) = house.unused_of(proto, "")
+    assert "take it out of UNNAMED" in found
+
+
 def test_circles_between_modules_are_found(house, tmp_path, monkeypatch):
     files = {
         # Through a re-export of the root, a group, and a path in code.
@@ -172,11 +195,8 @@ def test_circles_between_modules_are_found(house, tmp_path, monkeypatch):
     monkeypatch.setattr(house, "ROOT", tmp_path)
     (problem,) = house.module_circles()
     assert problem.startswith("crates/x: the modules a, b, c use each other in a circle")
-    monkeypatch.setattr(house, "CIRCULAR", {"crates/x"})
-    assert list(house.module_circles()) == []
     (src / "c.rs").write_text("use crate::d::D;\n")
-    (problem,) = house.module_circles()
-    assert "take it out of CIRCULAR" in problem
+    assert list(house.module_circles()) == []
 
 
 def test_circles_between_files_of_a_module_are_found(house, tmp_path, monkeypatch):

@@ -34,7 +34,7 @@ fn profile_folder() -> PathBuf {
 fn build() -> PathBuf {
     let folder = profile_folder();
     let mut cargo = Command::new(env!("CARGO"));
-    // The whole workspace decides on features together; alone, the binary would build its dependencies anew.
+    // As scripts/test does.
     cargo.args(["build", "--quiet", "--workspace", "--bins", "--target-dir"]).arg(folder.parent().unwrap());
     if folder.ends_with("release") {
         cargo.arg("--release");

@@ -6,7 +6,7 @@ use caju_types::Result;
 
 use super::snapshot_state::SnapshotState;
 use crate::context::Context;
-use crate::manifest::{DescriptionUpdate, KEPT, Loaded, Manifest, SCHEMA, SnapshotDescription};
+use crate::manifest::{DescriptionUpdate, Loaded, Manifest, RETAINED_MANIFESTS, SCHEMA, SnapshotDescription};
 use crate::record::{milliseconds, seal};
 use crate::store::Listed;
 
@@ -41,7 +41,7 @@ impl SnapshotState {
         };
         let size = |d: &SnapshotDescription| Ok::<_, caju_types::Error>(seal(d)?.len() as u64);
         let growth = size(&description.with(news))?.saturating_sub(size(&description)?);
-        if !ctx.budget.admits(&ctx.root, KEPT as u64 * growth).await? {
+        if !ctx.budget.admits(&ctx.root, RETAINED_MANIFESTS as u64 * growth).await? {
             tracing::debug!(snapshot = %self.of, "the new description of a snapshot does not fit the budget");
             return Ok(false);
         }
@@ -98,8 +98,8 @@ impl SnapshotState {
             listing.manifest = Some(Loaded { object, manifest: Some(Arc::new(kept)) });
             // The numbers up to the first free one exist, too.
             listing.manifests.extend(first..=number);
-            let old = listing.manifests.iter().rev().skip(KEPT).copied().collect();
-            listing.manifests = listing.manifests.iter().rev().take(KEPT).copied().collect();
+            let old = listing.manifests.iter().rev().skip(RETAINED_MANIFESTS).copied().collect();
+            listing.manifests = listing.manifests.iter().rev().take(RETAINED_MANIFESTS).copied().collect();
             old
         };
         let paths = old.into_iter().map(|n| root.layout.manifest(self.of, n)).collect();

@@ -46,7 +46,7 @@ fn write_profile<S: Serializer>(profile: &Option<Profile>, out: S) -> Result<S::
 
 fn read_profile<'de, D: Deserializer<'de>>(input: D) -> Result<Option<Profile>, D::Error> {
     let value = Option::<serde_json::Value>::deserialize(input)?;
-    Ok(value.and_then(|v| Profile::from_json(&v.to_string()).ok()))
+    Ok(value.and_then(|v| Profile::from_value(&v).ok()))
 }
 
 /// What a job adds to the record of its pipeline at the end of an epoch.

@@ -25,14 +25,19 @@ pub(crate) fn note(line: impl Display) {
 
 /// Prints an error as one line, and a hint for kinds with a general way out.
 pub(crate) fn show_error(error: &Error) {
-    note(format_args!("error: {}", one_line(error.message())));
-    if let Some(hint) = hint(error) {
+    show(error.message(), hint(error));
+}
+
+/// Prints what is wrong as one line, and a hint as another.
+pub(crate) fn show(message: &str, hint: Option<&str>) {
+    note(format_args!("error: {}", one_line(message)));
+    if let Some(hint) = hint {
         note(format_args!("  hint: {hint}"));
     }
 }
 
 /// Replaces line breaks, which quoted text may contain, by spaces.
-fn one_line(text: &str) -> String {
+pub(crate) fn one_line(text: &str) -> String {
     text.split(['\n', '\r']).map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join(" ")
 }
 

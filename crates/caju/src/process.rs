@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use caju_types::{Error, Result};
 use tracing_subscriber::EnvFilter;
 
-use crate::cli::{Cli, Command, Global};
+use crate::cli::{Cli, Command, Global, mistake};
 use crate::commands::OwnCommand;
 use crate::{commands, config, output};
 
@@ -23,11 +23,14 @@ pub fn run(args: Vec<OsString>) -> u8 {
 
 fn start(args: Vec<OsString>) -> u8 {
     let own = own_command(&args);
-    let cli = match config::parse(args, std::env::var_os("CAJU_CONFIG")) {
+    let cli = match config::parse(args.clone(), std::env::var_os("CAJU_CONFIG")) {
         Ok(cli) => cli,
         Err(config::Failure::Clap(e)) => {
-            // `--help` and `--version` arrive here too, with exit code 0.
-            drop(e.print());
+            match mistake(&e, &args) {
+                Some(mistake) => output::show(&mistake.message, Some(&mistake.hint)),
+                // `--help` and `--version`, with exit code 0, and the help of a command without its subcommand.
+                None => drop(e.print()),
+            }
             return u8::try_from(e.exit_code()).unwrap_or(2);
         }
         Err(config::Failure::Error(e)) => return failed(&e),

@@ -188,7 +188,7 @@ pub struct Attempt {
     pub rank: Option<u32>,
 }
 
-/// Whether a job shares computed rows with other jobs that run at the same time.
+/// Whether a job shares computed rows with other jobs that run concurrently.
 ///
 /// Rows are equal where pipelines are, down to a common hint or to their last split-local stage. A worker computes them once
 /// for all jobs that share them.

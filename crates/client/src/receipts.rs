@@ -17,7 +17,7 @@ pub(crate) enum Fresh {
 
 /// The rows that a reader which ends before its epoch keeps, and those that it gives back.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct Parted {
+pub(crate) struct FinalReceipts {
     /// Rows that the user took, by task, of tasks that may still be lost.
     pub(crate) received: Vec<v1::LostTask>,
     /// Rows that came, from any task, and that the user did not take.
@@ -95,8 +95,8 @@ impl Receipts {
     }
 
     /// Divides the received rows into those that the user took, by the reader's acknowledgements, and the others.
-    pub(crate) fn part(&self, acknowledged: &HashMap<u64, RowSet>) -> Parted {
-        let mut parted = Parted::default();
+    pub(crate) fn at_end(&self, acknowledged: &HashMap<u64, RowSet>) -> FinalReceipts {
+        let mut receipts = FinalReceipts::default();
         let mut received: BTreeMap<TaskId, Vec<v1::SplitRows>> = BTreeMap::new();
         let mut splits: Vec<_> = self.splits.iter().collect();
         splits.sort_by_key(|(split, _)| **split);
@@ -112,18 +112,18 @@ impl Receipts {
                 if let Some(task) = share.task {
                     received.entry(task).or_default().push(ranges_to_proto(split, &of_user));
                     if !others.is_empty() {
-                        parted.incomplete.insert(task);
+                        receipts.incomplete.insert(task);
                     }
                 }
             }
             if !returned.is_empty() {
-                parted.returned.push(ranges_to_proto(split, &returned));
+                receipts.returned.push(ranges_to_proto(split, &returned));
             }
         }
         let of_task =
             |(task, received): (TaskId, _)| v1::LostTask { task_id: task.0, received, ..Default::default() };
-        parted.received = received.into_iter().map(of_task).collect();
-        parted
+        receipts.received = received.into_iter().map(of_task).collect();
+        receipts
     }
 
     /// Tasks that may still be lost.
@@ -205,15 +205,15 @@ mod tests {
                 all
             },
         );
-        let parted = receipts.part(&acknowledged);
+        let receipts = receipts.at_end(&acknowledged);
         let rows = |split, rows: &[(u64, u64)]| ranges_to_proto(split, &rows.iter().copied().collect());
-        assert_eq!(parted.returned, [rows(0, &[(4, 6), (7, 10)]), rows(1, &[(0, 3)])], "of any task");
+        assert_eq!(receipts.returned, [rows(0, &[(4, 6), (7, 10)]), rows(1, &[(0, 3)])], "of any task");
         let of = |task_id, received| v1::LostTask { task_id, received, ..Default::default() };
         assert_eq!(
-            parted.received,
+            receipts.received,
             [of(2, vec![rows(0, &[(6, 7)]), rows(1, &[])]), of(3, vec![rows(2, &[(0, 2)])])]
         );
-        assert_eq!(parted.incomplete, BTreeSet::from([TaskId(2)]));
+        assert_eq!(receipts.incomplete, BTreeSet::from([TaskId(2)]));
     }
 
     #[test]

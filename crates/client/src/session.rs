@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use crate::deadlines::Absence;
 use crate::follow::{self, Identity};
 use crate::reattach::{OPEN_TIMEOUT, Reopening};
-use crate::receipts::Parted;
+use crate::receipts::FinalReceipts;
 use crate::rounds::Staging;
 use crate::shared::{Item, OpenedAgain, Shared};
 use crate::taken::Taken;
@@ -132,7 +132,8 @@ impl Session {
         }
         self.shared.acks.close();
         self.taken.draw(&self.shared.acks);
-        let Parted { received, returned, incomplete } = self.shared.receipts.lock().part(self.taken.rows());
+        let FinalReceipts { received, returned, incomplete } =
+            self.shared.receipts.lock().at_end(self.taken.rows());
         // What is not in `received` of these tasks has to go to others.
         cut.extend(incomplete);
         let error = match result {

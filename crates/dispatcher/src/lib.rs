@@ -32,6 +32,7 @@ mod flight;
 mod http;
 pub mod journal;
 mod keda;
+mod locks;
 mod metrics;
 mod server;
 mod service;

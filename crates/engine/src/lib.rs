@@ -1,4 +1,4 @@
-//! Runs a dataset definition over splits: stages, provenance and profiling taps.
+//! Runs a dataset definition over splits: stages, provenance and profiling.
 //!
 //! [`bind`] turns a definition into a [`BoundPipeline`]; [`run_task`] runs it over the splits that a
 //! [`SplitFeed`] leases, and yields [`Chunk`](caju_wire::Chunk)s of rows with their provenance.

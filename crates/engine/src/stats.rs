@@ -33,7 +33,7 @@ pub struct StageCounters {
     name: String,
     kind: StageKind,
     /// Whether times are measured; rows and bytes are always counted.
-    taps: bool,
+    profiling: bool,
     rows_in: AtomicU64,
     rows_out: AtomicU64,
     bytes_out: AtomicU64,
@@ -78,7 +78,7 @@ impl StageCounters {
 
     /// Runs a piece of the stage's work on this thread and counts its time.
     pub(crate) fn timed<T>(&self, work: impl FnOnce() -> T) -> T {
-        if !self.taps {
+        if !self.profiling {
             return work();
         }
         let _serving = self.serving();
@@ -95,7 +95,7 @@ impl StageCounters {
 
     /// Runs a future and counts the CPU time of its polls, without the time of nested sections.
     pub async fn polled<F: Future>(&self, future: F) -> F::Output {
-        if !self.taps {
+        if !self.profiling {
             return future.await;
         }
         let mut future = std::pin::pin!(future);
@@ -114,7 +114,7 @@ impl StageCounters {
 
     /// Counts the CPU time of handing a piece of the stage's work to this thread, at its start.
     pub(crate) fn handed_over(&self) {
-        if self.taps {
+        if self.profiling {
             add(&self.cpu_ns, caju_runtime::handover_cpu_time());
         }
     }
@@ -216,8 +216,8 @@ pub struct TaskStats {
 }
 
 impl TaskStats {
-    pub(crate) fn new(stages: impl IntoIterator<Item = (String, StageKind)>, taps: bool) -> Self {
-        let stage = |(name, kind)| StageCounters { name, kind, taps, ..Default::default() };
+    pub(crate) fn new(stages: impl IntoIterator<Item = (String, StageKind)>, profiling: bool) -> Self {
+        let stage = |(name, kind)| StageCounters { name, kind, profiling, ..Default::default() };
         let stages = stages.into_iter().map(stage).collect();
         let (reads, sends) = (TransferCounter::default(), TransferCounter::default());
         Self { stages, reads, sends, busy: Arc::default(), opens: AtomicU64::new(0) }

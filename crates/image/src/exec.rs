@@ -8,11 +8,12 @@
 use caju_types::budget::{self, Reservation};
 use caju_types::{Error, Result};
 
+use super::buffers::grow;
 use super::color::{self, Jitter, Pointwise};
 use super::geometry::{self, Rect, Size};
-use super::resample::{Axis, Resampler};
+use super::resample::Resampler;
 use super::source::{self, Encoded};
-use super::state::grow;
+use super::taps::Axis;
 use super::{ImageChain, ImageOp, InputKind, RowInput, Scratch, blur};
 use caju_types::rng::RowRng;
 

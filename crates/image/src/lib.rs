@@ -35,6 +35,7 @@
 )]
 
 mod blur;
+mod buffers;
 mod chain;
 mod codecs;
 mod color;
@@ -44,8 +45,10 @@ mod geometry;
 mod orientation;
 mod resample;
 mod resample_simd;
+mod run;
 mod source;
 mod state;
+mod taps;
 
 pub mod jpeg;
 

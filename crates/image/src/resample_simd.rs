@@ -3,7 +3,7 @@
 
 #[cfg(target_arch = "x86_64")]
 use super::cpu::avx2;
-use super::resample::{BITS, Taps};
+use super::taps::{BITS, Taps};
 
 const HALF: i32 = 1 << (BITS - 1);
 

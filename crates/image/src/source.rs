@@ -3,11 +3,11 @@
 use caju_types::budget::{self, Reservation};
 use caju_types::{Error, Result};
 
+use super::buffers::grow;
 use super::codecs::{self, Samples};
 use super::geometry::{Rect, Size};
 use super::jpeg;
 use super::orientation::{self, Orientation};
-use super::state::grow;
 
 /// The formats that `decode_image` reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,7 +42,7 @@ impl DecodeScratch {
     /// Frees buffers of more than `keep` bytes.
     pub(super) fn trim(&mut self, keep: usize) {
         for v in [&mut self.full, &mut self.samples, &mut self.raw] {
-            super::state::trim(v, keep);
+            super::buffers::trim(v, keep);
         }
         self.jpeg.trim(keep);
     }

@@ -1,5 +1,6 @@
 //! The buffers that a thread keeps from row to row.
 
+use super::buffers::trim;
 use super::resample::Resampler;
 use super::source::DecodeScratch;
 
@@ -36,19 +37,4 @@ impl Scratch {
             trim(v, Self::KEEP_BYTES / 4);
         }
     }
-}
-
-/// Frees a buffer that outgrew `keep` elements.
-pub(super) fn trim<T>(v: &mut Vec<T>, keep: usize) {
-    if v.capacity() > keep {
-        *v = Vec::new();
-    }
-}
-
-/// The first `n` elements of a buffer that grows as needed; what they hold is left over.
-pub(super) fn grow<T: Copy + Default>(v: &mut Vec<T>, n: usize) -> &mut [T] {
-    if v.len() < n {
-        v.resize(n, T::default());
-    }
-    &mut v[..n]
 }

@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// The place of a lock in the order: of two locks the one with the lower rank is taken first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -70,6 +70,14 @@ impl<T: fmt::Debug> fmt::Debug for OrderedMutex<T> {
 pub struct OrderedGuard<'a, T> {
     guard: MutexGuard<'a, T>,
     rank: LockRank,
+}
+
+impl<T> OrderedGuard<'_, T> {
+    /// Releases the lock until somebody notifies the condition, and takes it again. The lock keeps its place in the order: this
+    /// thread takes no other one while it waits.
+    pub fn wait(&mut self, condition: &Condvar) {
+        condition.wait(&mut self.guard);
+    }
 }
 
 impl<T> Deref for OrderedGuard<'_, T> {
@@ -139,6 +147,22 @@ mod tests {
         *b.lock() += 1;
         drop(a.lock());
         assert_eq!(*b.lock(), 3);
+    }
+
+    #[test]
+    fn a_wait_releases_the_lock_and_takes_it_again() {
+        let (ready, condition) = (OrderedMutex::new(FIRST, false), Condvar::new());
+        std::thread::scope(|threads| {
+            let waiting = threads.spawn(|| {
+                let mut ready = ready.lock();
+                while !*ready {
+                    ready.wait(&condition);
+                }
+            });
+            *ready.lock() = true;
+            condition.notify_one();
+            waiting.join().unwrap();
+        });
     }
 
     #[test]

@@ -11,7 +11,7 @@ pub enum Balance {
     #[default]
     None,
     /// They are of one worker and of one class of `bucket_by_length`, and their padded lists have one length. The consumers
-    /// read at the same time: a round is delivered when all have received it.
+    /// read concurrently: a round is delivered when all have received it.
     Bucket,
     /// As `Bucket`, and rows are packed so that they have nearly the same number of items.
     Tokens,

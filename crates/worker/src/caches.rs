@@ -21,7 +21,7 @@ pub struct Caches {
     open: Mutex<HashMap<String, Root>>,
     /// Counters of closed roots.
     closed: Mutex<IoSnapshot>,
-    /// Distinguishes caches of one process that were opened at the same time.
+    /// Distinguishes caches of one process that were opened concurrently.
     opened: AtomicU64,
     /// Why the last attempt to open a root failed.
     trouble: Mutex<Option<Error>>,

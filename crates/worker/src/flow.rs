@@ -66,10 +66,10 @@ impl Flow {
 
     fn update_hunger(&self) {
         let half = self.window.load(Ordering::Acquire) / 2;
-        self.be_hungry(self.outstanding.load(Ordering::Acquire) < half);
+        self.set_hungry(self.outstanding.load(Ordering::Acquire) < half);
     }
 
-    fn be_hungry(&self, is_hungry: bool) {
+    fn set_hungry(&self, is_hungry: bool) {
         let Some(demand) = self.demand.get() else { return };
         if self.is_hungry.swap(is_hungry, Ordering::AcqRel) != is_hungry {
             demand.connection_is_hungry(is_hungry);
@@ -79,7 +79,7 @@ impl Flow {
 
 impl Drop for Flow {
     fn drop(&mut self) {
-        self.be_hungry(false);
+        self.set_hungry(false);
     }
 }
 

@@ -1,9 +1,10 @@
 //! The policy `auto`: the shortest horizon, and of equals the one that stores least.
 
 use super::Pick;
+use crate::candidate::{Candidate, TIE};
 use crate::explain;
 use crate::format;
-use crate::model::{Candidate, Model, TIE};
+use crate::model::Model;
 
 /// Takes the option with the shortest horizon. Of the options within [`TIE`] of it, takes the one that stores least. Of
 /// options that store the same number of bytes (within [`TIE`]), takes the one whose second limit is further away. If these
@@ -24,8 +25,8 @@ pub(super) fn best(model: &Model<'_>, admit: impl Fn(usize) -> bool) -> Option<u
     let small = || tied().filter(|&i| bytes(&all[i]) <= least * (1.0 + TIE));
     // Computing before a snapshot without bytes.
     let compute = small().find(|&i| all[i].stored.is_none());
-    let easiest = small().map(|i| all[i].crowded_s()).min_by(f64::total_cmp)?;
-    compute.or_else(|| small().find(|&i| all[i].crowded_s() <= easiest * (1.0 + TIE)))
+    let easiest = small().map(|i| all[i].horizon_with_interference_s()).min_by(f64::total_cmp)?;
+    compute.or_else(|| small().find(|&i| all[i].horizon_with_interference_s() <= easiest * (1.0 + TIE)))
 }
 
 /// At six digits: snapshots that fill the same budget differ by the rounding of their fractions, which must not decide.

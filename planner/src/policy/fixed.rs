@@ -4,7 +4,8 @@ use caju_types::{Error, Result, did_you_mean};
 
 use super::Pick;
 use super::auto::best;
-use crate::model::{Model, Obstacle};
+use crate::candidate::Obstacle;
+use crate::model::Model;
 
 /// Never reads or writes a snapshot.
 pub(super) fn compute() -> Pick {

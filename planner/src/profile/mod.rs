@@ -5,10 +5,11 @@ mod read;
 mod rules;
 mod syntax;
 
-use caju_types::Result;
-use serde::Serialize;
+use caju_types::{Error, Result};
+use serde::{Deserialize as _, Serialize};
 
-use crate::decision::Choice;
+use self::node::Node;
+use crate::choice::Choice;
 
 pub(crate) use rules::is_name;
 
@@ -56,7 +57,7 @@ pub struct Profile {
     pub consumer: Consumer,
     /// How often the rows are still wanted.
     pub horizon: Horizon,
-    /// The jobs that read one computation at the same time, this one included; none if this job shares nothing.
+    /// The jobs that read one computation concurrently, this one included; none if this job shares nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sharing: Option<Sharing>,
     /// What snapshots may take.
@@ -139,7 +140,7 @@ pub struct Horizon {
     pub jobs: Option<u64>,
 }
 
-/// Jobs that run at the same time and share rows: a worker computes the stages that they have in common once for all.
+/// Jobs that run concurrently and share rows: a worker computes the stages that they have in common once for all.
 ///
 /// A profile is of one job. Where jobs share, rates are those of each of them while all of them run: the common stages run
 /// once per row, and all other stages once per row and job.
@@ -289,10 +290,26 @@ impl Profile {
     /// assert_eq!(e.to_string(), "schema: expected \"caju.profile/v1\", found \"caju.profile/v9\"");
     /// ```
     pub fn from_json(text: &str) -> Result<Self> {
-        let value = serde_json::from_str(text).map_err(|e| syntax::error(text, &e))?;
-        let profile = read::profile(&value)?;
+        Self::from_node(&serde_json::from_str(text).map_err(|e| syntax::error(text, &e))?)
+    }
+
+    /// Reads and checks a profile that is a part of another document.
+    ///
+    /// # Errors
+    /// `InvalidArgument` that names the first wrong field.
+    pub fn from_value(value: &serde_json::Value) -> Result<Self> {
+        Self::from_node(&Node::deserialize(value).map_err(|e| Error::invalid(format!("profile: {e}")))?)
+    }
+
+    fn from_node(node: &Node<'_>) -> Result<Self> {
+        let profile = read::profile(node)?;
         profile.validate()?;
         Ok(profile)
+    }
+
+    /// The profile as a part of another document, with the numbers of [`Profile::to_json`].
+    pub fn to_value(&self) -> serde_json::Value {
+        serde_json::to_value(self.clone().canonical()).expect("strings, numbers and lists always serialise")
     }
 
     /// Checks every number and every name, as [`Profile::from_json`] does; for profiles built in memory.

@@ -11,7 +11,7 @@ use super::{
     Budget, CacheStore, Cluster, Consumer, Encoding, Existing, Hint, Horizon, Measured, PROFILE_SCHEMA,
     Prices, Profile, Schema, Sharing, Source, SourceStore, Stage,
 };
-use crate::decision::Choice;
+use crate::choice::Choice;
 
 /// An object and its path, which is formatted only for an error.
 struct Object<'a> {

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use caju_types::{Error, Result, did_you_mean};
 
 use super::{Encoding, Existing, Hint, Measured, Profile, Stage};
-use crate::decision::Choice;
+use crate::choice::Choice;
 
 /// Numbers beyond this are typing errors, and would overflow when they are multiplied.
 const LARGEST: f64 = 1e18;

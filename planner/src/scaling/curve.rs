@@ -1,8 +1,9 @@
 //! What each number of workers supplies, and what it costs.
 
 use super::WorkerLimits;
-use crate::decision::Choice;
-use crate::model::{Candidate, Limit, Model};
+use crate::candidate::{Candidate, Limit};
+use crate::choice::Choice;
+use crate::model::Model;
 use crate::profile::Profile;
 
 /// Numbers that differ by less, relative to their size, are rounded the same.

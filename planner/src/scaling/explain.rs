@@ -2,10 +2,10 @@
 
 use super::choose::SAME_RATE;
 use super::curve::{Curve, Point, delivered_per_row, is_of_workers};
-use crate::decision::Choice;
+use crate::candidate::Limit;
+use crate::choice::Choice;
 use crate::explain::limit_text;
 use crate::format::{self, count, percent, rate};
-use crate::model::Limit;
 
 fn workers(n: u64) -> String {
     count(n, "worker")

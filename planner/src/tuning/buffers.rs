@@ -4,15 +4,16 @@ use std::collections::BTreeMap;
 
 use super::TunedSetting;
 
-/// Steps after which the bound of a queue is considered again: a burst has to be seen from both sides.
+/// Steps after which the bound of a queue is judged: 4 seconds of half-second steps, so that a burst is seen from both sides.
 const WINDOW: u32 = 8;
-/// A queue is too small if, in such a window, each side waits for this fraction of the time. One side alone is the bottleneck,
-/// which no buffer helps.
-const BOTH_WAIT: f64 = 0.03;
-/// A queue for which one side waits less than this may be smaller,
-const AT_EASE: f64 = 0.005;
-/// if that was so in as many windows in a row: a minute of half-second steps.
-const WINDOWS_AT_EASE: u32 = 15;
+/// The least fraction of a window that each side waits, when the queue is too small. One side alone is the bottleneck, which no
+/// buffer helps. Below this a larger buffer brings at most 3 % of the rows.
+const MIN_WAIT_TO_GROW: f64 = 0.03;
+/// The largest fraction of a window that one of the sides waits, when the queue may be smaller. It is far below
+/// [`MIN_WAIT_TO_GROW`], so that a queue does not grow and shrink in turn.
+const MAX_WAIT_TO_SHRINK: f64 = 0.005;
+/// Windows in a row in which a queue may be smaller before it is: a minute of half-second steps.
+const WINDOWS_TO_SHRINK: u32 = 15;
 
 /// The limits of what queues hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -50,7 +51,7 @@ struct Want {
     bytes: usize,
     has_grown: bool,
     /// Windows in a row in which it might have been smaller.
-    at_ease: u32,
+    windows_to_shrink: u32,
     steps: u32,
     full: f64,
     empty: f64,
@@ -106,12 +107,12 @@ impl Want {
             return;
         }
         let both = self.full.min(self.empty) / f64::from(self.steps);
-        self.at_ease = if both < AT_EASE { self.at_ease + 1 } else { 0 };
+        self.windows_to_shrink = if both < MAX_WAIT_TO_SHRINK { self.windows_to_shrink + 1 } else { 0 };
         // A bound that it did not get cannot have been too small.
-        if both >= BOTH_WAIT && queue.bound_bytes >= self.bytes {
+        if both >= MIN_WAIT_TO_GROW && queue.bound_bytes >= self.bytes {
             self.bytes = self.bytes.saturating_mul(2).min(limit_bytes);
-        } else if self.at_ease >= WINDOWS_AT_EASE {
-            (self.bytes, self.at_ease) = ((self.bytes / 2).max(queue.first_bytes), 0);
+        } else if self.windows_to_shrink >= WINDOWS_TO_SHRINK {
+            (self.bytes, self.windows_to_shrink) = ((self.bytes / 2).max(queue.first_bytes), 0);
         }
         self.has_grown = self.bytes > queue.first_bytes;
         (self.steps, self.full, self.empty) = (0, 0.0, 0.0);

@@ -3,29 +3,38 @@
 use super::trial::{Move, Verdict};
 use super::{ThreadSample, TunedJob, TuningSample};
 
-/// Steps in a row that must ask for a higher number: one alone may be a coincidence.
+/// Steps in a row that must ask for a higher number before it is tried. One step alone may be a coincidence.
 const STEPS_TO_RAISE: u32 = 2;
-/// Steps in a row that must ask for a lower number. A number that is too high costs memory, and no rows.
+/// Steps in a row that must ask for a lower number before it is tried. It may be long, because a number that is too high costs
+/// memory and no rows.
 const STEPS_TO_LOWER: u32 = 10;
-/// Steps for which nothing is tried after a first trial that brought nothing; each further one doubles them.
+/// Steps without a trial after a first trial that brought nothing: 4 seconds of half-second steps. Each further one doubles them.
 const FIRST_HOLD: u32 = 8;
-/// The most such steps: a minute of half-second steps, so that trials in vain take less than a tenth of the time.
+/// The most steps without a trial: a minute of half-second steps. Trials in vain then take less than a tenth of the time.
 const MAX_HOLD: u32 = 120;
 
-/// Threads are short if this fraction of them is held by rows,
-const BUSY: f64 = 0.85;
-/// and if this fraction of those waits for something other than a core,
-const WAITING: f64 = 0.15;
-/// while this fraction of the cores is idle.
-const IDLE: f64 = 0.15;
-/// Threads are too many if this fraction of them would keep all cores busy: the others wait for a core.
-const ENOUGH: f64 = 0.7;
-/// Threads or readers of which less than this fraction is busy are too many.
-const SPARE: f64 = 0.5;
-/// More readers may help if the readers are at their limit, and if they wait for the store for this fraction of their time,
-const READING: f64 = 0.8;
-/// and if the consumers make the output wait for less than this fraction.
-const CONSUMER: f64 = 0.1;
+/// The least fraction of the threads that rows hold, when threads are too few. Below it a free thread is there for the next row.
+const MIN_HELD_IF_TOO_FEW: f64 = 0.85;
+/// The least fraction of their time that held threads wait for something other than a core, when threads are too few. Two
+/// threads that wait for a quarter of their time leave a quarter of two cores idle; less than this is worth no trial.
+const MIN_WAITING_IF_TOO_FEW: f64 = 0.15;
+/// The least fraction of the cores that is idle, when threads or readers are too few. More of them can use no more than that.
+const MIN_IDLE_CORES: f64 = 0.15;
+/// The largest fraction of the threads that would keep all cores busy, when threads are too many. The remainder waits for a core.
+/// It is far below 1 so that a number that was just raised is not lowered.
+const MAX_NEEDED_IF_TOO_MANY: f64 = 0.7;
+/// The largest fraction of the threads that rows hold, or of their time that readers read, when they are too many. Half of the
+/// number then does as much, and the number is halved.
+const MAX_USED_IF_TOO_MANY: f64 = 0.5;
+/// The least fraction of the readers that read or wait for the stages, when the number of readers is what limits. Between two
+/// splits a reader waits for a lease.
+const MIN_ACTIVE_READERS: f64 = 0.6;
+/// The least fraction of their time that readers wait for the store, when readers are too few. The rest goes to batches that wait
+/// for the stages.
+const MIN_READING_IF_TOO_FEW: f64 = 0.8;
+/// The largest fraction of the time that the output waits for consumers, when readers are too few. Above it the consumers may be
+/// the limit.
+const MAX_CONSUMER_WAIT: f64 = 0.1;
 
 /// What a step says about a number.
 #[derive(Debug, Clone, PartialEq)]
@@ -43,19 +52,19 @@ pub(super) enum Need {
 pub(super) fn threads_needed(value: usize, sample: &TuningSample, threads: &ThreadSample) -> Need {
     let (count, idle) = (value as f64, idle_cores(sample));
     let waiting = (threads.busy - threads.wanted).max(0.0) / threads.busy.max(1e-9);
-    let is_busy = threads.busy >= BUSY * count;
+    let is_busy = threads.busy >= MIN_HELD_IF_TOO_FEW * count;
     // The optimum of the linear program: as many threads as keep all cores busy.
     let available = (threads.wanted + idle).min(sample.cores);
     let optimum = (count * available / threads.wanted.max(1e-9)).ceil();
-    if is_busy && waiting >= WAITING && idle >= IDLE * sample.cores {
+    if is_busy && waiting >= MIN_WAITING_IF_TOO_FEW && idle >= MIN_IDLE_CORES * sample.cores {
         let percent = (100.0 * waiting).round();
         let why = format!("{value} threads wait for {percent} % of their time, and {idle:.1} cores are idle");
         return Need::More(optimum as usize, why);
     }
-    if is_busy && optimum <= ENOUGH * count {
+    if is_busy && optimum <= MAX_NEEDED_IF_TOO_MANY * count {
         return Need::Less(optimum as usize, format!("{value} threads wait for cores"));
     }
-    if threads.busy < SPARE * count {
+    if threads.busy < MAX_USED_IF_TOO_MANY * count {
         return Need::Less(value / 2, format!("rows hold {:.1} of {value} threads", threads.busy));
     }
     Need::Same
@@ -71,16 +80,19 @@ pub(super) fn readers_needed(value: usize, sample: &TuningSample, job: &TunedJob
     let (count, all) = (value as f64, job.reading + job.blocked);
     let idle = idle_cores(sample);
     let reading = job.reading / all.max(1e-9);
-    // Between two splits a reader waits for a lease.
-    let at_limit = all >= 0.6 * count;
-    if at_limit && reading >= READING && job.consumer_wait < CONSUMER && idle >= IDLE * sample.cores {
+    let at_limit = all >= MIN_ACTIVE_READERS * count;
+    if at_limit
+        && reading >= MIN_READING_IF_TOO_FEW
+        && job.consumer_wait < MAX_CONSUMER_WAIT
+        && idle >= MIN_IDLE_CORES * sample.cores
+    {
         let percent = (100.0 * reading).round();
         let why = format!(
             "{value} readers wait for the store for {percent} % of their time, and {idle:.1} cores are idle"
         );
         return Need::More(usize::MAX, why);
     }
-    if at_limit && reading < SPARE {
+    if at_limit && reading < MAX_USED_IF_TOO_MANY {
         let percent = (100.0 * (1.0 - reading)).round();
         return Need::Less(
             value / 2,
@@ -124,7 +136,7 @@ impl Climb {
     }
 
     /// Takes in what a step says; the number that is tried next, if one is. `is_measured`: whether the present rate is known.
-    pub(super) fn consider(&mut self, need: Need, is_measured: bool) -> Option<usize> {
+    pub(super) fn propose(&mut self, need: Need, is_measured: bool) -> Option<usize> {
         self.hold = self.hold.saturating_sub(1);
         (self.short, self.spare) = match &need {
             Need::More(..) => (self.short + 1, 0),

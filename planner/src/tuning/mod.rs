@@ -209,12 +209,12 @@ impl Tuner {
         let (mut higher, mut lower) = (Vec::new(), None);
         if let (Some(climb), Some(threads)) = (&mut self.threads, &sample.threads) {
             let need = threads_needed(climb.value, sample, threads);
-            let to = climb.consider(need, !self.rates.is_empty());
+            let to = climb.propose(need, !self.rates.is_empty());
             sort_move(Knob::Threads, climb, to, (&mut higher, &mut lower));
         }
         for job in &sample.jobs {
             let Some(climb) = self.readers.get_mut(&job.job) else { continue };
-            let to = climb.consider(readers_needed(climb.value, sample, job), self.rates.has(&job.job));
+            let to = climb.propose(readers_needed(climb.value, sample, job), self.rates.has(&job.job));
             sort_move(Knob::Readers(job.job.clone()), climb, to, (&mut higher, &mut lower));
         }
         let moves = if higher.is_empty() { lower.into_iter().collect() } else { higher };

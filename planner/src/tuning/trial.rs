@@ -7,8 +7,8 @@ use super::TuningSample;
 /// Steps whose rates are averaged before and after a change: rows come in pieces, and three half-second steps have some tens of
 /// them.
 const WINDOW: u32 = 3;
-/// Steps after a change that do not count: threads and processes start, and reads begin.
-const SETTLE: u32 = 2;
+/// Steps after a change whose rates do not count, because threads and processes start and reads begin: a second.
+const SETTLING_STEPS: u32 = 2;
 /// The most steps of a trial. A job that ends in between gives no more rates.
 const MAX_STEPS: u32 = 30;
 /// A higher number is kept if it brings this fraction of the rows that it would bring if rate and number were proportional. A
@@ -116,7 +116,7 @@ impl Trial {
     /// Takes in a step after the change.
     pub(super) fn observe(&mut self, sample: &TuningSample) -> Verdict {
         self.steps += 1;
-        if self.steps <= SETTLE {
+        if self.steps <= SETTLING_STEPS {
             return Verdict::Open;
         }
         let jobs = sample.jobs.iter().filter(|j| j.is_whole && sample.seconds > 0.0);

@@ -258,3 +258,17 @@ proptest! {
         survives(&text[..start])?;
     }
 }
+
+/// A profile inside another document is read as one that stands alone, and written with the same numbers.
+#[test]
+fn a_profile_within_a_document_is_the_same() {
+    let text = include_str!("../../../tests/golden_plans/design-example.profile.json");
+    let alone = Profile::from_json(text).unwrap();
+    let value: Value = serde_json::from_str(text).unwrap();
+    assert_eq!(Profile::from_value(&value).unwrap(), alone);
+    let written: Value = serde_json::from_str(&alone.to_json()).unwrap();
+    assert_eq!(alone.to_value(), written);
+    assert_eq!(alone.to_value().to_string(), written.to_string(), "the order of fields, too");
+    let e = Profile::from_value(&json!({"schema": "caju.profile/v9"})).unwrap_err();
+    assert_eq!(e.to_string(), "schema: expected \"caju.profile/v1\", found \"caju.profile/v9\"");
+}

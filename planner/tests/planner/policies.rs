@@ -88,7 +88,7 @@ fn existing_snapshots() {
     p.existing = vec![snapshot(0.5)];
     let d = decide(&p, "auto");
     assert_eq!(d.options.len(), 3);
-    // Half from each store, and they work at the same time: the source store is the slower half.
+    // Half from each store, and they work concurrently: the source store is the slower half.
     let half = 500_400.0 * 110_000.0 * 0.5 / 4e8;
     near(d.options[1].horizon_s, 90.0 * half);
     assert_eq!(d.options[1].bottleneck, "source_store");
@@ -103,7 +103,7 @@ fn without_hints_everything_computes() {
     p.hints.clear();
     for policy in ["compute", "source", "full", "cachew", "auto"] {
         let d = decide(&p, policy);
-        assert_eq!((d.choice, d.policy.as_str(), d.options.len()), (Choice::Compute, policy, 1));
+        assert_eq!((d.choice, d.policy.to_string().as_str(), d.options.len()), (Choice::Compute, policy, 1));
     }
 }
 

@@ -127,6 +127,7 @@ fn each_operation_fails(journal: &str) {
     let run = |kind, at| Run { journal, kind, at, checksums: &checksums }.run();
     let (operations, has_ended) = run("eio", 0);
     assert!(operations > 20 && !has_ended, "{operations} operations without a fault");
+    #[expect(clippy::disallowed_methods, reason = "a test with a long form")]
     let all = std::env::var("CAJU_DISK_FAULTS").is_ok_and(|v| v == "all");
     let step = if all { 1 } else { operations.div_ceil(PLACES) };
     let (mut tried, mut ended) = (0, 0);

@@ -5,7 +5,7 @@
 
 mod state;
 
-use caju_planner::{Choice, Decision, Existing, Measured, Policy, Profile, Source, Stage, plan};
+use caju_planner::{Choice, Decision, Existing, Measured, Profile, Source, Stage, plan};
 use caju_types::{Error, Result};
 
 use crate::document::Document;
@@ -197,21 +197,17 @@ fn rates(profile: &Profile, choice: &Choice, state: &ReplanState) -> Vec<Measure
 }
 
 /// The profile of a decision with the rates that options had in the job's epochs added. The rates do not change the
-/// decision; a reader of the profile sees how good its predictions were. If rates cannot be added, the profile is
-/// unchanged.
+/// decision; a reader of the profile sees how good its predictions were. None if there are none that can be added.
 pub fn profile_with_rates(
     profile: &Document<Profile>,
     decision: Option<&Document<Decision>>,
     state: &ReplanState,
-) -> Document<Profile> {
-    let with_rates = || {
-        let mut with = profile.value()?.clone();
-        let choice = &decision?.value()?.choice;
-        with.measured = rates(&with, choice, state);
-        with.validate().ok()?;
-        Some(Document::new(with))
-    };
-    with_rates().unwrap_or_else(|| profile.clone())
+) -> Option<Profile> {
+    let choice = &decision?.value()?.choice;
+    let mut with = profile.value()?.clone();
+    with.measured = rates(&with, choice, state);
+    with.validate().ok()?;
+    Some(with)
 }
 
 /// Plans the remainder of a job again.
@@ -240,8 +236,7 @@ fn plan_again(
         });
     }
     profile.validate()?;
-    let policy: Policy = old.policy.parse()?;
-    let new = plan(&profile, &policy)?;
+    let new = plan(&profile, &old.policy)?;
     Ok((profile, new))
 }
 

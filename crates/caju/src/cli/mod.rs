@@ -2,6 +2,7 @@
 
 mod bench;
 mod cache;
+mod mistakes;
 mod plan;
 mod sample;
 mod save;
@@ -27,6 +28,7 @@ pub(crate) use bench::{
     PoliciesArgs, ProfilingOverheadArgs, StateBenchArgs,
 };
 pub(crate) use cache::{CacheArgs, CacheCommand, CacheRoot, ExplainArgs, OutputFormat, ProfileArgs};
+pub(crate) use mistakes::mistake;
 pub(crate) use plan::{PlanArgs, PlanFormat};
 pub(crate) use sample::{DEFAULT_DIR, GenArgs, QuickstartArgs};
 pub(crate) use save::SaveArgs;
@@ -375,7 +377,7 @@ pub(crate) struct ReadArgs {
     /// consumers get copies of them
     #[arg(long, value_name = "drop|pad", default_value = "drop", requires = "consumers")]
     pub(crate) uneven: UnevenArg,
-    /// Share computed rows with other jobs that run at the same time and compute the same rows, down to a common hint at least:
+    /// Share computed rows with other jobs that run concurrently and compute the same rows, down to a common hint at least:
     /// a worker computes them once for all. `exact`: this job gets each row of its epochs once. `relaxed`: it does not get rows
     /// that another job computed in the same epoch and that no worker holds any more; the report counts them. A new job shares
     /// nothing by default
@@ -393,7 +395,7 @@ pub(crate) struct ReadArgs {
     pub(crate) weight: Option<f64>,
     /// What the n-th elements of all consumers have in common: `bucket`, the class of bucket_by_length and the length of
     /// padded lists; `tokens`, nearly the same number of items in all lists, for which rows are packed. Then the consumers
-    /// read at the same time
+    /// read concurrently
     #[arg(long, value_name = "none|bucket|tokens", default_value = "none", requires = "consumers")]
     pub(crate) balance: BalanceArg,
     /// From which workers to read: `any`, or `auto`, which leaves out workers with the tag COLOCATED: they are read in their

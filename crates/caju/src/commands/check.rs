@@ -11,7 +11,7 @@ use caju_runtime::IoCounters;
 use caju_sources::SourceContext;
 use caju_types::Result;
 
-use super::{order, shared};
+use super::{order, pipeline_file, shared};
 use crate::cli::CheckArgs;
 use crate::output;
 
@@ -20,11 +20,12 @@ use crate::output;
 /// # Errors
 /// What is wrong with the file or its source.
 pub(crate) async fn run(args: &CheckArgs) -> Result<()> {
-    let mut def = shared::read_pipeline(&args.file)?;
+    let mut def = pipeline_file::read(&args.file)?;
     order::allow(&mut def, &args.order)?;
     let registry = shared::registry();
     let ctx = SourceContext::new(Arc::new(shared::stores()?), Arc::new(IoCounters::new()));
-    let bound = Box::pin(caju_engine::bind(&def, &registry, &ctx, None)).await?;
+    let binding = Box::pin(caju_engine::bind(&def, &registry, &ctx, None));
+    let bound = binding.await.map_err(pipeline_file::in_file(&args.file))?;
     output::say(format_args!("pipeline     {}", title(&def, &args.file)))?;
     output::say(format_args!("fingerprint  {}\n", bound.fingerprint()))?;
     output::say(stages(&def, bound.stage_schemas()))?;

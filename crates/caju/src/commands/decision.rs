@@ -16,7 +16,7 @@ pub(crate) fn recorded_json(text: &str) -> serde_json::Value {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use caju_planner::{Choice, DECISION_SCHEMA};
+    use caju_planner::{Choice, DECISION_SCHEMA, Policy};
 
     use super::*;
 
@@ -24,7 +24,7 @@ pub(crate) mod tests {
     pub(crate) fn decision(choice: Choice, reason: &str) -> Decision {
         Decision {
             schema: DECISION_SCHEMA.into(),
-            policy: "auto".into(),
+            policy: Policy::Auto,
             choice,
             options: Vec::new(),
             reason: reason.into(),

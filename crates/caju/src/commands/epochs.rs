@@ -1,5 +1,6 @@
 //! Reads epochs through a client, for `run`, `read`, `quickstart` and `bench`.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,7 @@ use futures::stream::FuturesOrdered;
 
 use super::announce::DecisionAnnouncer;
 use super::decision::decision;
+use super::pipeline_file;
 use super::serve::Signals;
 use super::state_file::StateFile;
 use super::tail::Tail;
@@ -35,6 +37,8 @@ const FINAL_REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 pub(crate) struct Epochs<'a> {
     pub(crate) client: &'a Client,
     pub(crate) def: &'a DatasetDef,
+    /// The file of the definition, for errors; none if no file of the user has it.
+    pub(crate) file: Option<&'a Path>,
     /// Not empty: the dispatcher forgets a job without a name with its last reader.
     pub(crate) job: String,
     pub(crate) args: &'a EpochArgs,
@@ -123,7 +127,11 @@ impl Epochs<'_> {
         }
         for epoch in self.state_file.as_ref().map_or(0, StateFile::first_epoch)..self.args.epochs {
             let before = Instant::now();
-            let reader = self.client.read(self.request(epoch, after)).await?;
+            let opened = self.client.read(self.request(epoch, after)).await;
+            let reader = match self.file {
+                Some(file) => opened.map_err(pipeline_file::in_file(file))?,
+                None => opened?,
+            };
             if self.state_file.as_ref().is_some_and(|f| !f.states(epoch).is_empty()) {
                 after = reader.iteration().0;
             }

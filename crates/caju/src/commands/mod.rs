@@ -10,6 +10,7 @@ mod epochs;
 mod explain;
 mod r#gen;
 mod order;
+mod pipeline_file;
 mod plan;
 mod profile;
 mod quickstart;

@@ -13,7 +13,7 @@ use caju_proto::v1::JobStatus;
 use caju_runtime::private_cache;
 use caju_types::{Error, IterationId, Result};
 
-use super::{epochs, shared};
+use super::{epochs, pipeline_file, shared};
 use crate::cli::{Global, ProfileArgs};
 use crate::progress::Progress;
 use crate::{output, report};
@@ -29,7 +29,7 @@ const FINAL_REPORT_TIMEOUT: Duration = Duration::from_secs(10);
 /// # Errors
 /// A wrong file, what the epoch fails with, a file that cannot be written.
 pub(crate) async fn run(global: &Global, args: &ProfileArgs) -> Result<()> {
-    let def = shared::read_pipeline(&args.file)?;
+    let def = pipeline_file::read(&args.file)?;
     if def.is_endless() {
         return Err(Error::invalid(format!(
             "{}: `repeat` without a number has no end, and a profile is of one whole epoch; say `repeat: 1`, or put a \
@@ -76,7 +76,7 @@ async fn measure(global: &Global, args: &ProfileArgs, def: DatasetDef) -> Result
             epochs: args.epochs.unwrap_or(0),
             ..ReadRequest::of(def)
         };
-        let reader = client.read_to_profile(request).await?;
+        let reader = client.read_to_profile(request).await.map_err(pipeline_file::in_file(&args.file))?;
         let iteration = reader.iteration();
         read(global, reader).await?;
         final_report(&client, iteration).await

@@ -26,6 +26,7 @@ pub(crate) async fn run(global: &Global, args: &ReadArgs) -> Result<()> {
     let epochs = Epochs {
         client: &client,
         def: &def,
+        file: Some(&args.file),
         job: args.job.clone().unwrap_or_else(own_name),
         args: &args.epochs,
         quiet: global.quiet,

@@ -1,6 +1,6 @@
 //! `caju run`: dispatcher, workers and reader in this process.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +25,7 @@ pub(crate) async fn run(global: &Global, args: &RunArgs) -> Result<()> {
     let stores = Arc::new(shared::stores()?);
     let job = Job {
         def: &def,
+        file: Some(&args.file),
         workers: args.workers,
         cache: args.cache.as_deref().map(shared::absolute_url).transpose()?,
         cache_budget: args.cache_budget,
@@ -43,6 +44,8 @@ pub(crate) async fn run(global: &Global, args: &RunArgs) -> Result<()> {
 /// A job of this process.
 pub(crate) struct Job<'a> {
     pub(crate) def: &'a DatasetDef,
+    /// The file of the definition, for errors; none if no file of the user has it.
+    pub(crate) file: Option<&'a Path>,
     pub(crate) workers: u32,
     /// Place of the snapshots. Absent: a private folder of this run.
     pub(crate) cache: Option<String>,
@@ -93,6 +96,7 @@ pub(crate) async fn embedded(job: Job<'_>, stores: Arc<Stores>, pool: CpuPool) -
         let epochs = Epochs {
             client: &client,
             def: job.def,
+            file: job.file,
             job: "run".to_string(),
             args: job.epochs,
             quiet: job.quiet,

@@ -12,7 +12,7 @@ use caju_runtime::SystemClock;
 use caju_types::{Error, ErrorKind, Result, format_bytes, format_count};
 use serde_json::{Value, json};
 
-use super::shared;
+use super::{pipeline_file, shared};
 use crate::cli::{Global, OutputFormat, SaveArgs};
 use crate::output;
 use crate::progress::{Progress, State};
@@ -25,7 +25,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// # Errors
 /// A wrong file, a place that cannot be written, and what the save fails with.
 pub(crate) async fn run(global: &Global, args: &SaveArgs) -> Result<()> {
-    let def = shared::read_pipeline(&args.file)?;
+    let def = pipeline_file::read(&args.file)?;
     let to = SaveTo { url: shared::absolute_url(&args.to)?, chunk_bytes: args.chunk_bytes.unwrap_or(0) };
     let form = SavedForm::of(&def).map_err(|e| e.context(args.file.display()))?;
     if !form.left_out.is_empty() && !global.quiet {
@@ -38,7 +38,7 @@ pub(crate) async fn run(global: &Global, args: &SaveArgs) -> Result<()> {
         Some(address) => {
             let config = ClientConfig { connect_timeout: args.connect_timeout, ..ClientConfig::default() };
             let client = Client::connect(address, config).await?;
-            let started = client.start_save(&def, &to, args.encoding.as_deref().unwrap_or_default()).await?;
+            let started = start(&client, args, &def, &to).await?;
             if args.detach { started } else { follow(global, &client, started).await? }
         }
         None => Box::pin(save_in_process(global, args, &def, &to)).await?,
@@ -65,12 +65,17 @@ async fn save_in_process(
     let cluster = Cluster::start(config).await?;
     let ended = async {
         let client = cluster.client(ClientConfig::default()).await?;
-        let started = client.start_save(def, to, args.encoding.as_deref().unwrap_or_default()).await?;
+        let started = start(&client, args, def, to).await?;
         follow(global, &client, started).await
     }
     .await;
     cluster.stop().await;
     ended
+}
+
+async fn start(client: &Client, args: &SaveArgs, def: &DatasetDef, to: &SaveTo) -> Result<SaveStatus> {
+    let started = client.start_save(def, to, args.encoding.as_deref().unwrap_or_default()).await;
+    started.map_err(pipeline_file::in_file(&args.file))
 }
 
 /// Waits for the end of a save and shows its progress. The dispatcher ends every save, at the latest by a timeout.

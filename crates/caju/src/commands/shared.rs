@@ -14,8 +14,8 @@ use caju_types::{Error, Result, format_duration};
 use caju_wire::ConnectionLimits;
 
 use super::epochs::Outcome;
-use super::order;
 use super::summary::summary;
+use super::{order, pipeline_file};
 use crate::cli::{BoundArgs, ConnectionArgs, EpochArgs, StoreArgs};
 use crate::output;
 use crate::report;
@@ -134,34 +134,12 @@ pub(crate) fn server_registry(args: &StoreArgs, threads: usize) -> Registry {
     }
 }
 
-/// Reads a pipeline file. Relative paths in it start at its folder.
-///
-/// # Errors
-/// `NotFound` for a missing file; `InvalidArgument` that names the place in the file.
-pub(crate) fn read_pipeline(file: &Path) -> Result<DatasetDef> {
-    let shown = file.display();
-    let text = std::fs::read_to_string(file).map_err(|e| match e.kind() {
-        std::io::ErrorKind::NotFound => {
-            Error::not_found(format!("{shown}: no such pipeline file; check the path"))
-        }
-        std::io::ErrorKind::InvalidData => {
-            Error::invalid(format!("{shown}: not a text file; a pipeline file is YAML"))
-        }
-        std::io::ErrorKind::IsADirectory => {
-            Error::invalid(format!("{shown}: is a folder; name the pipeline file in it"))
-        }
-        _ => Error::permission_denied(format!("{shown}: {e}")),
-    })?;
-    let whole = std::path::absolute(file).map_err(|e| Error::failed_precondition(format!("{shown}: {e}")))?;
-    DatasetDef::from_yaml(&text, whole.parent()).map_err(|e| e.context(shown))
-}
-
 /// Reads a pipeline file for a job, and applies the job's flags.
 ///
 /// # Errors
-/// As [`read_pipeline`].
+/// As [`pipeline_file::read`].
 pub(crate) fn read_job(file: &Path, args: &EpochArgs) -> Result<DatasetDef> {
-    let mut def = read_pipeline(file)?;
+    let mut def = pipeline_file::read(file)?;
     if let Some(path) = &args.report {
         report::check_writable(path, "--report")?;
     }

@@ -133,20 +133,23 @@ fn bottleneck(job: &JobStatus, epochs: &[EpochReport], out: &mut String) {
         .filter(|_| total > 0.0)
         .map(|s| format!(", {:.0} % of the stages' time", 100.0 * busy(s) / total))
         .unwrap_or_default();
-    let _ = write!(out, "\n  bottleneck   {name}{fraction}\n               {}", advice(name, &job.stages));
+    let _ = write!(out, "\n  bottleneck   {name}{fraction}\n               {}", advice(name, job));
 }
 
 fn busy(s: &StageStats) -> f64 {
     s.busy_s.max(s.cpu_s)
 }
 
-/// What to do about a bottleneck: `consumer`, or one of the stages with or without `stage:`.
-pub(crate) fn advice(bottleneck: &str, stages: &[StageStats]) -> &'static str {
+/// The encoding of parts that costs the least CPU time. Nothing cheaper can be advised to a job that has it.
+const CHEAPEST_ENCODING: &str = "arrow/none";
+
+/// What to do about a bottleneck of a job: `consumer`, or one of its stages with or without `stage:`.
+pub(crate) fn advice(bottleneck: &str, job: &JobStatus) -> &'static str {
     if bottleneck == "consumer" {
         return "rows are ready before they are asked for: the reader decides the speed";
     }
     let name = bottleneck.strip_prefix("stage:").unwrap_or(bottleneck);
-    match stages.iter().find(|s| s.name == name).map_or(StageKind::Unspecified, StageStats::kind) {
+    match job.stages.iter().find(|s| s.name == name).map_or(StageKind::Unspecified, StageStats::kind) {
         StageKind::Source => {
             "reading is the bottleneck: store the files nearer, select fewer columns, or add workers"
         }
@@ -154,6 +157,9 @@ pub(crate) fn advice(bottleneck: &str, stages: &[StageStats]) -> &'static str {
             "moving rows is the bottleneck: deliver fewer bytes (uint8 images, fewer columns), or add workers"
         }
         StageKind::Serial => "an artificial cost, which runs one at a time per worker: add workers",
+        StageKind::Hint if job.encoding == CHEAPEST_ENCODING => {
+            "reading or writing the snapshot is the bottleneck: use a cache nearer by"
+        }
         StageKind::Hint => {
             "reading or writing the snapshot is the bottleneck: use a cache nearer by, or a cheaper encoding (arrow/none)"
         }
@@ -259,12 +265,24 @@ mod tests {
         for (kind, words) in kinds {
             // Names that other kinds of stages have.
             for name in ["source", "3.shuffle", "output"] {
-                let text =
-                    advice(&format!("stage:{name}"), &[stage("0.map", StageKind::Rows), stage(name, kind)]);
+                let stages = vec![stage("0.map", StageKind::Rows), stage(name, kind)];
+                let text = advice(&format!("stage:{name}"), &JobStatus { stages, ..JobStatus::default() });
                 assert!(text.contains(words), "{name} {kind:?}: {text}");
             }
         }
-        assert!(advice("consumer", &[]).contains("the reader decides the speed"));
+        assert!(advice("consumer", &JobStatus::default()).contains("the reader decides the speed"));
+    }
+
+    #[test]
+    fn a_cheaper_encoding_is_advised_only_where_there_is_one() {
+        let told = |encoding: &str| {
+            let stage =
+                StageStats { name: "1.autocache".into(), kind: StageKind::Hint.into(), ..Default::default() };
+            let job = JobStatus { stages: vec![stage], encoding: encoding.into(), ..JobStatus::default() };
+            advice("stage:1.autocache", &job)
+        };
+        assert!(told("parquet/zstd").contains("nearer by, or a cheaper encoding (arrow/none)"));
+        assert!(told("arrow/none").ends_with("use a cache nearer by"), "{}", told("arrow/none"));
     }
 
     #[test]

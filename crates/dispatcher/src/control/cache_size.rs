@@ -8,7 +8,8 @@ use caju_proto::v1::CacheSize;
 use caju_runtime::OrderedMutex;
 use tokio::sync::watch;
 
-use super::{Core, locks};
+use super::Core;
+use crate::locks;
 
 /// A listing that is younger than this answers a status call as it is. It bounds the requests that status calls cause.
 const REFRESH: Duration = Duration::from_secs(10);

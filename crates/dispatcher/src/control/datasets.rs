@@ -13,8 +13,9 @@ use caju_types::{DatasetId, Error, Fingerprint, JobName, Result, did_you_mean, h
 use serde_json::Value;
 
 use super::usage::{Usage, admit_dataset};
-use super::{Core, Txn, locks};
+use super::{Core, Txn};
 use crate::catalog::{Bound, Catalog};
+use crate::locks;
 use crate::state::{Dataset, State, Update};
 
 /// Bindings that are kept. Others are made again when they are needed.

@@ -4,7 +4,7 @@ use caju_proto::v1;
 use caju_types::{Error, IterationId, Result};
 
 use super::beginnings::{self, Beginning};
-use super::listening::Heard;
+use super::reader_calls::ReaderCalls;
 use super::usage::{admit_epoch, admit_reader};
 use super::{Core, Txn, attempts, consumers, reattach, resume};
 use crate::state::{Attempt, Iteration, Job, Mode, Resume, Update};
@@ -13,8 +13,8 @@ use crate::state::{Attempt, Iteration, Job, Mode, Resume, Update};
 pub(super) struct Restored<'a> {
     /// States within the epoch.
     pub(super) states: Option<Resume>,
-    /// What was heard of the readers of the epoch, as far as it depends on them what becomes of it.
-    pub(super) others: &'a Heard,
+    /// Which readers of the epoch called, as far as it depends on them what becomes of it.
+    pub(super) others: &'a ReaderCalls,
     /// The beginning of the epoch.
     pub(super) beginning: Option<&'a Beginning>,
 }

@@ -72,14 +72,24 @@ impl Wanted {
         let name = &job.name;
         let Job { spec, .. } = job;
         if spec.dataset != dataset.id {
-            let (theirs, differ) = match state.datasets.get(&spec.dataset) {
-                Some(d) => (d.fingerprint.to_string(), difference(d, dataset)),
-                None => (spec.dataset.to_string(), ""),
+            let Some(theirs) = state.datasets.get(&spec.dataset) else {
+                return Err(Error::already_exists(format!(
+                    "job `{name}` reads the dataset {}, and this reader asks for {}; take another job name",
+                    spec.dataset, dataset.id
+                )));
             };
+            if theirs.identity == dataset.identity {
+                return Err(Error::already_exists(format!(
+                    "job `{name}` reads the dataset under the id `{}`, and this reader asks for the same one under the id `{}`: \
+                     a job reads one id; take another job name, or the same id",
+                    theirs.id, dataset.id
+                )));
+            }
             return Err(Error::already_exists(format!(
-                "job `{name}` reads the dataset with fingerprint {theirs}, and this one has {}{differ}; take another \
-                 job name",
-                dataset.fingerprint
+                "job `{name}` reads the dataset with fingerprint {}, and this one has {}{}; take another job name",
+                theirs.fingerprint,
+                dataset.fingerprint,
+                difference(theirs, dataset)
             )));
         }
         if let Some(seed) = self.seed.filter(|s| *s != spec.seed) {

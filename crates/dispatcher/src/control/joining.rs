@@ -261,7 +261,7 @@ fn may_join(iteration: &Iteration, allow_lost: bool) -> Result<()> {
     Ok(())
 }
 
-/// Readers of caju's own kind and Arrow Flight readers do not share an epoch at the same time: what a Flight reader takes
+/// Readers of caju's own kind and Arrow Flight readers do not share an epoch concurrently: what a Flight reader takes
 /// it neither acknowledges nor gives back.
 fn may_share(iteration: &Iteration, flight: bool) -> Result<()> {
     let (mine, theirs) = match flight {

@@ -8,8 +8,9 @@ use caju_types::{Error, ErrorKind, IterationId};
 
 use super::listing::Listing;
 use super::notifiers::Notifier;
-use super::{Core, locks, sets};
+use super::{Core, sets};
 use crate::catalog::SplitShuffle;
+use crate::locks;
 use crate::splits::{Issued, SharedProvider, SkippedSplits, SplitOrder, SplitProvider};
 use crate::state::{Feed, FeedId, Iteration, Mode, State};
 

@@ -14,8 +14,9 @@ use caju_types::{Error, Fingerprint, IterationId, Result, hash128};
 use futures::TryStreamExt as _;
 use futures::stream::{BoxStream, StreamExt as _};
 
-use super::{Core, locks};
+use super::Core;
 use crate::catalog::{Bound, ListedSplit};
+use crate::locks;
 use crate::state::{SplitModes, State};
 
 /// Splits of one source that are counted. The keys of more would take too much memory.
@@ -184,9 +185,7 @@ impl Core {
         }
         let listed = iteration.feeds.values().all(|f| f.exhausted);
         let splits = self.snapshots.counts.of(id).filter(|_| listed);
-        let profile = super::status::profile_with_rates(job);
-        let profile = profile.and_then(|p| serde_json::from_str(p.text()).ok()).unwrap_or_default();
-        let news = DescriptionUpdate { splits, profile };
+        let news = DescriptionUpdate { splits, profile: super::status::profile_value(job) };
         if news == DescriptionUpdate::default() {
             return None;
         }

@@ -3,11 +3,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use crate::locks;
 use caju_runtime::OrderedMutex;
 use caju_types::IterationId;
 use tokio::sync::watch;
-
-use super::locks;
 
 /// Wakes those who wait at an iteration. Readers wait for news of it, and tasks for splits. Splits are found and leased much
 /// more often than there are news, so readers are not woken for them.

@@ -49,7 +49,7 @@ impl Core {
             };
         }
         let resume = resume::parse(&request)?;
-        let others = self.hear_readers(&request, resume.as_ref()).await?;
+        let others = self.await_reader_calls(&request, resume.as_ref()).await?;
         let beginning = self.restored_beginning(&request).await?;
         self.lose_silent_consumer(&request).await?;
         let wanted = self.wanted(&request).await?;

@@ -26,8 +26,8 @@ impl Process {
     /// # Errors
     /// Those of the operator's secret.
     pub(super) fn start(config: &DispatcherConfig, clock: &dyn Clock) -> Result<Self> {
-        let beside_journal = config.state_dir.as_ref().map(|dir| dir.join(secrets::OPERATOR_SECRET));
-        let file = config.operator_secret_file.clone().or(beside_journal);
+        let in_state_dir = config.state_dir.as_ref().map(|dir| dir.join(secrets::OPERATOR_SECRET));
+        let file = config.operator_secret_file.clone().or(in_state_dir);
         Ok(Self {
             started: clock.now(),
             operator: file.map(|file| secrets::operator_secret(&file)).transpose()?,

@@ -6,7 +6,7 @@ use caju_proto::v1;
 use caju_types::{ClientId, Error, IterationId, JobName, Result, TakenRows};
 
 use super::jobs::mode_of_message;
-use super::listening::Heard;
+use super::reader_calls::ReaderCalls;
 use super::{Core, Txn, attempts, reattach};
 use crate::state::{
     Attempt, AttemptRelation, Dataset, Failure, Iteration, Job, Mode, READERS_NOTIFIED, Resume, State, Update,
@@ -238,17 +238,17 @@ fn decide_join(
 }
 
 impl Core {
-    /// What is heard of the readers of an epoch, where it depends on them how a reader with these states goes on. They may have
+    /// Which readers of an epoch call, where it depends on them how a reader with these states goes on. They may have
     /// been killed a moment ago, so the answer waits until each has called, or for some heartbeats.
     ///
     /// # Errors
     /// Those of the journal.
-    pub(super) async fn hear_readers(
+    pub(super) async fn await_reader_calls(
         &self,
         request: &v1::OpenIterationRequest,
         given: Option<&Resume>,
-    ) -> Result<Heard> {
-        let Some(given) = given.filter(|g| !g.reattached) else { return Ok(Heard::default()) };
+    ) -> Result<ReaderCalls> {
+        let Some(given) = given.filter(|g| !g.reattached) else { return Ok(ReaderCalls::default()) };
         let job = JobName(request.job.clone());
         let found = self.read_durable(|state| {
             let iteration = state.find_iteration(&job, request.epoch)?;
@@ -256,8 +256,8 @@ impl Core {
             (is_new && depends_on_readers(iteration, given))
                 .then(|| (iteration.id, iteration.own_members().collect::<Vec<_>>()))
         });
-        let Some((id, members)) = found.await? else { return Ok(Heard::default()) };
-        Ok(self.hear(id, &members).await)
+        let Some((id, members)) = found.await? else { return Ok(ReaderCalls::default()) };
+        Ok(self.await_calls(id, &members).await)
     }
 }
 

@@ -1,7 +1,7 @@
 //! The order of rounds of consumers that read in rounds.
 //!
 //! A task sends every consumer one element per round, in one order for all (`worker/src/rounds.rs`). Tasks of several
-//! workers send at the same time, so the consumers have to agree whose round comes next. They say here what has arrived, and
+//! workers send concurrently, so the consumers have to agree whose round comes next. They say here what has arrived, and
 //! a round gets its place when *all* consumers have received their elements of it. A consumer passes elements to its user
 //! only in this order. So the n-th elements of all consumers are of one round, whatever their speeds, and a round that some
 //! consumer lacks (its worker died) has no place: nobody was given it, and its rows are computed again.
@@ -18,10 +18,10 @@ use std::sync::Arc;
 use caju_proto::v1;
 use caju_runtime::OrderedMutex;
 use caju_types::{ClientId, Error, IterationId, Result, TaskId};
-use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use super::{Core, locks, secrets};
+use super::{Core, secrets};
+use crate::locks;
 use crate::state::{Iteration, KnownOrder, RoundStep as Step, State, span};
 
 /// The most steps that a consumer repeats. Each is at least one element that some consumer has received and not passed on, and
@@ -138,12 +138,12 @@ impl Order {
         self.base.get_or_insert(at);
         let mut end = self.end();
         // A step without a round would never be known to all.
-        for step in known.recent.iter().filter(|step| step.len() > 0) {
+        for step in known.recent.iter().filter(|step| step.distance() > 0) {
             if at == end && self.steps.len() < MAX_RECENT {
                 self.steps.push_back(*step);
-                end = end.saturating_add(step.len());
+                end = end.saturating_add(step.distance());
             }
-            at = at.saturating_add(step.len());
+            at = at.saturating_add(step.distance());
         }
         self.tail_through = self.tail_through.max(known.tail_through);
     }
@@ -215,7 +215,7 @@ impl Order {
             {
                 placed = rounds.saturating_add(placed);
             }
-            at = at.saturating_add(step.len());
+            at = at.saturating_add(step.distance());
         }
         position.waiting.get(&task).copied().unwrap_or(0).saturating_sub(placed)
     }
@@ -223,9 +223,9 @@ impl Order {
     /// Forgets the steps before a position that every consumer has reached.
     fn forget(&mut self, known: u64) {
         while let (Some(base), Some(first)) = (self.base, self.steps.front())
-            && base.saturating_add(first.len()) <= known
+            && base.saturating_add(first.distance()) <= known
         {
-            self.base = Some(base.saturating_add(first.len()));
+            self.base = Some(base.saturating_add(first.distance()));
             self.steps.pop_front();
         }
     }
@@ -238,17 +238,24 @@ impl Order {
             if at >= position {
                 out.push(*step);
             }
-            at = at.saturating_add(step.len());
+            at = at.saturating_add(step.distance());
         }
         out
     }
 }
 
 /// The order of one iteration, and who waits for it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Waiting {
-    order: Mutex<Order>,
+    order: OrderedMutex<Order>,
     news: watch::Sender<()>,
+}
+
+impl Default for Waiting {
+    fn default() -> Self {
+        let order = OrderedMutex::new(locks::ROUND_ORDER, Order::default());
+        Self { order, news: watch::Sender::default() }
+    }
 }
 
 /// The orders of all iterations that are read in rounds.

@@ -14,8 +14,9 @@ use futures::TryStreamExt;
 use serde_json::Value;
 use tokio::sync::watch;
 
+use super::Core;
 use super::datasets::{find, parse, register};
-use super::{Core, locks};
+use crate::locks;
 use crate::state::{Dataset, Policy, Save, SaveStage, SaveTarget, SaveTotals, Update};
 
 /// What is known of running saves, and who wants to know of new ones.

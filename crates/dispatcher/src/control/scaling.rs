@@ -13,10 +13,11 @@ use caju_runtime::{OrderedMutex, catch};
 use caju_types::WorkerId;
 use tokio::sync::watch;
 
+use super::Core;
 use super::reports::{ClientReport, Reports};
 use super::workers::MAX_MISSED_HEARTBEATS;
-use super::{Core, locks};
 use crate::config::DispatcherConfig;
+use crate::locks;
 use crate::state::{Feed, Iteration, State, TargetWorkers, TaskState, Worker};
 
 /// The loop, and its last target.

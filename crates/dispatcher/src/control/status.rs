@@ -106,15 +106,15 @@ impl Core {
             stages,
             decision_json: decision(state, iteration),
             incomplete: super::acknowledgements::incomplete(iteration, None),
-            profile_json: state
-                .jobs
-                .get(&iteration.job)
-                .and_then(profile_with_rates)
-                .map(|profile| profile.text().to_string())
-                .unwrap_or_default(),
+            profile_json: state.jobs.get(&iteration.job).map(profile_json).unwrap_or_default(),
             policy: state.jobs.get(&iteration.job).map(|j| j.spec.policy.to_string()).unwrap_or_default(),
             modes: Some(modes_to_proto(iteration.modes)),
             caching: iteration.plan.as_ref().map(describe).unwrap_or_default(),
+            encoding: iteration
+                .plan
+                .as_ref()
+                .and_then(|plan| plan.value().map(|plan| plan.encoding.to_string()))
+                .unwrap_or_default(),
             io,
             first_skips,
             shard_by: iteration.shard_by.map_or("", |by| by.as_str()).to_string(),
@@ -215,10 +215,21 @@ pub(super) fn decision(state: &State, iteration: &Iteration) -> String {
     decision.map(|d| d.text().to_string()).unwrap_or_default()
 }
 
-/// The profile of a job's decision, with the rates that options had in its epochs.
-pub(super) fn profile_with_rates(job: &Job) -> Option<Document<Profile>> {
-    let profile = job.profile.as_ref()?;
-    Some(caju_autocache::profile_with_rates(profile, job.decision.as_ref(), &job.replan))
+/// The profile of a job's decision, with the rates that options had in its epochs; none if there are none that can be added.
+fn profile_with_rates(job: &Job) -> Option<Profile> {
+    caju_autocache::profile_with_rates(job.profile.as_ref()?, job.decision.as_ref(), &job.replan)
+}
+
+/// The profile of a job's decision as a value of JSON; null if there is none, or if it is of another version.
+pub(super) fn profile_value(job: &Job) -> serde_json::Value {
+    let recorded = || job.profile.as_ref().and_then(|profile| profile.value().cloned());
+    profile_with_rates(job).or_else(recorded).map(|profile| profile.to_value()).unwrap_or_default()
+}
+
+/// The profile of a job's decision, with the rates that options had in its epochs, as JSON; empty if there is none.
+fn profile_json(job: &Job) -> String {
+    let recorded = || job.profile.as_ref().map(|profile| profile.text().to_string());
+    profile_with_rates(job).map(|profile| profile.to_json()).or_else(recorded).unwrap_or_default()
 }
 
 /// A plan for people.

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use caju_runtime::{OrderedMutex, random_secret};
 use caju_types::{Error, IterationId, Result};
 
-use super::locks;
 use crate::journal::{Journal, JournalWriter};
+use crate::locks;
 use crate::state::{State, Update, follow_ups, is_quiet};
 
 /// The state and its journal. A step decides under the lock, which takes microseconds; its result is reported once it is

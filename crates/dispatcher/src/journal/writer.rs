@@ -4,12 +4,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use caju_runtime::{Tasks, Thread, catch, is_simulated, log_failure};
+use caju_runtime::{OrderedMutex, Tasks, Thread, catch, is_simulated, log_failure};
 use caju_types::{Error, Result};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Condvar;
 use tokio::sync::{Notify, watch};
 
 use super::{Journal, Stored};
+use crate::locks;
 use crate::state::{State, Update};
 
 /// When a journal is compacted: a start replays all of it.
@@ -41,22 +42,29 @@ const SIMULATED_WRITE: Duration = Duration::from_millis(1);
 pub(crate) struct JournalWriter {
     shared: Arc<Shared>,
     durable: Arc<watch::Sender<Durable>>,
-    thread: Mutex<Option<Thread<()>>>,
+    thread: OrderedMutex<Option<Thread<()>>>,
     write_timeout: Duration,
     /// In place of the thread, in a simulation.
     simulated: Tasks,
     description: String,
 }
 
-#[derive(Default)]
 struct Shared {
     // Bounded by its callers: each one waits until its group is durable before it can add another.
-    queue: Mutex<Queue>,
+    queue: OrderedMutex<Queue>,
     wake: Condvar,
     /// Wakes the writer in a simulation.
     wake_simulated: Notify,
     /// Since when the thread writes, if it does.
-    writing: Mutex<Option<Instant>>,
+    writing: OrderedMutex<Option<Instant>>,
+}
+
+impl Default for Shared {
+    fn default() -> Self {
+        let queue = OrderedMutex::new(locks::JOURNAL_QUEUE, Queue::default());
+        let writing = OrderedMutex::new(locks::JOURNAL_WRITING, None);
+        Self { queue, wake: Condvar::new(), wake_simulated: Notify::new(), writing }
+    }
 }
 
 #[derive(Default)]
@@ -128,8 +136,8 @@ impl JournalWriter {
                 close(&sender);
             })?);
         }
-        let (thread, write_timeout) = (Mutex::new(thread), WRITE_TIMEOUT);
-        Ok(Self { shared, durable, thread, write_timeout, simulated, description })
+        let thread = OrderedMutex::new(locks::JOURNAL_THREAD, thread);
+        Ok(Self { shared, durable, thread, write_timeout: WRITE_TIMEOUT, simulated, description })
     }
 
     /// The same with another bound on the time of a write.
@@ -267,7 +275,7 @@ impl Writer {
             let (groups, number, compacted) = {
                 let mut queue = shared.queue.lock();
                 while queue.groups.is_empty() && !queue.closed && queue.compacted.is_none() {
-                    shared.wake.wait(&mut queue);
+                    queue.wait(&shared.wake);
                 }
                 let compacted = queue.compacted.take();
                 if queue.groups.is_empty() && compacted.is_none() {

@@ -10,26 +10,34 @@ use std::sync::{Arc, OnceLock};
 
 use caju_engine::ListingDigest;
 use caju_proto::split_name;
+use caju_runtime::OrderedMutex;
 use caju_types::{Error, Listed, Result, RowRanges};
 use futures::stream::BoxStream;
-use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 pub(crate) use order::SplitOrder;
 use windows::Windows;
 
 use crate::catalog::ListedSplit;
+use crate::locks;
 use crate::state::{FeedId, SplitRecord, next_digest};
 
 /// The splits of one feed that were listed and not leased yet.
 ///
 /// Taking is done under the lock of the state, in one step with the update that leases what was taken.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct SplitProvider {
-    ready: Mutex<Ready>,
+    ready: OrderedMutex<Ready>,
     space: Notify,
     /// In a static mode: names the listing of the whole source.
     listed: OnceLock<ListingDigest>,
+}
+
+impl Default for SplitProvider {
+    fn default() -> Self {
+        let ready = OrderedMutex::new(locks::READY_SPLITS, Ready::default());
+        Self { ready, space: Notify::new(), listed: OnceLock::new() }
+    }
 }
 
 #[derive(Debug, Default)]

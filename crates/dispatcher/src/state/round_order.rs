@@ -27,7 +27,7 @@ pub enum RoundStep {
 
 impl RoundStep {
     /// By how much it moves the position of a consumer.
-    pub fn len(self) -> u64 {
+    pub fn distance(self) -> u64 {
         match self {
             RoundStep::Rounds { rounds, .. } => rounds,
             RoundStep::Tail { .. } => 1,
@@ -37,7 +37,7 @@ impl RoundStep {
 
 /// By how much steps move the position of a consumer.
 pub fn span<'a>(steps: impl IntoIterator<Item = &'a RoundStep>) -> u64 {
-    steps.into_iter().fold(0, |sum: u64, step| sum.saturating_add(step.len()))
+    steps.into_iter().fold(0, |sum: u64, step| sum.saturating_add(step.distance()))
 }
 
 /// What a consumer knows of the order.

@@ -178,6 +178,35 @@ fn jobs_are_shared_by_name_and_refused_for_other_data() {
 }
 
 #[test]
+fn reg_13_one_job_name_has_one_dataset_id() {
+    run(async {
+        let w = World::new();
+        w.worker("a:1").await;
+        for id in ["a", "b"] {
+            let register = v1::RegisterDatasetRequest {
+                definition_json: json!({"splits": 4}).to_string(),
+                dataset_id: id.into(),
+                ..Default::default()
+            };
+            w.core.register_dataset(register).await.unwrap();
+        }
+        let request = |id: &str, job: &str| v1::OpenIterationRequest {
+            definition_json: String::new(),
+            dataset_id: id.into(),
+            ..open_request(&json!({}), job)
+        };
+        let first = w.core.open_iteration(request("a", "j")).await.unwrap();
+        let e = w.core.open_iteration(request("b", "j")).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::AlreadyExists);
+        assert!(e.message().contains("the id `a`") && e.message().contains("the id `b`"), "{e}");
+        for (id, job) in [("b", "k"), ("a", ""), ("b", "")] {
+            let other = w.core.open_iteration(request(id, job)).await.unwrap();
+            assert_ne!(other.iteration_id, first.iteration_id, "nothing is shared");
+        }
+    });
+}
+
+#[test]
 fn datasets_are_named_by_fingerprint_or_by_choice() {
     run(async {
         let w = World::new();

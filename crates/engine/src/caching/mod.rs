@@ -15,6 +15,7 @@ mod counters;
 mod decision;
 mod hints;
 mod in_flight;
+mod locks;
 mod part;
 mod part_sender;
 mod part_stream;
@@ -29,10 +30,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use caju_cache::{Cache, PutOutcome};
+use caju_runtime::OrderedMutex;
 use caju_sources::Split;
 use caju_types::Result;
 use caju_wire::Chunk;
-use parking_lot::Mutex;
 
 use crate::cache_plan::{CachePlan, SplitModes};
 use crate::context::TaskContext;
@@ -79,7 +80,7 @@ pub(crate) struct TaskCache {
     writers: Arc<PartWriters>,
     counters: Arc<SplitCounters>,
     set: Arc<TaskSet>,
-    in_flight: Mutex<InFlight>,
+    in_flight: OrderedMutex<InFlight>,
     decision: LateDecision,
     prober: Option<Arc<Prober>>,
     save_failure: SaveFailure,
@@ -133,7 +134,7 @@ impl TaskCache {
             writers,
             counters,
             set,
-            in_flight: Mutex::new(in_flight),
+            in_flight: OrderedMutex::new(locks::IN_FLIGHT, in_flight),
             decision: LateDecision::new(undecided),
             prober,
             save_failure: SaveFailure::default(),

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use caju_cache::PutOutcome;
+use caju_runtime::OrderedMutex;
 use caju_types::{Error, ErrorKind, Result};
-use parking_lot::Mutex;
 
-use super::{Entry, TaskCache};
+use super::{Entry, TaskCache, locks};
 use crate::cache_plan::{CachePlan, SavePlan};
 use crate::lease::LeasedSplit;
 
@@ -54,8 +54,14 @@ impl TaskCache {
 
 /// The first permanent failure to store rows of a save: a full disk, a place that may not be written, columns that an
 /// encoding cannot hold. A save has nothing to fall back on, so the failure ends the task.
-#[derive(Debug, Default)]
-pub(super) struct SaveFailure(Mutex<State>);
+#[derive(Debug)]
+pub(super) struct SaveFailure(OrderedMutex<State>);
+
+impl Default for SaveFailure {
+    fn default() -> Self {
+        Self(OrderedMutex::new(locks::SAVE_FAILURE, State::default()))
+    }
+}
 
 #[derive(Debug, Default)]
 struct State {

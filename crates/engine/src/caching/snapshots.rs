@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use arrow_schema::SchemaRef;
 use caju_cache::{Cache, PartIndex, PartMeta, PutOutcome, ReadOptions, Snapshot, SnapshotDescription};
+use caju_runtime::OrderedMutex;
 use caju_types::{Error, Fingerprint, Result, SplitKey};
-use parking_lot::Mutex;
 use tokio::sync::{OnceCell, Semaphore};
 
 use super::circuit_breaker::CircuitBreaker;
+use super::locks;
 use super::part::{OpenPart, Opened, discard_if_lost, is_loss, schema_for_people, stored_schema};
 use crate::cache_plan::CachePlan;
 use crate::hint::BoundHint;
@@ -26,7 +27,7 @@ pub(super) struct TaskSnapshots {
     read: ReadOptions,
     /// Whether the store failed too often to be read.
     pub(super) breaker: CircuitBreaker,
-    views: Mutex<HashMap<Fingerprint, Arc<SnapshotCell>>>,
+    views: OrderedMutex<HashMap<Fingerprint, Arc<SnapshotCell>>>,
 }
 
 /// A snapshot that is opened once per task; none if the cache cannot be read.
@@ -49,7 +50,8 @@ impl TaskSnapshots {
     ) -> Self {
         let turns = Arc::new(Semaphore::new(Cache::requests_at_once(readers)));
         let read = ReadOptions { limiter: Some(turns), ..ReadOptions::default() };
-        let (breaker, views) = (CircuitBreaker::default(), Mutex::default());
+        let views = OrderedMutex::new(locks::SNAPSHOTS, HashMap::new());
+        let breaker = CircuitBreaker::default();
         Self { cache, pipeline, job, frozen_draw, read, breaker, views }
     }
 

@@ -3,8 +3,9 @@
 use std::future::Future;
 use std::time::Duration;
 
-use caju_runtime::Clock;
-use parking_lot::Mutex;
+use caju_runtime::{Clock, OrderedMutex};
+
+use super::locks;
 
 /// How long writers may stall a task's splits before their speed matters. Stores have pauses of this length.
 const GRACE: Duration = Duration::from_secs(2);
@@ -13,8 +14,14 @@ const GRACE: Duration = Duration::from_secs(2);
 ///
 /// A store may take half the bytes per second that the decision assumed. A store that is slow, but not slower than rows
 /// arrive, stalls nothing.
-#[derive(Debug, Default)]
-pub(super) struct StallBudget(Mutex<Stalled>);
+#[derive(Debug)]
+pub(super) struct StallBudget(OrderedMutex<Stalled>);
+
+impl Default for StallBudget {
+    fn default() -> Self {
+        Self(OrderedMutex::new(locks::STALLED, Stalled::default()))
+    }
+}
 
 #[derive(Debug, Default)]
 struct Stalled {

@@ -78,8 +78,8 @@ pub(crate) struct Made {
     pub(crate) ran: Range<usize>,
 }
 
-/// What takes rows back from a slow stage.
-pub(crate) trait TakesBack {
+/// Takes rows that a slow stage has not begun back from it, for other threads.
+pub(crate) trait RowReclaimer {
     /// The stage waits for something other than its own work: no row is being computed.
     fn waiting(&mut self);
 
@@ -127,16 +127,16 @@ impl RowStage {
         }
     }
 
-    /// Runs the stage over rows whose provenance is `runs`. A stage that is slow may give rows back to `taker`.
+    /// Runs the stage over rows whose provenance is `runs`. A stage that is slow may give rows back to `reclaimer`.
     pub(crate) fn run(
         &self,
         ctx: &TaskContext,
         batch: &RecordBatch,
         runs: &[Run],
-        taker: Option<&mut dyn TakesBack>,
+        reclaimer: Option<&mut dyn RowReclaimer>,
     ) -> Result<Made> {
         let counters = ctx.stats.stage(self.stats);
-        let running = || counters.timed(|| self.run_or_skip(ctx, batch, runs, taker));
+        let running = || counters.timed(|| self.run_or_skip(ctx, batch, runs, reclaimer));
         let result = caju_runtime::catch(&self.place, running).unwrap_or_else(|e| {
             let rows = runs.first().map(|r| ctx.place(r.split, r.start));
             Err(e.context(rows.map_or_else(|| "a batch".into(), |first| format!("a batch from {first} on"))))
@@ -158,10 +158,10 @@ impl RowStage {
         ctx: &TaskContext,
         batch: &RecordBatch,
         runs: &[Run],
-        taker: Option<&mut dyn TakesBack>,
+        reclaimer: Option<&mut dyn RowReclaimer>,
     ) -> Result<Made> {
         // Rows of a batch with a bad row are run again, one by one, so the batch must still have all of them.
-        match self.within_budget(ctx, batch, runs, taker.filter(|_| !ctx.skips())) {
+        match self.within_budget(ctx, batch, runs, reclaimer.filter(|_| !ctx.skips())) {
             Ok(done) => Ok(done),
             Err(e) => {
                 let located = self.locate(ctx, runs, &e);
@@ -209,19 +209,20 @@ impl RowStage {
         ctx: &TaskContext,
         batch: &RecordBatch,
         runs: &[Run],
-        taker: Option<&mut dyn TakesBack>,
+        reclaimer: Option<&mut dyn RowReclaimer>,
     ) -> Result<Made, RowError> {
-        let done = budget::scope(ctx.chunk_bytes, || self.apply(ctx, batch, runs, taker)).and_then(|made| {
-            let bytes = caju_wire::batch_bytes(&made.batch) as u64;
-            if bytes <= ctx.chunk_bytes || made.batch.num_rows() == 0 {
-                return Ok(made);
-            }
-            Err(whole(budget::too_much(
-                &format_args!("the result of {} rows", made.ran.len()),
-                bytes,
-                ctx.chunk_bytes,
-            )))
-        });
+        let done =
+            budget::scope(ctx.chunk_bytes, || self.apply(ctx, batch, runs, reclaimer)).and_then(|made| {
+                let bytes = caju_wire::batch_bytes(&made.batch) as u64;
+                if bytes <= ctx.chunk_bytes || made.batch.num_rows() == 0 {
+                    return Ok(made);
+                }
+                Err(whole(budget::too_much(
+                    &format_args!("the result of {} rows", made.ran.len()),
+                    bytes,
+                    ctx.chunk_bytes,
+                )))
+            });
         done.map_err(|e| match (e.error.kind(), batch.num_rows()) {
             // The error of a function whose process died names the row already.
             _ if !self.may_be_cut() && e.row.is_some() => e,
@@ -259,7 +260,7 @@ impl RowStage {
         ctx: &TaskContext,
         batch: &RecordBatch,
         runs: &[Run],
-        taker: Option<&mut dyn TakesBack>,
+        reclaimer: Option<&mut dyn RowReclaimer>,
     ) -> Result<Made, RowError> {
         let (made, kept) = match &self.op {
             RowOp::Parse { column, features } => {
@@ -301,7 +302,7 @@ impl RowStage {
             }
             RowOp::Python(f) => {
                 let keys = f.is_random().then(|| ctx.keys(self.position, runs));
-                return f.run(batch, keys.as_ref(), taker);
+                return f.run(batch, keys.as_ref(), reclaimer);
             }
             RowOp::Inflate { column, factor } => {
                 let mut columns = batch.columns().to_vec();

@@ -13,26 +13,26 @@ use caju_types::{Error, Result, did_you_mean};
 use caju_wire::schema_from_ipc;
 
 use super::cast::{CastError, cast_column};
-use super::{Made, RowSelection, TakesBack};
+use super::{Made, RowReclaimer, RowSelection};
 use crate::typename::type_name;
 
 /// A call that may give rows back.
 struct Call<'a, 'b> {
     stage: &'a PythonStage,
     input: &'a RecordBatch,
-    taker: Option<&'a mut (dyn TakesBack + 'b)>,
+    reclaimer: Option<&'a mut (dyn RowReclaimer + 'b)>,
     /// Why rows that were given back cannot be used.
     failed: Option<RowError>,
 }
 
 impl Caller for Call<'_, '_> {
     fn takes_back(&self) -> bool {
-        self.taker.is_some()
+        self.reclaimer.is_some()
     }
 
     fn working(&mut self) {
-        if let Some(taker) = &mut self.taker {
-            taker.working();
+        if let Some(reclaimer) = &mut self.reclaimer {
+            reclaimer.working();
         }
     }
 
@@ -42,8 +42,8 @@ impl Caller for Call<'_, '_> {
             self.failed = Some(e);
             None
         });
-        if let Some(taker) = &mut self.taker {
-            taker.take_back(made, from, took);
+        if let Some(reclaimer) = &mut self.reclaimer {
+            reclaimer.take_back(made, from, took);
         }
     }
 }
@@ -141,12 +141,12 @@ impl PythonStage {
         self.function.batched
     }
 
-    /// Runs it over a batch; `keys` seed the generators of rows. If it is slow, `taker` gets rows back.
+    /// Runs it over a batch; `keys` seed the generators of rows. If it is slow, `reclaimer` gets rows back.
     pub(crate) fn run(
         &self,
         batch: &RecordBatch,
         keys: Option<&UInt64Array>,
-        mut taker: Option<&mut dyn TakesBack>,
+        mut reclaimer: Option<&mut dyn RowReclaimer>,
     ) -> Result<Made, RowError> {
         if batch.num_rows() == 0 {
             return Ok(Made {
@@ -156,8 +156,8 @@ impl PythonStage {
             });
         }
         let seeds = keys.map(|k| k.values().as_ref());
-        if let Some(taker) = &mut taker {
-            taker.waiting();
+        if let Some(reclaimer) = &mut reclaimer {
+            reclaimer.waiting();
         }
         let began = Instant::now();
         let given = match &self.reads {
@@ -166,7 +166,7 @@ impl PythonStage {
             }
             None => batch.clone(),
         };
-        let mut call = Call { stage: self, input: batch, taker, failed: None };
+        let mut call = Call { stage: self, input: batch, reclaimer, failed: None };
         let output = self
             .pool
             .call(&self.function, &given, seeds, &mut call)
@@ -174,9 +174,9 @@ impl PythonStage {
         if let Some(e) = call.failed {
             return Err(e);
         }
-        if let Some(taker) = call.taker {
-            taker.idled(began.elapsed().saturating_sub(output.took));
-            taker.working();
+        if let Some(reclaimer) = call.reclaimer {
+            reclaimer.idled(began.elapsed().saturating_sub(output.took));
+            reclaimer.working();
         }
         self.made(batch, output)
     }

@@ -1,4 +1,4 @@
-//! Sharing between jobs that run at the same time: a split is computed once on a worker, for all jobs that need its rows.
+//! Sharing between jobs that run concurrently: a split is computed once on a worker, for all jobs that need its rows.
 //!
 //! A pipeline has *sharing points*: its active hints with split-local stages alone above them, and the end of its split-local
 //! stages. Two jobs share the points whose prefix, columns and draws are equal. A worker has one [`SharingWindow`], bounded in

@@ -97,7 +97,7 @@ impl SpillFolder {
         let mut out = File::options().write(true).create_new(true).mode(0o600).open(&path).map_err(io)?;
         // Dropping it removes the file.
         let mut file = SpillFile { folder: Arc::clone(self), path: path.clone(), bytes: 0 };
-        let mut places = Vec::with_capacity(batches.len());
+        let mut ranges = Vec::with_capacity(batches.len());
         for batch in batches {
             let encoded = encode(batch)?;
             let (offset, len) = (file.bytes, encoded.len() as u64);
@@ -105,12 +105,12 @@ impl SpillFolder {
                 return Ok(None);
             }
             out.write_all(&encoded).map_err(io)?;
-            let place = Place { offset, len: encoded.len(), hash: hash128(&encoded) };
-            places.push((place, batch.schema(), batch.num_rows()));
+            let range = FileRange { offset, len: encoded.len(), hash: hash128(&encoded) };
+            ranges.push((range, batch.schema(), batch.num_rows()));
         }
         let file = Arc::new(file);
-        let spilled = |(place, schema, rows)| SpilledBatch { file: Arc::clone(&file), place, schema, rows };
-        Ok(Some(places.into_iter().map(spilled).collect()))
+        let spilled = |(range, schema, rows)| SpilledBatch { file: Arc::clone(&file), range, schema, rows };
+        Ok(Some(ranges.into_iter().map(spilled).collect()))
     }
 
     pub(super) fn has_unused(&self) -> bool {
@@ -162,7 +162,7 @@ impl Drop for SpillFile {
 
 /// Where a batch is in its file.
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct FileRange {
     offset: u64,
     len: usize,
     /// Of its bytes.
@@ -173,7 +173,7 @@ struct Place {
 #[derive(Debug, Clone)]
 pub(super) struct SpilledBatch {
     file: Arc<SpillFile>,
-    place: Place,
+    range: FileRange,
     schema: SchemaRef,
     rows: usize,
 }
@@ -181,7 +181,7 @@ pub(super) struct SpilledBatch {
 impl SpilledBatch {
     /// Its bytes in the file.
     pub(super) fn file_bytes(&self) -> u64 {
-        self.place.len as u64
+        self.range.len as u64
     }
 
     /// Reads the batch. Blocking.
@@ -191,11 +191,11 @@ impl SpilledBatch {
     pub(super) fn read(&self) -> Result<RecordBatch> {
         let path = self.file.path.display();
         let io = |e| Error::unavailable(format!("{path}: {e}"));
-        let mut bytes = vec![0; self.place.len];
+        let mut bytes = vec![0; self.range.len];
         let file = File::open(&self.file.path).map_err(io)?;
-        file.read_exact_at(&mut bytes, self.place.offset).map_err(io)?;
-        if hash128(&bytes) != self.place.hash {
-            let at = self.place.offset;
+        file.read_exact_at(&mut bytes, self.range.offset).map_err(io)?;
+        if hash128(&bytes) != self.range.hash {
+            let at = self.range.offset;
             return Err(Error::data_loss(format!("{path}: the bytes from {at} on have another checksum")));
         }
         let batch = decode(bytes, &self.schema)?;

@@ -93,7 +93,7 @@ pub struct TaskOptions {
     /// The task's part in the window of rows that jobs share; none: it shares nothing.
     pub sharing: Option<Arc<SharingMember>>,
     /// Whether the times of stages are measured. Only a benchmark of the profiling overhead turns that off.
-    pub taps: bool,
+    pub profiling: bool,
 }
 
 impl TaskOptions {
@@ -124,7 +124,7 @@ impl TaskOptions {
             probe_stored_only: false,
             cores: None,
             sharing: None,
-            taps: true,
+            profiling: true,
         }
     }
 }
@@ -172,7 +172,7 @@ pub struct TaskRun {
 /// runtime.
 pub fn run_task(pipeline: &Arc<BoundPipeline>, feed: Box<dyn SplitFeed>, options: TaskOptions) -> TaskRun {
     let def = pipeline.def();
-    let stats = Arc::new(TaskStats::new(pipeline.stats_stages().iter().cloned(), options.taps));
+    let stats = Arc::new(TaskStats::new(pipeline.stats_stages().iter().cloned(), options.profiling));
     let deterministic = options.deterministic || def.options.deterministic || pipeline.single_task();
     let ctx = TaskContext::new(
         options.seed,

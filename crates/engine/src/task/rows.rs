@@ -4,7 +4,7 @@
 //! if that is not enough: the first piece continues, and the remainder waits. A batch whose rows grow therefore costs time,
 //! not memory; only a single row that is too large is an error.
 //!
-//! A stage that runs a user's function row by row gives rows back when it is slow: [`TakingBack`].
+//! A stage that runs a user's function row by row gives rows back when it is slow: [`SliceReclaimer`].
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use futures::stream::StreamExt;
 use super::concurrent::{GivenBack, Limits, Order, RowTime, Slice, Work, concurrent};
 use super::{Item, Items};
 use crate::context::TaskContext;
-use crate::row::{Made, RowOp, RowSelection, RowStage, TakesBack};
+use crate::row::{Made, RowOp, RowReclaimer, RowSelection, RowStage};
 
 /// Runs row stages over the chunks of `items` on the CPU pool, as [`concurrent`] runs work; other items pass.
 pub(super) fn rows(stages: Vec<Arc<RowStage>>, items: Items, ctx: &Arc<TaskContext>, order: Order) -> Items {
@@ -137,7 +137,7 @@ impl RowWork {
     ) -> Result<Chunk> {
         loop {
             interrupt::check()?;
-            let mut taking = TakingBack::new(self, index, stage, &chunk, slice, time);
+            let mut taking = SliceReclaimer::new(self, index, stage, &chunk, slice, time);
             match taking.run_pieces() {
                 Ok(done) => return Ok(done),
                 Err((done, at, e)) => {
@@ -181,7 +181,7 @@ impl Time {
 
 /// One stage that computes a chunk. If it is slow, the rows that are ready and those that are not begun are given back to the
 /// slice, and the stage continues with the row that it is computing.
-struct TakingBack<'a> {
+struct SliceReclaimer<'a> {
     work: &'a mut RowWork,
     index: usize,
     stage: &'a RowStage,
@@ -199,7 +199,7 @@ struct TakingBack<'a> {
     failed: Option<Error>,
 }
 
-impl<'a> TakingBack<'a> {
+impl<'a> SliceReclaimer<'a> {
     fn new(
         work: &'a mut RowWork,
         index: usize,
@@ -240,8 +240,8 @@ impl<'a> TakingBack<'a> {
                 slice_runs(&chunk.runs, self.at, piece.num_rows())
             };
             let here = self.here.clone();
-            let taker: Option<&mut dyn TakesBack> = if may_give_back { Some(self) } else { None };
-            let made = stage.run(&ctx, piece, &here, taker);
+            let reclaimer: Option<&mut dyn RowReclaimer> = if may_give_back { Some(self) } else { None };
+            let made = stage.run(&ctx, piece, &here, reclaimer);
             match (made, self.failed.take()) {
                 (Ok(made), None) => {
                     let begun = self.at + made.ran.end;
@@ -287,7 +287,7 @@ impl<'a> TakingBack<'a> {
     }
 }
 
-impl TakesBack for TakingBack<'_> {
+impl RowReclaimer for SliceReclaimer<'_> {
     fn waiting(&mut self) {
         self.slice.waiting();
     }

@@ -1,4 +1,4 @@
-//! What probes cost the task that runs at the same time.
+//! What probes cost the task that runs concurrently.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;

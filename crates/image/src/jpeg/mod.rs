@@ -48,8 +48,8 @@ pub struct Scratch {
 impl Scratch {
     /// Frees buffers of more than `keep` bytes.
     pub fn trim(&mut self, keep: usize) {
-        super::state::trim(&mut self.buffers.scan.bytes, keep);
-        super::state::trim(&mut self.buffers.all, keep / 128);
+        super::buffers::trim(&mut self.buffers.scan.bytes, keep);
+        super::buffers::trim(&mut self.buffers.all, keep / 128);
         self.buffers.output.trim(keep);
     }
 }

@@ -31,7 +31,7 @@ impl Output {
 
     /// Frees buffers of more than `keep` bytes.
     pub(super) fn trim(&mut self, keep: usize) {
-        crate::state::trim(&mut self.rings, keep);
+        crate::buffers::trim(&mut self.rings, keep);
     }
 
     /// Writes the pixel rows that are complete after row `my` of the MCUs.

@@ -21,21 +21,21 @@ use crate::kernel::{Fault, Inputs, Kernel, any_null, internal, plain_type};
 #[derive(Debug, Clone)]
 pub(crate) struct HashBucket {
     n: u64,
-    null_as: Option<Standin>,
+    null_as: Option<NullValue>,
 }
 
 /// The value as which null is hashed.
 #[derive(Debug, Clone, PartialEq)]
-enum Standin {
+enum NullValue {
     Text(String),
     Int(i64),
 }
 
-impl Standin {
+impl NullValue {
     fn hash(&self) -> u64 {
         match self {
-            Standin::Text(t) => xxh3_64(t.as_bytes()),
-            Standin::Int(i) => xxh3_64(&i.to_le_bytes()),
+            NullValue::Text(t) => xxh3_64(t.as_bytes()),
+            NullValue::Int(i) => xxh3_64(&i.to_le_bytes()),
         }
     }
 }
@@ -47,8 +47,8 @@ impl HashBucket {
         }
         let null_as = match null_as {
             Const::Null => None,
-            Const::Text(t) => Some(Standin::Text(t.clone())),
-            Const::Int(i) => Some(Standin::Int(*i)),
+            Const::Text(t) => Some(NullValue::Text(t.clone())),
+            Const::Int(i) => Some(NullValue::Int(*i)),
             _ => return Err(Error::invalid("`null_as` must be text or an integer")),
         };
         Ok(Self { n, null_as })
@@ -152,8 +152,8 @@ impl Kernel for HashBucket {
         }
         let mixed = match &self.null_as {
             None => false,
-            Some(Standin::Text(_)) => t.is_integer(),
-            Some(Standin::Int(_)) => is_text(t),
+            Some(NullValue::Text(_)) => t.is_integer(),
+            Some(NullValue::Int(_)) => is_text(t),
         };
         if mixed {
             return Err(format!("has a `null_as` of another type than its value, which is {t}"));
@@ -181,9 +181,9 @@ impl Kernel for HashBucket {
     fn with_null_as(&self, value: &ScalarValue) -> Option<Box<dyn Kernel>> {
         let standin = match value {
             ScalarValue::Utf8(Some(t)) | ScalarValue::LargeUtf8(Some(t)) | ScalarValue::Utf8View(Some(t)) => {
-                Standin::Text(t.clone())
+                NullValue::Text(t.clone())
             }
-            ScalarValue::Int64(Some(i)) => Standin::Int(*i),
+            ScalarValue::Int64(Some(i)) => NullValue::Int(*i),
             _ => return None,
         };
         // A stand-in of the call itself would apply to values that coalesce leaves null. There are none.

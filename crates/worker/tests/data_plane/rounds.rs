@@ -53,7 +53,7 @@ async fn take(reader: &mut Reader, steps: usize) -> Result<Vec<Got>> {
     Ok(out)
 }
 
-/// The next elements of all readers, which read at the same time.
+/// The next elements of all readers, which read concurrently.
 async fn take_all(readers: &mut [Reader], steps: usize) -> Result<Vec<Vec<Got>>> {
     let taking = readers.iter_mut().map(|r| take(r, steps));
     tokio::time::timeout(PATIENCE, futures::future::try_join_all(taking)).await.expect("reading never blocks")

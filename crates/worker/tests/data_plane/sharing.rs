@@ -74,7 +74,7 @@ pub(crate) async fn begun(client: &Client, requests: Vec<ReadRequest>) -> Vec<(R
     readers
 }
 
-/// Reads all to their ends at the same time: what each job's own tasks did.
+/// Reads all to their ends concurrently: what each job's own tasks did.
 pub(crate) async fn finish(
     client: &Client,
     readers: Vec<(Reader, Vec<Vec<i64>>)>,

@@ -17,7 +17,7 @@ use serde_json::json;
 use super::server::{Program, Server};
 use super::stats::{median, median_interval};
 use crate::cli::{ExactlyOnceArgs, Global};
-use crate::commands::{check, shared};
+use crate::commands::{check, pipeline_file, shared};
 use crate::output;
 use crate::report;
 
@@ -42,7 +42,7 @@ struct Epoch {
 /// # Errors
 /// A wrong file, a server that does not start, and what the epochs fail with.
 pub(super) async fn run(global: &Global, args: &ExactlyOnceArgs) -> Result<()> {
-    let def = shared::read_pipeline(&args.file)?;
+    let def = pipeline_file::read(&args.file)?;
     let state = std::path::absolute(&args.dir)
         .map_err(|e| Error::unavailable(format!("{}: {e}", args.dir.display())))?
         .join(format!("caju-bench-exactly-once-{}", std::process::id()));

@@ -32,7 +32,7 @@ use self::summary::Summary;
 use self::trial::Trial;
 use super::epochs::Consumer;
 use super::run::{Job, embedded};
-use super::{check, shared};
+use super::{check, pipeline_file, shared};
 use crate::cli::{BenchArgs, BenchCommand, EpochArgs, Global, Mode, OneTrial, PoliciesArgs, ReorderArgs};
 use crate::output;
 use crate::plot::{self, Bar, Chart, Picture};
@@ -57,7 +57,7 @@ async fn run_policies(global: &Global, args: &PoliciesArgs, relaunch: Option<Vec
     if let Some(one) = &args.trial {
         return trial_process::respond(one_trial(global, args, one)).await;
     }
-    let def = shared::read_pipeline(&args.file)?;
+    let def = pipeline_file::read(&args.file)?;
     let picture = args.plot.as_deref().map(Picture::of).transpose()?;
     let policies = policies(args, &def)?;
     // A pipe can be read only once: another process would find it empty.
@@ -124,7 +124,7 @@ struct Bench<'a> {
 
 /// The trials of one policy in one round, in a process of their own.
 async fn one_trial(global: &Global, args: &PoliciesArgs, one: &OneTrial) -> Result<Vec<Trial>> {
-    let def = shared::read_pipeline(&args.file)?;
+    let def = pipeline_file::read(&args.file)?;
     Bench::open(args, &def, None).await?.trials(global, &one.policy, one.round).await
 }
 
@@ -223,6 +223,7 @@ impl<'a> Bench<'a> {
         let before = cpu_time();
         let job = Job {
             def: self.def,
+            file: Some(&self.args.file),
             workers: self.args.workers,
             cache: Some(cache.url()),
             cache_budget: self.args.cache_budget,

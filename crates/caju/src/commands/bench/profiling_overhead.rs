@@ -11,7 +11,7 @@ use caju_types::{Error, Result, format_count};
 use futures::TryStreamExt;
 
 use crate::cli::{Global, ProfilingOverheadArgs};
-use crate::commands::{check, shared};
+use crate::commands::{check, pipeline_file, shared};
 use crate::output;
 
 /// All splits of an epoch.
@@ -32,7 +32,7 @@ impl SplitFeed for AllSplits {
 /// # Errors
 /// A wrong file, and what its epochs fail with.
 pub(super) async fn run(global: &Global, args: &ProfilingOverheadArgs) -> Result<()> {
-    let def = shared::read_pipeline(&args.file)?;
+    let def = pipeline_file::read(&args.file)?;
     let stores = Arc::new(Stores::new(shared::store_options(), None)?);
     let ctx = SourceContext::new(stores, Arc::new(IoCounters::new()));
     let pipeline = Arc::new(Box::pin(caju_engine::bind(&def, &shared::registry(), &ctx, None)).await?);
@@ -74,7 +74,7 @@ fn percent(with: f64, without: f64) -> f64 {
 async fn epoch(pipeline: &Arc<BoundPipeline>, pool: &CpuPool, profiling: bool) -> Result<(f64, usize)> {
     let splits: Vec<_> = pipeline.splits().try_collect().await?;
     let leases = (0u64..).zip(splits).map(|(index, split)| LeasedSplit::new(index, split)).collect();
-    let options = TaskOptions { taps: profiling, ..TaskOptions::new(pool.clone(), SystemClock::shared()) };
+    let options = TaskOptions { profiling, ..TaskOptions::new(pool.clone(), SystemClock::shared()) };
     let before = cpu_time();
     let mut task = run_task(pipeline, Box::new(AllSplits(leases)), options);
     let mut rows = 0;

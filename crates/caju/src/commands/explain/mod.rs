@@ -23,7 +23,7 @@ use serde_json::Value;
 
 use self::diff::{Difference, compare};
 use self::state::{Explanation, HintState, Listed, Nearest};
-use super::{cache, check, order, shared};
+use super::{cache, check, order, pipeline_file, shared};
 use crate::cli::{ExplainArgs, Global, OutputFormat};
 use crate::output;
 use crate::progress::{Progress, State};
@@ -33,7 +33,7 @@ use crate::progress::{Progress, State};
 /// # Errors
 /// What is wrong with the file or its source, a missing cache, a dispatcher that does not answer, an unknown job.
 pub(crate) async fn run(global: &Global, args: &ExplainArgs) -> Result<()> {
-    let mut def = shared::read_pipeline(&args.file)?;
+    let mut def = pipeline_file::read(&args.file)?;
     if let Some(seed) = args.seed {
         def = def.with_seed(seed);
     }
@@ -46,7 +46,8 @@ pub(crate) async fn run(global: &Global, args: &ExplainArgs) -> Result<()> {
     let url = cache_url(args, status.as_ref())?;
     let cache = cache::open(&url, cache::reading_only()).await?;
     let ctx = SourceContext::new(Arc::new(shared::stores()?), Arc::new(IoCounters::new()));
-    let bound = Box::pin(caju_engine::bind(&def, &registry, &ctx, None)).await?;
+    let binding = Box::pin(caju_engine::bind(&def, &registry, &ctx, None));
+    let bound = binding.await.map_err(pipeline_file::in_file(&args.file))?;
     let job = match &status {
         Some(status) => job_of(status, args.job.as_deref(), &def, bound.fingerprint())?,
         None => None,

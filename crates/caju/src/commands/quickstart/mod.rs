@@ -81,6 +81,7 @@ pub(crate) async fn run(global: &Global, args: &QuickstartArgs) -> Result<u8> {
     };
     let job = Job {
         def: &def,
+        file: None,
         cache: Some(cache.clone()),
         cache_budget: None,
         record_autocache_events: None,

@@ -122,7 +122,7 @@ fn details(job: &JobStatus) -> String {
         }
     }
     if !job.bottleneck.is_empty() {
-        out.push_str(&format!(", bottleneck {}: {}", job.bottleneck, advice(&job.bottleneck, &job.stages)));
+        out.push_str(&format!(", bottleneck {}: {}", job.bottleneck, advice(&job.bottleneck, job)));
     }
     out.push('\n');
     if state(job) == "abandoned" {

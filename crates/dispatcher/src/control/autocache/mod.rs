@@ -21,7 +21,8 @@ use caju_proto::v1;
 use caju_runtime::{OrderedGuard, OrderedMutex};
 use caju_types::{IterationId, JobName, Result, TaskId};
 
-use super::{Core, Txn, locks};
+use super::{Core, Txn};
+use crate::locks;
 use crate::state::State;
 use carry_out::carry_out;
 use event_log::EventLog;

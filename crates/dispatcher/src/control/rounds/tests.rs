@@ -69,11 +69,11 @@ impl Reader {
         let mut at = position;
         for step in answer.steps {
             let is_known = at < self.at;
-            at += step.len();
+            at += step.distance();
             if is_known {
                 continue;
             }
-            self.at += step.len();
+            self.at += step.distance();
             self.recent.push(step);
             match step {
                 Step::Rounds { task, rounds } => {
@@ -89,7 +89,7 @@ impl Reader {
             self.waiting.insert(task, 0);
         }
         let mut start = self.at - span(&self.recent);
-        while let Some(first) = self.recent.first().map(|s| s.len())
+        while let Some(first) = self.recent.first().map(|s| s.distance())
             && start + first <= answer.advance.known_to_all
         {
             self.recent.remove(0);

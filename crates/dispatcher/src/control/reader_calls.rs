@@ -10,9 +10,9 @@ use super::reports::SILENT_HEARTBEATS;
 /// How often a call of silent readers is looked for within a heartbeat.
 const POLLS_PER_HEARTBEAT: u32 = 4;
 
-/// What was heard of readers while a call waited for them.
+/// Which readers called while a request waited for them.
 #[derive(Debug, Default)]
-pub(super) struct Heard {
+pub(super) struct ReaderCalls {
     /// Those that have not called.
     pub(super) silent: BTreeSet<ClientId>,
     /// Readers of this iteration have called, or left it.
@@ -26,7 +26,7 @@ impl Core {
     }
 
     /// Waits until each of these readers has called, for [`SILENT_HEARTBEATS`] at most.
-    pub(super) async fn hear(&self, id: IterationId, clients: &[ClientId]) -> Heard {
+    pub(super) async fn await_calls(&self, id: IterationId, clients: &[ClientId]) -> ReaderCalls {
         self.calls(id, clients, BTreeSet::is_empty).await
     }
 
@@ -36,7 +36,7 @@ impl Core {
         id: IterationId,
         clients: &[ClientId],
         is_enough: impl Fn(&BTreeSet<ClientId>) -> bool,
-    ) -> Heard {
+    ) -> ReaderCalls {
         let last_calls = || -> Vec<u64> {
             let reports = self.reports.lock();
             clients.iter().map(|client| reports.last_call(id, *client)).collect()
@@ -53,7 +53,7 @@ impl Core {
             let same = clients.iter().zip(before.iter().zip(&now)).filter(|(_, (before, now))| before == now);
             let silent = same.map(|(client, _)| *client).collect();
             if is_enough(&silent) || self.clock.now() >= until {
-                return Heard { silent, called_in: any_called.then_some(id) };
+                return ReaderCalls { silent, called_in: any_called.then_some(id) };
             }
             self.clock.sleep(heartbeat / POLLS_PER_HEARTBEAT).await;
         }
