@@ -18,11 +18,23 @@ const SHUFFLE_ROWS: u64 = 500;
 /// Bytes of a row: two columns of 64-bit integers, and where jobs share two more columns.
 const ROW_BYTES: u64 = 16;
 const SHARED_ROW_BYTES: u64 = 32;
+/// Bytes of a row with a list of at most 13 integers.
+const LIST_ROW_BYTES: u64 = 136;
+/// The first lengths of the classes of rows that are read in rounds, but for the first class.
+pub(crate) const CLASSES: [i64; 2] = [4, 8];
 /// Rows after which a reader's user works on them for a while.
 pub(crate) const ROWS_PER_PAUSE: usize = 64;
 /// The timeouts of the cluster.
 pub(crate) const WORKER_TIMEOUT: Duration = Duration::from_secs(3);
 pub(crate) const CLIENT_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// The length of a row that is read in rounds, as an expression.
+const LENGTH: &str = "id * 7919 % 13";
+
+/// The class of lengths of a row that is read in rounds.
+pub(crate) fn class_of(id: i64) -> usize {
+    CLASSES.partition_point(|first| *first <= id * 7919 % 13)
+}
 
 /// How rows are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -278,6 +290,15 @@ impl Plan {
         }
         match &self.sharing {
             Some(sharing) => steps.extend(sharing.steps_of(reader, self.shuffle())),
+            None if self.is_in_rounds => {
+                steps
+                    .push(json!({ "with_columns": { "tokens": format!("array_repeat(id, {LENGTH} + 1)") } }));
+                steps.extend(self.shuffle());
+                let size = self.batch.unwrap_or(1);
+                steps.push(json!({ "bucket_by_length": {
+                    "length": LENGTH, "boundaries": CLASSES, "batch_sizes": size, "pad": true,
+                } }));
+            }
             None => {
                 steps.extend(self.shuffle());
                 steps.extend(self.batch.map(|size| json!({ "batch": size })));
@@ -320,7 +341,11 @@ impl Plan {
     /// The most bytes that wait in one task of a worker: its buffer, and the chunk that was computed when there was space
     /// in it. How large a chunk is shows only when it is computed.
     pub(crate) fn max_task_bytes(&self) -> usize {
-        let row_bytes = if self.sharing.is_some() { SHARED_ROW_BYTES } else { ROW_BYTES };
+        let row_bytes = match &self.sharing {
+            Some(_) => SHARED_ROW_BYTES,
+            None if self.is_in_rounds => LIST_ROW_BYTES,
+            None => ROW_BYTES,
+        };
         self.buffer_bytes + usize::try_from(self.max_chunk_rows() * row_bytes).unwrap_or(usize::MAX)
     }
 

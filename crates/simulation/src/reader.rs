@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use arrow_array::Array as _;
 use arrow_array::cast::AsArray as _;
 use arrow_array::types::{Float64Type, Int64Type};
 use caju_client::{Attempt, Client, ReadRequest, Reader, ReaderState};
@@ -9,7 +10,7 @@ use caju_types::{Error, Result};
 use caju_wire::Network;
 
 use crate::ambient;
-use crate::plan::ROWS_PER_PAUSE;
+use crate::plan::{ROWS_PER_PAUSE, class_of};
 use crate::random::Random;
 use crate::reader_record::Epoch;
 use crate::sharing::DRAWN;
@@ -101,6 +102,11 @@ async fn take_rows(world: &World, reader: usize, open: &mut Reader, most_rows: u
         with_epochs(world, reader, |parts| {
             if let Some(last) = parts.last_mut() {
                 last.elements += 1;
+                if let Some(lists) = element.batch.column_by_name("tokens") {
+                    let lists = lists.as_list::<i32>();
+                    let lengths = (0..lists.len()).map(|row| lists.value_length(row)).collect();
+                    last.shapes.push((ids.iter().map(|id| class_of(*id)).collect(), lengths));
+                }
                 if !element.is_padding {
                     last.ids.extend_from_slice(ids);
                     if let Some(drawn) = element.batch.column_by_name(DRAWN) {

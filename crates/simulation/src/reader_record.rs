@@ -1,5 +1,6 @@
 //! What a reader's user got.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use caju_runtime::Task;
@@ -18,6 +19,8 @@ pub(crate) struct Epoch {
     pub(crate) ids: Vec<i64>,
     /// The bits of the random number of each of them, where rows have one.
     pub(crate) drawn: Vec<u64>,
+    /// The classes of lengths of each element's rows, and the lengths of its lists, where elements come in rounds.
+    pub(crate) shapes: Vec<Shape>,
     /// The reader said that this is all.
     pub(crate) is_over: bool,
     /// When it was left, in simulated time.
@@ -25,6 +28,9 @@ pub(crate) struct Epoch {
     /// Rows that the dispatcher says are missing, and whether it does not know how many.
     pub(crate) missing: Option<(u64, bool)>,
 }
+
+/// The classes of an element's rows, and the lengths of its lists.
+pub(crate) type Shape = (BTreeSet<usize>, BTreeSet<i32>);
 
 /// One reader of a run.
 #[derive(Debug, Default)]

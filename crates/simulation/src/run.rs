@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 use crate::ambient;
 use crate::disk::Disk;
 use crate::log::EventLog;
-use crate::plan::{CLIENT_TIMEOUT, Division, Fault, Host, Plan, Scenario};
+use crate::plan::{CLASSES, CLIENT_TIMEOUT, Division, Fault, Host, Plan, Scenario};
 use crate::reader::read_epochs;
-use crate::reader_record::Epoch;
+use crate::reader_record::{Epoch, Shape};
 use crate::sharing::Sharing;
 use crate::tap::{Observed, Spoil};
 use crate::world::{Outcome, World};
@@ -280,8 +280,10 @@ fn check_rows(world: &World, epoch: u64, readers: &[(usize, bool, Vec<Epoch>)], 
         return;
     }
     let missing: Vec<i64> = plan.expected().filter(|id| !got.contains_key(id)).collect();
-    // Elements that do not fill a last round of consumers are dropped.
-    let elements = if plan.division == (Division::Consumers { pads: false }) { plan.readers - 1 } else { 0 };
+    // Elements that do not fill a last round of consumers are dropped, in each class.
+    let classes = if plan.is_in_rounds { CLASSES.len() + 1 } else { 1 };
+    let drops = plan.division == Division::Consumers { pads: false };
+    let elements = if drops { (plan.readers - 1) * classes } else { 0 };
     let may_miss = elements as u64 * plan.batch.unwrap_or(1);
     let skips = readers.first().is_some_and(|(reader, ..)| plan.is_relaxed(*reader));
     if missing.len() as u64 > may_miss && !skips && !unknown && !may_leave_rows {
@@ -305,6 +307,22 @@ fn check_evenness(world: &World, readers: &[(usize, bool, Vec<Epoch>)]) {
     let is_even = is_incomplete || elements.windows(2).all(|pair| pair[0] == pair[1]);
     if matches!(world.plan().division, Division::Consumers { .. }) && !is_even {
         world.log().violation(format!("consumers got {elements:?} elements"));
+    }
+    check_rounds(world, &parts().map(|part| part.shapes.as_slice()).collect::<Vec<_>>());
+}
+
+/// The n-th elements of all consumers are of one class, and their lists of one length.
+fn check_rounds(world: &World, consumers: &[&[Shape]]) {
+    let rounds = consumers.iter().map(|shapes| shapes.len()).max().unwrap_or(0);
+    for round in 0..rounds {
+        let mut of_round = consumers.iter().filter_map(|shapes| shapes.get(round));
+        let Some(first) = of_round.next() else { continue };
+        let is_one = first.0.len() == 1 && first.1.len() == 1;
+        if !is_one || of_round.any(|shape| shape != first) {
+            let shapes: Vec<_> = consumers.iter().map(|shapes| shapes.get(round)).collect();
+            world.log().violation(format!("round {round} is mixed: {shapes:?}"));
+            return;
+        }
     }
 }
 
