@@ -5,6 +5,7 @@ import os
 import sys
 import time
 
+import cloudpickle
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -94,6 +95,23 @@ def test_functions_of_the_users_own_modules_travel(tmp_path, monkeypatch):
     (tmp_path / "helpers_of_mine.py").unlink()                # the process does not find it, and need not
     assert pool(TABLE)[0]["y"].to_pylist() == [2, 4, 6, 8]
     monkeypatch.delitem(sys.modules, "helpers_of_mine")
+
+
+def test_a_module_under_two_names_and_one_that_was_registered_do_no_harm(tmp_path, monkeypatch):
+    """Also not to what the user has registered."""
+    for name in ("twice_there", "registered_before"):
+        (tmp_path / f"{name}.py").write_text("def plus(row):\n    return {'id': row['id'] + 1}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import registered_before
+    import twice_there
+
+    monkeypatch.setitem(sys.modules, "another_name", twice_there)
+    cloudpickle.register_pickle_by_value(registered_before)
+    for function in (twice_there.plus, registered_before.plus):
+        assert [int(i) for batch in cj.range(3).map(function).batch(3) for i in batch["id"]] == [1, 2, 3]
+    assert "registered_before" in cloudpickle.list_registry_pickle_by_value()
+    assert "twice_there" not in cloudpickle.list_registry_pickle_by_value()
+    cloudpickle.unregister_pickle_by_value(registered_before)
 
 
 def test_an_exception_names_the_row_and_keeps_the_traceback():

@@ -53,12 +53,17 @@ def pack(function: Callable[..., Any]) -> bytes:
         if name not in ("__main__", "__mp_main__") and name.split(".")[0] != "caju" and _is_module(m) and is_own_module(m)
     ]
     registered = []
+    # A module may be there under two names, and the user may have registered it.
+    known = set(cloudpickle.list_registry_pickle_by_value())
     for module in own:
+        if module.__name__ in known:
+            continue
         try:
             cloudpickle.register_pickle_by_value(module)
-            registered.append(module)
         except ValueError:  # it was removed from `sys.modules`
             continue
+        registered.append(module)
+        known.add(module.__name__)
     try:
         return packed(function)
     except Exception as e:
