@@ -186,7 +186,6 @@ fn reg_13_one_job_name_has_one_dataset_id() {
             let register = v1::RegisterDatasetRequest {
                 definition_json: json!({"splits": 4}).to_string(),
                 dataset_id: id.into(),
-                ..Default::default()
             };
             w.core.register_dataset(register).await.unwrap();
         }
