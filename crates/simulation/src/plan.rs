@@ -170,9 +170,9 @@ impl Plan {
             // Not drawn, so that what is drawn for a seed stays.
             is_in_rounds: matches!(division, Division::Consumers { .. }) && seed % 2 == 1,
             resumes_after: resumes.then(|| r.between(1, splits * SPLIT_ROWS)),
-            // A reader with a worker of its own may read all that is left before the other one comes: then only an attempt says
-            // that they belong together (`docs/guarantees.md`).
-            names_attempt: resumes && ((seed / 2).is_multiple_of(2) || seed % 5 == 2),
+            // A reader with a worker of its own, or one that takes rows of another job, may read all that is left before the other
+            // one comes: then only an attempt says that they belong together (`docs/guarantees.md`).
+            names_attempt: resumes && ((seed / 2).is_multiple_of(2) || seed % 5 == 2 || shares),
             is_deterministic: r.permille(150) && is_dynamic,
             shuffles: r.permille(250),
             filters: r.permille(250),
