@@ -6,9 +6,11 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use caju_wire::{Chunk, Elements, Run};
+use caju_wire::{Chunk, Run};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+
+use crate::element_count::ElementCount;
 
 /// The acknowledgements of one reader.
 #[derive(Debug, Default)]
@@ -64,65 +66,6 @@ pub(crate) struct Rest {
     pub(crate) elements: u64,
     pub(crate) bytes: u64,
     pub(crate) is_padding: bool,
-}
-
-/// Counts the elements of a chunk as its rows are taken from the beginning on.
-#[derive(Debug)]
-struct ElementCount {
-    elements: Elements,
-    rows: u64,
-    /// Elements that are counted, and their rows.
-    counted: (usize, u64),
-}
-
-impl Default for ElementCount {
-    fn default() -> Self {
-        Self { elements: Elements::Rows, rows: 0, counted: (0, 0) }
-    }
-}
-
-impl ElementCount {
-    fn of(chunk: &Chunk) -> Self {
-        Self { elements: chunk.elements.clone(), rows: chunk.rows() as u64, counted: (0, 0) }
-    }
-
-    /// The elements that lie behind the first rows of the chunk.
-    fn behind(&self, rows: u64) -> u64 {
-        match &self.elements {
-            Elements::Rows => self.rows.saturating_sub(rows),
-            Elements::Lengths(lengths) => {
-                let (counted, mut at) = self.counted;
-                let starts = lengths.iter().skip(counted).map(|len| {
-                    let start = at;
-                    at += u64::from(*len);
-                    start
-                });
-                starts.filter(|start| *start >= rows).count() as u64
-            }
-        }
-    }
-
-    /// The first rows of the chunk are taken: the number of further elements that lie in them.
-    fn advance(&mut self, rows: u64) -> u64 {
-        let rows = rows.min(self.rows);
-        let (elements, at) = &mut self.counted;
-        match &self.elements {
-            Elements::Rows => {
-                let before = *at;
-                *at = rows.max(before);
-                *at - before
-            }
-            Elements::Lengths(lengths) => {
-                let before = *elements;
-                while let Some(end) = lengths.get(*elements).map(|len| *at + u64::from(*len))
-                    && end <= rows
-                {
-                    (*elements, *at) = (*elements + 1, end);
-                }
-                (*elements - before) as u64
-            }
-        }
-    }
 }
 
 #[derive(Debug, Default)]
@@ -333,7 +276,7 @@ impl Acks {
     /// What the user has not got of the chunk that it is handed element by element.
     pub(crate) fn rest(&self) -> Rest {
         let inner = self.inner.lock();
-        let all = inner.handed_elements.rows;
+        let all = inner.handed_elements.rows();
         if inner.whole || all == 0 {
             return Rest::default();
         }
@@ -370,6 +313,7 @@ mod tests {
     use std::sync::Arc;
 
     use arrow_array::{RecordBatch, UInt64Array};
+    use caju_wire::Elements;
 
     use super::*;
 

@@ -15,6 +15,7 @@ mod credit;
 mod deadlines;
 mod delivered;
 mod delivery;
+mod element_count;
 mod follow;
 mod gate;
 mod lanes;

@@ -104,7 +104,7 @@ mod tests {
         let (one, other) = (Flow::new(100), Flow::new(100));
         one.take(10);
         one.tell(Arc::clone(&demand));
-        assert!(demand.is_hungry(), "its window was nearly free when the task was told");
+        assert!(demand.is_hungry(), "its window was nearly free when the demand was attached");
         one.take(40);
         assert!(!demand.is_hungry());
         one.give(&credit(20, 0));

@@ -1,4 +1,4 @@
-//! Wrong arguments, told like every other error: one `error:` line, and one `hint:` line.
+//! Wrong arguments, printed like every other error: one `error:` line, and one `hint:` line.
 
 use std::ffi::OsString;
 
@@ -57,7 +57,7 @@ mod tests {
 
     use super::*;
 
-    fn told(line: &str) -> Option<Mistake> {
+    fn mistake_in(line: &str) -> Option<Mistake> {
         let args: Vec<OsString> = line.split(' ').map(OsString::from).collect();
         mistake(&Cli::try_parse_from(&args).unwrap_err(), &args)
     }
@@ -92,20 +92,20 @@ mod tests {
             ),
         ] {
             let expected = Mistake { message: message.to_owned(), hint: hint.to_owned() };
-            assert_eq!(told(line), Some(expected), "{line}");
+            assert_eq!(mistake_in(line), Some(expected), "{line}");
         }
     }
 
     #[test]
     fn line_breaks_of_an_argument_stay_out_of_the_line() {
-        let mistake = told("caju run x.yaml --epochs a\n\nb").unwrap();
+        let mistake = mistake_in("caju run x.yaml --epochs a\n\nb").unwrap();
         assert!(mistake.message.starts_with("invalid value 'a b' for '--epochs <N>'"), "{mistake:?}");
     }
 
     #[test]
     fn help_and_the_version_stay_as_they_are() {
         for line in ["caju", "caju --help", "caju run -h", "caju cache", "caju --version"] {
-            assert_eq!(told(line), None, "{line}");
+            assert_eq!(mistake_in(line), None, "{line}");
         }
     }
 }

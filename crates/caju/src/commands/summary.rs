@@ -275,14 +275,14 @@ mod tests {
 
     #[test]
     fn a_cheaper_encoding_is_advised_only_where_there_is_one() {
-        let told = |encoding: &str| {
+        let advice_for = |encoding: &str| {
             let stage =
                 StageStats { name: "1.autocache".into(), kind: StageKind::Hint.into(), ..Default::default() };
             let job = JobStatus { stages: vec![stage], encoding: encoding.into(), ..JobStatus::default() };
             advice("stage:1.autocache", &job)
         };
-        assert!(told("parquet/zstd").contains("nearer by, or a cheaper encoding (arrow/none)"));
-        assert!(told("arrow/none").ends_with("use a cache nearer by"), "{}", told("arrow/none"));
+        assert!(advice_for("parquet/zstd").contains("nearer by, or a cheaper encoding (arrow/none)"));
+        assert!(advice_for("arrow/none").ends_with("use a cache nearer by"), "{}", advice_for("arrow/none"));
     }
 
     #[test]

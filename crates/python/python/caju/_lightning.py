@@ -2,7 +2,7 @@
 
 Lightning fetches the batches of a loader without a length one ahead of the training loop, to know which one is the last. It
 asks for an epoch that it does not read when it checks a loader and when it restores a checkpoint, and it loads no state where
-it takes the epoch as finished. A loader is told nothing of this, so it is read from the frames that call it.
+it takes the epoch as finished. A loader gets no notice of it, so it is read from the frames that call it.
 """
 
 from __future__ import annotations

@@ -126,6 +126,17 @@ pub(crate) async fn drain(reader: &mut Reader) -> Result<Vec<Vec<i64>>> {
     tokio::time::timeout(PATIENCE, all).await.expect("the epoch must end")
 }
 
+/// The next elements of a reader; fewer at its end.
+pub(crate) async fn take_of(reader: &mut Reader, elements: usize) -> Vec<Vec<i64>> {
+    let mut out = Vec::new();
+    while out.len() < elements {
+        let next = tokio::time::timeout(PATIENCE, reader.next()).await.expect("an element").unwrap();
+        let Some(element) = next else { break };
+        out.push(ids(&element.batch));
+    }
+    out
+}
+
 #[track_caller]
 pub(crate) fn assert_once(elements: impl IntoIterator<Item = Vec<i64>>, rows: i64) {
     let mut all: Vec<i64> = elements.into_iter().flatten().collect();

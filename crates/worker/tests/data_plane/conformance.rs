@@ -1,22 +1,11 @@
 //! Rows of `docs/conformance.md` that are about orders of elements, and about readers that take turns.
 
-use caju_client::{ReadRequest, Reader};
+use caju_client::ReadRequest;
 use caju_proto::v1::GetStatusRequest;
 use caju_wire::{Dispatcher, DispatcherLink};
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, PATIENCE, assert_once, drain, ids, range, request};
-
-/// The next elements of a reader; fewer at its end.
-async fn take(reader: &mut Reader, elements: usize) -> Vec<Vec<i64>> {
-    let mut out = Vec::new();
-    while out.len() < elements {
-        let next = tokio::time::timeout(PATIENCE, reader.next()).await.expect("an element").unwrap();
-        let Some(element) = next else { break };
-        out.push(ids(&element.batch));
-    }
-    out
-}
+use crate::cluster::{Cluster, PATIENCE, assert_once, drain, range, request, take_of};
 
 /// An epoch in its order, on a cluster of its own.
 async fn epoch(workers: usize, definition: &Value) -> Vec<Vec<i64>> {
@@ -102,11 +91,11 @@ async fn ops_05_unnamed_jobs_in_lock_step() {
     let mut got = vec![Vec::new(); 3];
     for _ in 0..10 {
         for (reader, got) in readers.iter_mut().zip(&mut got) {
-            got.extend(take(reader, 1).await.concat());
+            got.extend(take_of(reader, 1).await.concat());
         }
     }
     for (reader, got) in readers.iter_mut().zip(got) {
-        assert!(take(reader, 1).await.is_empty());
+        assert!(take_of(reader, 1).await.is_empty());
         assert!(got.into_iter().eq(0..10), "each in order, whatever the others take");
     }
 }
@@ -126,8 +115,8 @@ async fn in_turn(cluster: &Cluster, request: &ReadRequest, each: usize) -> [Vec<
     let mut b = client.read(request.clone()).await.unwrap();
     let (mut of_a, mut of_b) = (Vec::new(), Vec::new());
     for _ in 0..each {
-        of_a.extend(take(&mut a, 1).await.concat());
-        of_b.extend(take(&mut b, 1).await.concat());
+        of_a.extend(take_of(&mut a, 1).await.concat());
+        of_b.extend(take_of(&mut b, 1).await.concat());
     }
     assert_eq!((of_a.len(), of_b.len()), (each, each), "both get rows");
     let (rest_a, rest_b) = futures::future::join(drain(&mut a), drain(&mut b)).await;
@@ -170,7 +159,7 @@ async fn gc_01_the_task_of_a_job_goes_with_its_only_reader() {
         let cluster = Cluster::start(1).await;
         let dispatcher = DispatcherLink::new(&cluster.address()).unwrap();
         let mut reader = cluster.client().await.read(request(&range(10_000_000, &[]), job)).await.unwrap();
-        assert_eq!(take(&mut reader, 1).await.len(), 1);
+        assert_eq!(take_of(&mut reader, 1).await.len(), 1);
         assert_eq!(tasks(&dispatcher).await, 1);
         drop(reader);
         let is_free = async {

@@ -5,7 +5,7 @@ use caju_proto::v1::ProcessingMode;
 use caju_types::ErrorKind;
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, PATIENCE, drain, ids, range, request};
+use crate::cluster::{Cluster, PATIENCE, drain, ids, range, request, take_of};
 
 /// Takes a number of elements, and then the state. The reader is closed.
 async fn take(mut reader: Reader, elements: usize) -> (Vec<Vec<i64>>, ReaderState) {
@@ -13,16 +13,6 @@ async fn take(mut reader: Reader, elements: usize) -> (Vec<Vec<i64>>, ReaderStat
     let state = reader.state().unwrap();
     reader.close().await;
     (taken, ReaderState::from_json(&state.to_json().unwrap()).unwrap())
-}
-
-async fn take_of(reader: &mut Reader, elements: usize) -> Vec<Vec<i64>> {
-    let mut out = Vec::new();
-    while out.len() < elements {
-        let next = tokio::time::timeout(PATIENCE, reader.next()).await.expect("an element").unwrap();
-        let Some(element) = next else { break };
-        out.push(ids(&element.batch));
-    }
-    out
 }
 
 fn behind(def: &Value, job: &str, states: &[ReaderState]) -> ReadRequest {

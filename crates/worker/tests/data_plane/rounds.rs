@@ -394,9 +394,7 @@ async fn consumers_that_cannot_go_on_together_all_end_with_the_reason() {
             .jobs
             .iter()
             .all(|job| job.iteration_id == before || job.state != "failed")
-        {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        {}
     };
     tokio::time::timeout(PATIENCE, has_failed).await.expect("the epoch fails for all");
     for reader in &mut readers {

@@ -50,46 +50,15 @@ fn what_cannot_be_written_is_never_answered() {
     });
 }
 
-/// A journal whose database has a defect.
-struct Panics;
+/// A journal whose database has a defect: what a write does.
+struct Defect(fn() -> Result<u64>);
 
-impl Journal for Panics {
+impl Journal for Defect {
     fn replay(&mut self) -> Result<Vec<Vec<Update>>> {
         Ok(Vec::new())
     }
     fn append(&mut self, _: &[Vec<Update>]) -> Result<u64> {
-        panic!("a defect of the database")
-    }
-    fn stored(&self) -> Result<Box<dyn Stored>> {
-        MemoryJournal::default().stored()
-    }
-    fn describe(&self) -> String {
-        "panics".into()
-    }
-}
-
-#[test]
-fn a_panic_of_the_database_is_a_failure_of_the_journal() {
-    run(async {
-        let writer = JournalWriter::start(Box::new(Panics), 0).unwrap();
-        let e = writer.durable(writer.enqueue(vec![])).await.unwrap_err();
-        assert_eq!(e.kind(), ErrorKind::Unavailable);
-        assert!(e.message().contains("a defect of the database"), "{e}");
-        assert!(writer.failed().await.message().contains("serves nothing without it"));
-    });
-}
-
-/// A journal whose database hangs.
-struct Hangs;
-
-impl Journal for Hangs {
-    fn replay(&mut self) -> Result<Vec<Vec<Update>>> {
-        Ok(Vec::new())
-    }
-    fn append(&mut self, _: &[Vec<Update>]) -> Result<u64> {
-        loop {
-            std::thread::park();
-        }
+        (self.0)()
     }
     fn stored(&self) -> Result<Box<dyn Stored>> {
         MemoryJournal::default().stored()
@@ -100,9 +69,24 @@ impl Journal for Hangs {
 }
 
 #[test]
+fn a_panic_of_the_database_is_a_failure_of_the_journal() {
+    run(async {
+        let writer =
+            JournalWriter::start(Box::new(Defect(|| panic!("a defect of the database"))), 0).unwrap();
+        let e = writer.durable(writer.enqueue(vec![])).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Unavailable);
+        assert!(e.message().contains("a defect of the database"), "{e}");
+        assert!(writer.failed().await.message().contains("serves nothing without it"));
+    });
+}
+
+#[test]
 fn a_write_that_does_not_end_is_a_failure_of_the_journal() {
     run(async {
-        let writer = JournalWriter::start(Box::new(Hangs), 0).unwrap();
+        let hangs = || loop {
+            std::thread::park();
+        };
+        let writer = JournalWriter::start(Box::new(Defect(hangs)), 0).unwrap();
         let writer = writer.with_write_timeout(std::time::Duration::from_millis(50));
         let e = writer.durable(writer.enqueue(vec![])).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Unavailable);
