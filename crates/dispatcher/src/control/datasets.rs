@@ -181,16 +181,18 @@ pub(super) fn register(
     Ok(dataset)
 }
 
-/// The dataset that is meant by another one, if there is one. Functions in Python say what their code is, and may lie: a job
+/// The dataset that a definition means, if it is registered. A chosen identifier names a dataset of its own, which a definition
+/// means only for readers of a job over it, which open their epoch again. Functions in Python say what their code is, and may lie: a job
 /// shares rows with another one only if both sent the same functions. A reader that names an existing job joins it with its
 /// settings.
 fn known<'a>(state: &'a State, new: &Dataset, job: Option<&JobName>) -> Option<&'a Dataset> {
     let same = || state.datasets.values().filter(|d| d.identity == new.identity);
     let of_job = job.and_then(|name| state.jobs.get(name)).map(|j| &j.spec.dataset);
     let joined = same().find(|d| Some(&d.id) == of_job);
+    let unnamed = || same().filter(|d| !d.has_chosen_id());
     joined
-        .or_else(|| same().find(|d| d.payloads == new.payloads))
-        .or_else(|| same().find(|d| !is_read(state, d)))
+        .or_else(|| unnamed().find(|d| d.payloads == new.payloads))
+        .or_else(|| unnamed().find(|d| !is_read(state, d)))
 }
 
 fn is_read(state: &State, dataset: &Dataset) -> bool {

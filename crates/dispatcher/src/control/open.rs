@@ -12,7 +12,7 @@ use super::jobs::{ANONYMOUS, mode_of_message};
 use super::usage::admit_reader;
 use super::{Core, iterations, jobs, joining, resume, sharing, targets};
 use crate::catalog::Bound;
-use crate::state::{Dataset, Mode};
+use crate::state::{Dataset, Mode, State};
 
 /// Where the dataset of a request comes from.
 enum Wanted {
@@ -33,8 +33,9 @@ impl Core {
         let limits = &self.config.memory;
         limits.check_name("a job's name", &request.job)?;
         limits.check_name("a trainer's id", &request.trainer_id)?;
-        request.job = sharing::job_name(&request)?;
         limits.check_name("a dataset's name", &request.dataset_id)?;
+        request.job = self.job_of_dataset(&request).await?;
+        request.job = sharing::job_name(&request)?;
         limits.check_name("a policy", &request.policy)?;
         limits.check_name("an encoding", &request.encoding)?;
         limits
@@ -91,6 +92,22 @@ impl Core {
             definition_json: dataset.definition_json,
             ..answer
         })
+    }
+
+    /// The job's name in the dispatcher. Readers that give one job name and datasets of other identifiers read other jobs, as
+    /// in tf.data service: a job over a dataset with a chosen identifier is named `JOB:DATASET`.
+    async fn job_of_dataset(&self, request: &v1::OpenIterationRequest) -> Result<String> {
+        if request.job.is_empty() || request.dataset_id.is_empty() {
+            return Ok(request.job.clone());
+        }
+        let (job, id) = (JobName(request.job.clone()), DatasetId(request.dataset_id.clone()));
+        let is_plain = |state: &State| {
+            // A reader that opens its epoch again gives no identifier, and jobs of older versions are named by the job alone.
+            let reads_it = state.jobs.get(&job).is_some_and(|j| j.spec.dataset == id);
+            reads_it || state.datasets.get(&id).is_none_or(|dataset| !dataset.has_chosen_id())
+        };
+        let is_plain = self.read_durable(is_plain).await?;
+        Ok(if is_plain { request.job.clone() } else { format!("{}:{}", request.job, request.dataset_id) })
     }
 
     /// What the shards of the job divide, if this request makes it.

@@ -58,6 +58,13 @@ pub struct Dataset {
     pub random_stages: Vec<String>,
 }
 
+impl Dataset {
+    /// Whether the user chose the identifier. One that is not chosen begins with the fingerprint.
+    pub fn has_chosen_id(&self) -> bool {
+        !self.id.0.starts_with(&self.fingerprint.to_string())
+    }
+}
+
 /// What a job was created to do. It does not change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobSpec {

@@ -1,5 +1,6 @@
 //! Opening, reading, ending and forgetting iterations.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use caju_proto::v1;
@@ -178,15 +179,14 @@ fn jobs_are_shared_by_name_and_refused_for_other_data() {
 }
 
 #[test]
-fn reg_13_one_job_name_has_one_dataset_id() {
+fn reg_13_a_chosen_dataset_id_is_part_of_its_jobs_names() {
     run(async {
         let w = World::new();
         w.worker("a:1").await;
+        let definition = json!({"splits": 4});
         for id in ["a", "b"] {
-            let register = v1::RegisterDatasetRequest {
-                definition_json: json!({"splits": 4}).to_string(),
-                dataset_id: id.into(),
-            };
+            let register =
+                v1::RegisterDatasetRequest { definition_json: definition.to_string(), dataset_id: id.into() };
             w.core.register_dataset(register).await.unwrap();
         }
         let request = |id: &str, job: &str| v1::OpenIterationRequest {
@@ -194,13 +194,23 @@ fn reg_13_one_job_name_has_one_dataset_id() {
             dataset_id: id.into(),
             ..open_request(&json!({}), job)
         };
-        let first = w.core.open_iteration(request("a", "j")).await.unwrap();
-        let e = w.core.open_iteration(request("b", "j")).await.unwrap_err();
-        assert_eq!(e.kind(), ErrorKind::AlreadyExists);
-        assert!(e.message().contains("the id `a`") && e.message().contains("the id `b`"), "{e}");
-        for (id, job) in [("b", "k"), ("a", ""), ("b", "")] {
-            let other = w.core.open_iteration(request(id, job)).await.unwrap();
-            assert_ne!(other.iteration_id, first.iteration_id, "nothing is shared");
+        let mut iterations = HashSet::new();
+        for (id, job, name) in [("a", "j", "j:a"), ("b", "j", "j:b"), ("b", "k", "k:b")] {
+            let opened = w.core.open_iteration(request(id, job)).await.unwrap();
+            assert_eq!(opened.job, name);
+            assert!(iterations.insert(opened.iteration_id), "nothing is shared");
+            let joined = w.core.open_iteration(request(id, job)).await.unwrap();
+            assert_eq!(joined.iteration_id, opened.iteration_id);
+            let again = v1::OpenIterationRequest { job: opened.job, ..open_request(&definition, "") };
+            let again = w.core.open_iteration(again).await.unwrap();
+            assert_eq!(again.iteration_id, opened.iteration_id, "a reader that opens its epoch again");
+        }
+        let unnamed = w.core.open_iteration(open_request(&definition, "j")).await.unwrap();
+        assert_eq!(unnamed.job, "j");
+        assert!(iterations.insert(unnamed.iteration_id), "a dataset without a chosen identifier");
+        for id in ["a", "b"] {
+            let alone = w.core.open_iteration(request(id, "")).await.unwrap();
+            assert!(iterations.insert(alone.iteration_id));
         }
     });
 }
