@@ -32,6 +32,9 @@ pub struct CacheOptions {
     pub retry_base: Duration,
     /// The time after which a request without an answer counts as failed.
     pub request_timeout: Duration,
+    /// How long the first epoch's rows are buffered until it is decided where to store them. A decision takes 20 seconds at most;
+    /// one that stores nothing does not come with any lease.
+    pub decision_wait: Duration,
     /// Whether parts are mapped into memory instead of read, where that is safe: see [`caju_runtime::MappedFile`].
     pub mmap: bool,
     /// The most bytes of a block of a part, and of the decompressed buffers of one record batch. A part whose record or
@@ -82,6 +85,7 @@ impl Default for CacheOptions {
             attempts: 4,
             retry_base: Duration::from_millis(100),
             request_timeout: Duration::from_secs(60),
+            decision_wait: Duration::from_secs(30),
             mmap: true,
             max_block_bytes: 1 << 30,
             fold_after: 64,

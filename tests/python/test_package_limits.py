@@ -45,6 +45,16 @@ def test_a_reader_waits_for_the_first_worker_as_long_as_worker_wait(cluster):
     assert time.monotonic() - began < 30, "60 s are the default"
 
 
+def test_a_dispatcher_that_lists_a_silent_source_is_given_up_after_open_timeout(cluster):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        source = f"http://127.0.0.1:{silent.getsockname()[1]}/rows.csv"
+        rows = cj.from_yaml(f"source: {{ csv: '{source}' }}")
+        dispatcher = cluster.start("dispatcher", "--allow-read", source)
+        # A call that is answered at once may take 2 s.
+        with pytest.raises(cj.DeadlineExceeded, match=r"the dispatcher at .* did not answer within 2\.25s"):
+            iter(rows.distribute(dispatcher.address, connect_timeout=0.1, open_timeout=0.25))
+
+
 def test_a_dispatcher_that_died_is_missed_for_dispatcher_timeout(cluster):
     cluster.worker()
     epoch = iter(cj.from_yaml(SLOW).distribute(cluster.address, dispatcher_timeout=0.5))
@@ -121,7 +131,7 @@ def test_prefetch_bounds_what_waits_for_the_reader(cluster):
     assert received("64MiB") > 15_000_000
 
 
-@pytest.mark.parametrize("name", ["worker_wait", "dispatcher_timeout", "stall_timeout", "dial_timeout", "worker_silence"])
+@pytest.mark.parametrize("name", ["open_timeout", "worker_wait", "dispatcher_timeout", "stall_timeout", "dial_timeout", "worker_silence"])
 def test_times_are_checked(name):
     for value in (-1, float("nan"), float("inf"), "1s", True):
         with pytest.raises(cj.InvalidPipeline, match=f"{name}=.* must be a number of seconds"):

@@ -95,6 +95,20 @@ def test_reg_11_a_shared_job_is_read_once(dispatcher):
         assert values(readers[1]) == []
 
 
+def test_reg_13_other_ids_under_one_job_name_share_nothing(dispatcher):
+    dataset = cj.range(10)
+    for name in ["first", "second"]:
+        dataset.register(dispatcher, name)
+    named = [cj.from_dataset_id(dispatcher, name, job_name="named") for name in ["first", "second"]]
+    unnamed = dataset.distribute(dispatcher, job_name="named")
+    readers = [iter(reader) for reader in [*named, unnamed]]
+    taken = [[int(next(reader)["id"])] for reader in readers]
+    for ids, reader in zip(taken, readers):
+        ids.extend(int(element["id"]) for element in reader)
+        assert sorted(ids) == list(range(10))
+    assert [reader.job for reader in readers] == ["named:first", "named:second", "named"]
+
+
 def test_reg_12_readers_of_an_endless_job_share_it(dispatcher):
     cj.range(10**9).batch(8).register(dispatcher, "endless")
     readers = [iter(cj.from_dataset_id(dispatcher, "endless", job_name="endless")) for _ in range(2)]

@@ -10,7 +10,6 @@ use tokio::time::Instant;
 
 use crate::config::{Attempt, ClientConfig, DatasetRef, ReadRequest, SaveTo};
 use crate::reader::Reader;
-use crate::reattach::OPEN_TIMEOUT;
 use crate::state::ReaderState;
 
 /// A connection to a dispatcher. Clones share it.
@@ -79,7 +78,7 @@ impl Client {
             let request = request.clone();
             async move { d.register_dataset(request).await }
         };
-        self.link.retry(self.config.connect_timeout, OPEN_TIMEOUT, call).await
+        self.link.retry(self.config.connect_timeout, self.config.open_timeout, call).await
     }
 
     /// The dataset under an identifier: its fingerprint, its schema and its definition.
@@ -132,7 +131,7 @@ impl Client {
             let request = request.clone();
             async move { d.start_save(request).await }
         };
-        self.link.retry(self.config.connect_timeout, OPEN_TIMEOUT, call).await
+        self.link.retry(self.config.connect_timeout, self.config.open_timeout, call).await
     }
 
     /// The status of the save to a URL.
@@ -210,7 +209,7 @@ impl Client {
             let open = open.clone();
             async move { d.open_iteration(open).await }
         };
-        let opened = self.link.retry(self.config.connect_timeout, OPEN_TIMEOUT, call).await?;
+        let opened = self.link.retry(self.config.connect_timeout, self.config.open_timeout, call).await?;
         Reader::start(
             self.link.clone(),
             (self.config.clone(), request.transfer),

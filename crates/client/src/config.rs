@@ -18,6 +18,9 @@ use crate::transfer::Transfer;
 pub struct ClientConfig {
     /// How long an unavailable dispatcher is retried at start.
     pub connect_timeout: Duration,
+    /// How long the dispatcher may take to open an epoch or a dataset: it binds the definition, lists the beginning of the source
+    /// and reads the schema of a first file. More than its own `--bind-timeout`, which bounds the first of these.
+    pub open_timeout: Duration,
     /// How long a running iteration continues without its dispatcher.
     pub dispatcher_timeout: Duration,
     /// How long to wait for the first task, that is, for a worker.
@@ -53,6 +56,7 @@ impl Default for ClientConfig {
     fn default() -> Self {
         Self {
             connect_timeout: Duration::from_secs(10),
+            open_timeout: Duration::from_secs(120),
             dispatcher_timeout: Duration::from_secs(60),
             worker_timeout: Duration::from_secs(60),
             stall_timeout: Duration::from_secs(300),

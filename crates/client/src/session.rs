@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use crate::deadlines::Absence;
 use crate::follow::{self, Identity};
-use crate::reattach::{OPEN_TIMEOUT, Reopening};
+use crate::reattach::Reopening;
 use crate::receipts::FinalReceipts;
 use crate::rounds::Staging;
 use crate::shared::{Item, OpenedAgain, Shared};
@@ -169,7 +169,10 @@ impl Session {
             let request = request.clone();
             async move { d.open_iteration(request).await }
         };
-        let opened = self.link.retry(self.shared.config.dispatcher_timeout, OPEN_TIMEOUT, call).await;
+        let opened = self
+            .link
+            .retry(self.shared.config.dispatcher_timeout, self.shared.config.open_timeout, call)
+            .await;
         let opened = opened.map_err(|e| e.context("the epoch could not be opened again"))?;
         let shared = Arc::new(self.shared.successor(opened.in_turn));
         shared.on_opened(&opened)?;

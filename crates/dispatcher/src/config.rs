@@ -7,6 +7,7 @@ use caju_planner::ScalingSettings;
 use caju_wire::{ConnectionLimits, Network};
 
 use crate::journal::JournalKind;
+use crate::state::LossLimits;
 use crate::workers::WorkerList;
 
 /// What a dispatcher is started with.
@@ -31,6 +32,8 @@ pub struct DispatcherConfig {
     pub cache_budget: Option<u64>,
     /// The timers.
     pub timers: Timers,
+    /// How many losses an iteration survives.
+    pub losses: LossLimits,
     /// Bounds on datasets and jobs.
     pub memory: MemoryLimits,
     /// The workers that may register, in order: their positions are the shards of the static processing modes. Empty: any
@@ -93,6 +96,7 @@ impl Default for DispatcherConfig {
             cache_url: String::new(),
             cache_budget: None,
             timers: Timers::default(),
+            losses: LossLimits::default(),
             memory: MemoryLimits::default(),
             workers: WorkerList::default(),
             record_autocache_events: None,
@@ -111,6 +115,11 @@ pub struct Timers {
     pub worker_timeout: Duration,
     /// A client that is silent for this long is expelled; what its user has not taken goes to other readers.
     pub client_timeout: Duration,
+    /// Heartbeats that a worker misses until another process may take its address, and until it does not count in the target of
+    /// workers.
+    pub missed_heartbeats: u32,
+    /// Heartbeats that a client misses until it counts as silent, where it matters who lives before the client timeout is over.
+    pub silent_heartbeats: u32,
     /// How long an iteration without readers is kept.
     pub job_gc_timeout: Duration,
     /// How long clients wait for a worker when there is none.
@@ -131,8 +140,26 @@ pub struct Timers {
     pub scaling_interval: Duration,
     /// The longest that one call waits for news, whatever it asks for.
     pub longest_poll: Duration,
+    /// How long one write of the journal may take before the journal has failed.
+    pub journal_timeout: Duration,
+    /// How long an answer waits for the cache's store before it is given without what is stored there.
+    pub cache_wait: Duration,
+    /// How long an update of the cache in the background may take.
+    pub cache_update_timeout: Duration,
     /// How long calls may take to end at shutdown.
     pub drain: Duration,
+}
+
+impl Timers {
+    /// The time after which a worker has missed its heartbeats.
+    pub(crate) fn missed(&self) -> Duration {
+        self.heartbeat.saturating_mul(self.missed_heartbeats)
+    }
+
+    /// The time after which a client that has not called counts as silent.
+    pub(crate) fn silence(&self) -> Duration {
+        self.heartbeat.saturating_mul(self.silent_heartbeats)
+    }
 }
 
 impl Default for Timers {
@@ -141,6 +168,10 @@ impl Default for Timers {
             heartbeat: Duration::from_secs(1),
             worker_timeout: Duration::from_secs(5),
             client_timeout: Duration::from_secs(60),
+            // One or two may be late on a busy machine.
+            missed_heartbeats: 3,
+            // A call that is sent again after a pause of a second or two still comes in time.
+            silent_heartbeats: 5,
             job_gc_timeout: Duration::from_secs(300),
             worker_wait: Duration::from_secs(120),
             consumer_wait: Duration::from_secs(600),
@@ -152,6 +183,9 @@ impl Default for Timers {
             // A few heartbeats, so that the reports of a window are of about the same time.
             scaling_interval: Duration::from_secs(5),
             longest_poll: Duration::from_secs(30),
+            journal_timeout: Duration::from_secs(30),
+            cache_wait: Duration::from_secs(2),
+            cache_update_timeout: Duration::from_secs(30),
             drain: Duration::from_secs(5),
         }
     }

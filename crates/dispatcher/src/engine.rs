@@ -18,6 +18,7 @@ use futures::stream::{self, BoxStream};
 use serde_json::Value;
 
 use crate::catalog::{Bound, Catalog, ListShards, ListSplits, ListedSplit, ShardListing, SplitShuffle};
+use crate::config::Timers;
 
 /// Binds definitions with the engine: what a running dispatcher is started with.
 pub struct EngineCatalog {
@@ -25,18 +26,27 @@ pub struct EngineCatalog {
     ctx: SourceContext,
     /// The cache root; empty without one.
     cache_url: String,
+    /// How long the end of a listing waits until it is recorded there.
+    cache_wait: Duration,
 }
 
 impl EngineCatalog {
     /// A catalog that opens sources through `ctx`.
     pub fn new(registry: Registry, ctx: SourceContext) -> Self {
-        Self { registry, ctx, cache_url: String::new() }
+        Self { registry, ctx, cache_url: String::new(), cache_wait: Timers::default().cache_wait }
     }
 
     /// This catalog, with listings of sources recorded below a cache root, for jobs that say `cache_only`.
     #[must_use]
     pub fn with_cache(mut self, url: &str) -> Self {
         self.cache_url = url.to_string();
+        self
+    }
+
+    /// This catalog, with another bound on the wait for the cache's store at the end of a listing.
+    #[must_use]
+    pub fn with_cache_wait(mut self, wait: Duration) -> Self {
+        self.cache_wait = wait;
         self
     }
 
@@ -87,7 +97,13 @@ impl EngineCatalog {
             return None;
         }
         let (stores, root) = (Arc::clone(&self.ctx.stores), self.cache_url.clone());
-        Some(ListingRecorder { stores, root, source: source_of(def), columns: bound.source_schema()? })
+        Some(ListingRecorder {
+            stores,
+            root,
+            source: source_of(def),
+            columns: bound.source_schema()?,
+            wait: self.cache_wait,
+        })
     }
 }
 
@@ -99,9 +115,6 @@ fn source_of(def: &DatasetDef) -> Value {
 /// The largest listing that is recorded below the cache root, in bytes. It is held in memory until the listing ends.
 const MAX_RECORDED_BYTES: usize = 64 << 20;
 
-/// How long writing the record may delay the end of the listing.
-const RECORD_TIMEOUT: Duration = Duration::from_secs(3);
-
 /// Records a source's listing when it has ended.
 #[derive(Clone)]
 struct ListingRecorder {
@@ -109,6 +122,8 @@ struct ListingRecorder {
     root: String,
     source: Value,
     columns: SchemaRef,
+    /// How long writing the record may delay the end of the listing.
+    wait: Duration,
 }
 
 impl ListingRecorder {
@@ -145,7 +160,7 @@ impl ListingRecorder {
         let clock = SystemClock::shared();
         let done = tokio::select! {
             done = listing.store(&self.stores, &self.root) => done,
-            () = clock.sleep(RECORD_TIMEOUT) => Err(Error::deadline("the cache's store does not answer")),
+            () = clock.sleep(self.wait) => Err(Error::deadline("the cache's store does not answer")),
         };
         if let Err(error) = done {
             tracing::debug!(%error, "the listing of a source was not recorded");

@@ -20,6 +20,8 @@ pub struct Limits {
     pub max_record_bytes: u64,
     /// The time that binding a definition may take, including the wait for other definitions.
     pub bind_timeout: Duration,
+    /// The time after which a save that has no new part counts as abandoned by those that load it while it is written.
+    pub save_wait: Duration,
 }
 
 impl Default for Limits {
@@ -30,6 +32,7 @@ impl Default for Limits {
             chunk_steps: budget::DEFAULT_STEPS,
             max_record_bytes: DEFAULT_MAX_RECORD_BYTES,
             bind_timeout: DEFAULT_BIND_TIMEOUT,
+            save_wait: DEFAULT_SAVE_WAIT,
         }
     }
 }
@@ -39,3 +42,7 @@ const DEFAULT_MAX_RECORD_BYTES: u64 = 256 << 20;
 
 /// The default time for binding: ten times what the largest handwritten definitions take on a busy machine.
 const DEFAULT_BIND_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The default wait for a new part of a save. A worker needs seconds for a part, and a worker that died is replaced within this
+/// time.
+const DEFAULT_SAVE_WAIT: Duration = Duration::from_secs(300);

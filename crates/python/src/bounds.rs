@@ -39,6 +39,7 @@ impl Bounds {
             max_record_bytes: self.max_record.unwrap_or(defaults.max_record_bytes),
             max_pixels: self.max_pixels.unwrap_or(defaults.max_pixels),
             bind_timeout,
+            save_wait: defaults.save_wait,
         })
     }
 }

@@ -49,7 +49,7 @@ impl Client {
     /// Connects to the dispatcher at `address`. Times are in seconds and sizes in bytes; none: the default of `caju read`.
     #[new]
     #[pyo3(signature = (
-        address, *, connect_timeout=None, worker_wait=None, dispatcher_timeout=None, stall_timeout=None, dial_timeout=None,
+        address, *, connect_timeout=None, open_timeout=None, worker_wait=None, dispatcher_timeout=None, stall_timeout=None, dial_timeout=None,
         worker_silence=None, prefetch=None, max_frame=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
@@ -57,6 +57,7 @@ impl Client {
         py: Python<'_>,
         address: String,
         connect_timeout: Option<f64>,
+        open_timeout: Option<f64>,
         worker_wait: Option<f64>,
         dispatcher_timeout: Option<f64>,
         stall_timeout: Option<f64>,
@@ -74,6 +75,7 @@ impl Client {
         let defaults = ClientConfig::default();
         let config = ClientConfig {
             connect_timeout: time("connect_timeout", connect_timeout, defaults.connect_timeout)?,
+            open_timeout: time("open_timeout", open_timeout, defaults.open_timeout)?,
             worker_timeout: time("worker_wait", worker_wait, defaults.worker_timeout)?,
             dispatcher_timeout: time("dispatcher_timeout", dispatcher_timeout, defaults.dispatcher_timeout)?,
             stall_timeout: time("stall_timeout", stall_timeout, defaults.stall_timeout)?,

@@ -1,6 +1,7 @@
 //! What sources need from the process: stores, counters, memory limits and caches.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use caju_kernels::Limits;
 use caju_runtime::{IoCounters, Stores};
@@ -50,7 +51,7 @@ impl SourceContext {
     }
 }
 
-/// Memory limits of one reader. A task has up to 16 readers at a time.
+/// Limits of one reader. A task has up to 16 readers at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SourceLimits {
     /// The size of one ranged read of a byte-oriented format.
@@ -60,6 +61,8 @@ pub struct SourceLimits {
     pub max_record_bytes: u64,
     /// The most that a compressed record batch of an Arrow file, or a page of a Parquet file, may become in memory.
     pub chunk_bytes: u64,
+    /// The time after which a save that has no new part counts as abandoned.
+    pub save_wait: Duration,
 }
 
 impl SourceLimits {
@@ -69,6 +72,7 @@ impl SourceLimits {
             block_bytes: 4 << 20,
             max_record_bytes: limits.max_record_bytes,
             chunk_bytes: limits.chunk_bytes,
+            save_wait: limits.save_wait,
         }
     }
 }

@@ -17,7 +17,7 @@ use caju_types::{Error, ErrorKind, Fingerprint, Result, SplitKey};
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 
 use crate::context::SourceContext;
-use crate::save_polls::{SAVE_TIMEOUT, SavePolls};
+use crate::save_polls::SavePolls;
 use crate::source::{ReadOptions, Source};
 use crate::split::{FileRef, FileVersion, KeyHasher, Split, SplitRange};
 use crate::trim::{sliced, trimmed};
@@ -275,10 +275,10 @@ impl Listing {
     async fn poll_for_parts(&mut self, clock: &dyn caju_runtime::Clock) -> Result<()> {
         let Some(pause) = self.polls.next_pause() else {
             return Err(Error::deadline(format!(
-                "source load: the save at {} is not finished, and had no new part for {} s; see how it goes with `caju \
+                "source load: the save at {} is not finished, and had no new part for {}; see how it goes with `caju \
                  status`",
                 self.location.url,
-                SAVE_TIMEOUT.as_secs()
+                caju_types::format_duration(self.polls.timeout())
             )));
         };
         clock.sleep(pause).await;
@@ -297,7 +297,7 @@ impl Source for LoadSource {
             wait: self.wait,
             given: HashSet::new(),
             parts: Vec::new(),
-            polls: SavePolls::default(),
+            polls: SavePolls::new(self.location.ctx.limits.save_wait),
             done: false,
         };
         stream::try_unfold(listing, |mut listing| async move {

@@ -6,9 +6,6 @@ use std::time::Duration;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// The longest pause: it bounds the requests to the store, and how late new parts are found.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// A save without a new part for this time counts as abandoned. A worker needs seconds for a part, and a worker that died
-/// is replaced within this time.
-pub(crate) const SAVE_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The polls of one save.
 #[derive(Debug)]
@@ -16,18 +13,23 @@ pub(crate) struct SavePolls {
     pause: Duration,
     /// Since the last new part.
     quiet: Duration,
-}
-
-impl Default for SavePolls {
-    fn default() -> Self {
-        Self { pause: FIRST_PAUSE, quiet: Duration::ZERO }
-    }
+    /// A save without a new part for this time counts as abandoned.
+    timeout: Duration,
 }
 
 impl SavePolls {
+    pub(crate) fn new(timeout: Duration) -> Self {
+        Self { pause: FIRST_PAUSE, quiet: Duration::ZERO, timeout }
+    }
+
+    /// How long a save may have no new part.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
     /// How long to wait before the next look; none if there was no new part for too long.
     pub(crate) fn next_pause(&mut self) -> Option<Duration> {
-        if self.quiet >= SAVE_TIMEOUT {
+        if self.quiet >= self.timeout {
             return None;
         }
         let pause = self.pause;
@@ -38,7 +40,7 @@ impl SavePolls {
 
     /// There was a new part.
     pub(crate) fn on_part(&mut self) {
-        *self = Self::default();
+        *self = Self::new(self.timeout);
     }
 }
 
@@ -46,12 +48,14 @@ impl SavePolls {
 mod tests {
     use super::*;
 
+    const TIMEOUT: Duration = Duration::from_secs(300);
+
     #[test]
     fn a_save_without_new_parts_is_given_up() {
-        let mut polls = SavePolls::default();
+        let mut polls = SavePolls::new(TIMEOUT);
         let pauses: Vec<Duration> = std::iter::from_fn(|| polls.next_pause()).collect();
         let waited: Duration = pauses.iter().sum();
-        assert!(waited >= SAVE_TIMEOUT && waited < SAVE_TIMEOUT + LONGEST_PAUSE, "{waited:?}");
+        assert!(waited >= TIMEOUT && waited < TIMEOUT + LONGEST_PAUSE, "{waited:?}");
         assert_eq!((pauses[0], pauses[pauses.len() - 1]), (FIRST_PAUSE, LONGEST_PAUSE));
         polls.on_part();
         assert_eq!(polls.next_pause(), Some(FIRST_PAUSE));

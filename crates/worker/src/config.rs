@@ -52,6 +52,10 @@ pub struct WorkerConfig {
     pub dispatcher_timeout: Duration,
     /// How long a task waits for a reader before it ends.
     pub linger: Duration,
+    /// The same while the worker drains. A reader whose connection broke comes back within this time.
+    pub drain_linger: Duration,
+    /// How long the failure of a task is reported to the dispatcher before its readers get it. They ask the dispatcher what to do.
+    pub failure_report_timeout: Duration,
     /// How long a reader may take nothing before it counts as lost, and how long it may take to acknowledge the end of a task.
     pub silence: Duration,
     /// The interval of pings to waiting readers.
@@ -107,6 +111,8 @@ impl WorkerConfig {
             connect_timeout: Duration::from_secs(10),
             dispatcher_timeout: Duration::from_secs(60),
             linger: Duration::from_secs(30),
+            drain_linger: Duration::from_secs(2),
+            failure_report_timeout: Duration::from_secs(5),
             silence: Duration::from_secs(30),
             ping: Duration::from_secs(5),
             network: Network::default(),

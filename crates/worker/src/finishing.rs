@@ -9,10 +9,6 @@ use caju_wire::Dispatcher;
 use crate::manager::Manager;
 use crate::running::{Finished, RunningTask};
 
-/// How long the report of a failure is retried before readers get the failure: longer than the restart of a dispatcher
-/// takes, and short for a user who waits for an error.
-pub(crate) const FAILURE_REPORT_TIMEOUT: Duration = Duration::from_secs(5);
-
 impl Manager {
     pub(crate) async fn finish(&self, task: &RunningTask, mut finished: Finished) {
         finished.result = finished.result.map_err(|e| self.named(e));
@@ -28,8 +24,11 @@ impl Manager {
             Err(e) => tracing::error!(task = %task.id, error = %e, "task failed"),
         }
         // The failure is reported to the dispatcher before readers get it: they ask the dispatcher what to do.
-        let timeout =
-            if finished.result.is_ok() { self.config.dispatcher_timeout } else { FAILURE_REPORT_TIMEOUT };
+        let timeout = if finished.result.is_ok() {
+            self.config.dispatcher_timeout
+        } else {
+            self.config.failure_report_timeout
+        };
         self.report(task.id, &finished, task.profile(), timeout).await;
         if let Err(e) = &finished.result {
             task.fail(e.clone());

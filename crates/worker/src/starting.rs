@@ -17,7 +17,6 @@ use crate::behind::Behind;
 use crate::body_files::TaskBodies;
 use crate::dealer::{Dealer, Dispatch};
 use crate::feed::DispatcherFeed;
-use crate::finishing::FAILURE_REPORT_TIMEOUT;
 use crate::identity::{Registration, refused_as_loss};
 use crate::manager::{Credentials, Manager};
 use crate::pipelines::shard_by;
@@ -147,7 +146,7 @@ impl Manager {
                     to_flight: Vec::new(),
                     served: None,
                 };
-                self.report(id, &failed, None, FAILURE_REPORT_TIMEOUT).await;
+                self.report(id, &failed, None, self.config.failure_report_timeout).await;
                 Err(e)
             }
         }

@@ -22,10 +22,6 @@ use crate::manager::Manager;
 use crate::pipelines::Pipelines;
 use crate::server;
 
-/// How long a worker that drains keeps a task without readers. A reader whose connection broke is back within a second. One
-/// that comes later finds the rows with another worker.
-const DRAIN_LINGER: Duration = Duration::from_secs(2);
-
 /// A worker: runs tasks and serves their elements.
 #[derive(Debug)]
 pub struct Worker;
@@ -289,7 +285,7 @@ impl WorkerHandle {
         }
         let manager = &self.manager;
         let give_up = async {
-            manager.give_up_unread(DRAIN_LINGER).await;
+            manager.give_up_unread(manager.config.drain_linger).await;
             std::future::pending::<()>().await;
         };
         let done = tokio::select! {

@@ -6,7 +6,7 @@
 #![cfg(target_os = "linux")]
 
 use std::fs;
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -69,7 +69,9 @@ impl Run<'_> {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path().canonicalize().unwrap();
         fs::create_dir(folder.join("state")).unwrap();
-        let port = TcpListener::bind("127.0.0.1:0").unwrap();
+        // An address of this process alone: nobody takes the port while the dispatcher is started again.
+        let [_, high, middle, low] = std::process::id().to_be_bytes();
+        let port = TcpListener::bind((Ipv4Addr::new(127, high, middle, low), 0)).unwrap();
         let address = port.local_addr().unwrap().to_string();
         drop(port);
         let pipeline = pipeline();

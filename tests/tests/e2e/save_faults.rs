@@ -216,6 +216,21 @@ fn sft_14_a_save_is_loaded_while_it_is_written() {
     lab.stop();
 }
 
+/// `--save-wait`: a save whose processes are gone has no new part.
+#[test]
+fn a_load_gives_up_a_save_without_new_parts_after_the_save_wait() {
+    let mut lab = Lab::start(1, Vec::new());
+    let p = slow(json!({ "range": 1_000_000 }));
+    let to = lab.folder.path().join("s");
+    lab.save(&p, to.to_str().unwrap(), &["--detach", "--chunk-bytes", "4KiB"]);
+    lab.dispatcher.take().unwrap().process.signal("KILL");
+    lab.workers.remove(0).unwrap().process.signal("KILL");
+    let reader = load(to.to_str().unwrap(), json!([]));
+    let ended = reader.run(&["--save-wait", "1500ms"]);
+    ended.expect_code(3).expect_error(&["had no new part for 1.50 s", "caju status"]);
+    lab.stop();
+}
+
 #[test]
 fn sft_16_a_worker_that_joins_a_load() {
     let mut cluster = Cluster::start(1);

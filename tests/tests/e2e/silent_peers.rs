@@ -375,9 +375,16 @@ fn a_request_that_does_not_arrive_is_answered_after_the_request_timeout() {
     server.terminate().expect_code(0);
 }
 
-/// `MAX_WAIT`: a cache that does not answer holds up no status call; its size is left out.
+/// `--cache-wait`: a cache that does not answer holds up a status call for no longer; its size is left out.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_status_call_leaves_out_the_size_of_a_cache_that_does_not_answer() {
+    let short = status_of_a_silent_cache("100ms").await;
+    let long = status_of_a_silent_cache("6s").await;
+    assert!(short < long && long >= Duration::from_secs(6), "{short:?} and {long:?}");
+}
+
+/// How long a status call of a dispatcher takes whose cache does not answer.
+async fn status_of_a_silent_cache(cache_wait: &'static str) -> Duration {
     let s3 = S3Server::start(&["bucket"]).await.unwrap();
     let env: Vec<_> = s3.options().into_iter().map(|(k, v)| (k.to_uppercase(), v)).collect();
     s3.inject(ServerFault::Silence, &["GET"], 1, 0);
@@ -386,6 +393,7 @@ async fn a_status_call_leaves_out_the_size_of_a_cache_that_does_not_answer() {
         let folder = tempdir().unwrap();
         let mut command = Command::new(caju_binary());
         command.args(["dispatcher", "--listen", "127.0.0.1:0", "--cache", "s3://bucket/cache"]);
+        command.args(["--cache-wait", cache_wait]);
         command.current_dir(folder.path()).env_remove("CAJU_CONFIG").envs(env);
         let dispatcher = Process::start(command, "caju dispatcher".to_owned());
         let address = dispatcher.first_line().rsplit(' ').next().unwrap().to_owned();
@@ -400,4 +408,5 @@ async fn a_status_call_leaves_out_the_size_of_a_cache_that_does_not_answer() {
     // A request to the store fails after a minute.
     assert!(took < Duration::from_secs(40), "{took:?}");
     assert!(s3.requests().lists + s3.requests().gets > 0, "the store was asked");
+    took
 }

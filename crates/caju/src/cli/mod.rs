@@ -107,6 +107,9 @@ pub(crate) struct BoundArgs {
     /// How long checking and planning a pipeline may take
     #[arg(long, global = true, value_name = "TIME", default_value = "10s", value_parser = service::duration)]
     pub(crate) bind_timeout: Duration,
+    /// How long a save that is still written may have no new part until those that load it fail
+    #[arg(long, global = true, value_name = "TIME", default_value = "5min", value_parser = service::duration)]
+    pub(crate) save_wait: Duration,
 }
 
 /// What to do.

@@ -219,6 +219,32 @@ pub(crate) struct DispatcherSettings {
     /// A second port, for GET /metrics (Prometheus) and GET /healthz; port 0 takes any free one
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) http_listen: Option<String>,
+    /// Workers that die with one split until the epoch fails, and the error names the split and its file
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(2..))]
+    pub(crate) split_losses: u32,
+    /// Connections between readers and each worker that break in a row without a row until the epoch fails. After a quarter of
+    /// them splits go to other workers first
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) connection_losses: u32,
+    /// Heartbeats that a worker misses until another process may take its address, and until the target of workers counts
+    /// without it
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) missed_heartbeats: u32,
+    /// Heartbeats that a reader misses until it counts as gone for those that begin from a state or come as its consumer
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) silent_heartbeats: u32,
+    /// How long a lost worker is listed in the status
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration)]
+    pub(crate) worker_memory: Duration,
+    /// How long one write of the journal may take before the dispatcher ends with an error
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
+    pub(crate) journal_timeout: Duration,
+    /// How long a job or a status call waits for the store of --cache before it goes on without what is stored there
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = duration)]
+    pub(crate) cache_wait: Duration,
+    /// How long the dispatcher may take to update a manifest in --cache, in the background
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
+    pub(crate) cache_update_timeout: Duration,
     /// How often workers and readers report
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
     pub(crate) heartbeat: Duration,
@@ -292,6 +318,21 @@ pub(crate) struct TaskArgs {
     /// How long a task without readers is kept
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub(crate) linger: Duration,
+    /// How long a worker that drains keeps a task without readers
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = duration)]
+    pub(crate) drain_linger: Duration,
+    /// How long a worker tries to report the failure of a task before its readers get the failure
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
+    pub(crate) failure_report_timeout: Duration,
+    /// How long one request to the store of --cache may take before it is made again
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
+    pub(crate) cache_request_timeout: Duration,
+    /// How long a task waits for another one that stores the same rows and gives no sign of life. Give all workers the same
+    #[arg(long, value_name = "TIME", default_value = "20s", value_parser = duration)]
+    pub(crate) cache_lease: Duration,
+    /// How long computed rows are held for a first decision where to store them
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
+    pub(crate) decision_wait: Duration,
     /// How long a reader that is sent rows may take none of them, or may not acknowledge that it has all, before its
     /// connection is closed
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
@@ -333,6 +374,9 @@ pub(crate) struct TaskArgs {
 /// How long a reader waits for others, and how far it reads ahead.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ReadWaitArgs {
+    /// How long the dispatcher may take to open an epoch: it plans the pipeline and lists the beginning of the source
+    #[arg(long, value_name = "TIME", default_value = "2min", value_parser = duration)]
+    pub(crate) open_timeout: Duration,
     /// How long an epoch continues without the dispatcher before the reader fails
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     pub(crate) dispatcher_timeout: Duration,

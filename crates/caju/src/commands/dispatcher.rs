@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use caju_dispatcher::{
     Dispatcher, DispatcherConfig, DispatcherHandle, EngineCatalog, MemoryLimits, Timers, WorkerList,
+    state::LossLimits,
 };
 use caju_embedded::SaveDriver;
 use caju_planner::{DEFAULT_MAX_WORKERS, ScalingSettings, WorkerLimits};
@@ -70,7 +71,11 @@ impl Server {
         let ctx = SourceContext::new(Arc::new(stores), Arc::new(IoCounters::new()))
             .with_limits(SourceLimits::from_limits(&shared::limits()));
         let registry = shared::server_registry(&settings.stores, 1);
-        let catalog = Arc::new(EngineCatalog::new(registry, ctx).with_cache(&config.cache_url));
+        let catalog = Arc::new(
+            EngineCatalog::new(registry, ctx)
+                .with_cache(&config.cache_url)
+                .with_cache_wait(config.timers.cache_wait),
+        );
         let dispatcher = Dispatcher::start(config, catalog).await?;
         let saves = SaveDriver::start(&dispatcher, LocalWorkers::new());
         Ok(Self { dispatcher, saves })
@@ -143,6 +148,12 @@ fn config(
         reader_wait: settings.reader_wait,
         drain: settings.serve.drain_timeout,
         scaling_interval: settings.scaling_interval,
+        missed_heartbeats: settings.missed_heartbeats,
+        silent_heartbeats: settings.silent_heartbeats,
+        journal_timeout: settings.journal_timeout,
+        cache_wait: settings.cache_wait,
+        cache_update_timeout: settings.cache_update_timeout,
+        worker_memory: settings.worker_memory,
         ..Timers::default()
     };
     Ok(DispatcherConfig {
@@ -154,6 +165,7 @@ fn config(
         operator_secret_file: settings.operator_secret_file.clone(),
         cache_url: settings.cache.as_deref().map(shared::absolute_url).transpose()?.unwrap_or_default(),
         timers,
+        losses: LossLimits { splits: settings.split_losses, connections: settings.connection_losses },
         cache_budget: settings.cache_budget,
         memory: MemoryLimits {
             name_bytes: usize::try_from(settings.max_name_bytes).unwrap_or(usize::MAX),
@@ -175,4 +187,47 @@ fn config(
         },
         http_listen: settings.http_listen.clone(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    fn config_of(flags: &[&str]) -> DispatcherConfig {
+        let line = [&["caju", "dispatcher"], flags].concat();
+        let Command::Dispatcher(args) = Cli::try_parse_from(line).unwrap().command else {
+            panic!("not `dispatcher`")
+        };
+        config(&args.settings, WorkerList::default(), (0, 100)).unwrap()
+    }
+
+    /// What a dispatcher does with these numbers is tested there: `losses`, `a_write_that_does_not_end_is_a_failure_of_the_journal`,
+    /// `a_cache_that_does_not_answer_holds_up_no_job`, `a_lost_worker_is_forgotten_after_an_hour`.
+    #[test]
+    fn flags_are_the_settings_of_the_dispatcher() {
+        let flags = [
+            "--split-losses=7",
+            "--connection-losses=8",
+            "--missed-heartbeats=9",
+            "--silent-heartbeats=11",
+            "--worker-memory=12s",
+            "--journal-timeout=13s",
+            "--cache-wait=14s",
+            "--cache-update-timeout=15s",
+        ];
+        let numbers = |config: &DispatcherConfig| {
+            let DispatcherConfig { losses, timers, .. } = config;
+            let times = [timers.worker_memory, timers.journal_timeout, timers.cache_wait];
+            let times = [times.as_slice(), &[timers.cache_update_timeout]].concat();
+            let counts =
+                [losses.splits, losses.connections, timers.missed_heartbeats, timers.silent_heartbeats];
+            (counts, times.iter().map(Duration::as_secs).collect::<Vec<_>>())
+        };
+        assert_eq!(numbers(&config_of(&flags)), ([7, 8, 9, 11], vec![12, 13, 14, 15]));
+        let default = DispatcherConfig::default();
+        assert_eq!(numbers(&config_of(&[])), numbers(&default), "the flags' defaults are the library's");
+    }
 }

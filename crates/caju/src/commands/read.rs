@@ -60,6 +60,7 @@ fn client_config(args: &ReadArgs) -> ClientConfig {
         connect_timeout: args.connect_timeout,
         worker_timeout: args.worker_wait,
         max_frame_bytes: args.max_frame,
+        open_timeout: args.waits.open_timeout,
         dispatcher_timeout: args.waits.dispatcher_timeout,
         stall_timeout: args.waits.stall_timeout,
         dial_timeout: args.waits.dial_timeout,
@@ -90,22 +91,29 @@ fn own_name() -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use clap::Parser as _;
 
     use super::*;
     use crate::cli::{Cli, Command};
 
-    /// What readers do with these bytes is tested in the client (`what_nobody_reads_is_bounded_in_bytes`).
+    /// What readers do with these is tested in the client (`what_nobody_reads_is_bounded_in_bytes`,
+    /// `a_dispatcher_that_does_not_open_an_epoch_is_given_up_after_the_open_timeout`).
     #[test]
-    fn prefetch_is_the_readers_bound() {
+    fn flags_are_the_readers_bounds() {
         let bound = |more: &[&str]| {
             let line = [&["caju", "read", "p.yaml", "--dispatcher", "a:1"], more].concat();
             let Command::Read(args) = Cli::try_parse_from(line).unwrap().command else {
                 panic!("not `read`")
             };
-            client_config(&args).prefetch_bytes
+            let config = client_config(&args);
+            (config.prefetch_bytes, config.open_timeout)
         };
-        assert_eq!(bound(&["--prefetch", "3MiB"]), 3 << 20);
-        assert_eq!(bound(&[]), ClientConfig::default().prefetch_bytes, "the flag's default is the library's");
+        let default = ClientConfig::default();
+        let default = (default.prefetch_bytes, default.open_timeout);
+        assert_eq!(bound(&["--prefetch", "3MiB"]), (3 << 20, default.1));
+        assert_eq!(bound(&["--open-timeout", "3s"]), (default.0, Duration::from_secs(3)));
+        assert_eq!(bound(&[]), default, "the flags' defaults are the library's");
     }
 }

@@ -106,6 +106,7 @@ pub(crate) fn set_limits(args: &BoundArgs) {
         chunk_steps: args.chunk_steps,
         max_record_bytes: args.max_record,
         bind_timeout: args.bind_timeout,
+        save_wait: args.save_wait,
     };
     LIMITS.get_or_init(|| limits);
 }

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use caju_cache::CacheOptions;
 use caju_engine::SharingSettings;
 use caju_proto::v1;
 use caju_runtime::CpuPool;
@@ -43,25 +44,9 @@ async fn serve(args: &WorkerArgs) -> Result<()> {
         CpuThreads::Given(n) => CpuPool::new(n)?,
     };
     let config = WorkerConfig {
-        listen: args.listen.clone(),
-        connections: shared::connection_limits(&args.limits),
-        advertise: args.advertise.clone(),
-        tags: args.tags.clone(),
-        pool: Some(pool.clone()),
-        connect_timeout: args.connect_timeout,
-        readers: args.tasks.split_readers.given(),
-        buffer_bytes: args.tasks.buffer.given(),
-        buffer_memory_bytes: usize::try_from(args.tasks.buffer_memory).unwrap_or(usize::MAX),
-        dispatcher_timeout: args.tasks.dispatcher_timeout,
-        linger: args.tasks.linger,
-        silence: args.tasks.reader_silence,
-        ping: args.tasks.ping,
-        slowdown: args.tasks.slowdown,
-        sharing: sharing(args),
-        sharing_spill_dir: args.tasks.sharing_spill_dir.clone(),
-        shared_memory_bytes: args.tasks.shared_memory,
         registry: shared::server_registry(&args.stores, pool.threads()),
-        ..WorkerConfig::new(dispatcher, stores)
+        pool: Some(pool),
+        ..settings(args, WorkerConfig::new(dispatcher, stores))
     };
     let worker = Worker::start(config).await?;
     announce("worker", worker.address(), &args.serve)?;
@@ -75,6 +60,37 @@ async fn serve(args: &WorkerArgs) -> Result<()> {
             worker.shutdown().await;
             Ok(())
         }
+    }
+}
+
+/// The settings of the flags, over those that no flag has.
+fn settings(args: &WorkerArgs, default: WorkerConfig) -> WorkerConfig {
+    WorkerConfig {
+        listen: args.listen.clone(),
+        connections: shared::connection_limits(&args.limits),
+        advertise: args.advertise.clone(),
+        tags: args.tags.clone(),
+        connect_timeout: args.connect_timeout,
+        readers: args.tasks.split_readers.given(),
+        buffer_bytes: args.tasks.buffer.given(),
+        buffer_memory_bytes: usize::try_from(args.tasks.buffer_memory).unwrap_or(usize::MAX),
+        dispatcher_timeout: args.tasks.dispatcher_timeout,
+        linger: args.tasks.linger,
+        drain_linger: args.tasks.drain_linger,
+        failure_report_timeout: args.tasks.failure_report_timeout,
+        cache: CacheOptions {
+            request_timeout: args.tasks.cache_request_timeout,
+            lease_ttl: args.tasks.cache_lease,
+            decision_wait: args.tasks.decision_wait,
+            ..default.cache.clone()
+        },
+        silence: args.tasks.reader_silence,
+        ping: args.tasks.ping,
+        slowdown: args.tasks.slowdown,
+        sharing: sharing(args),
+        sharing_spill_dir: args.tasks.sharing_spill_dir.clone(),
+        shared_memory_bytes: args.tasks.shared_memory,
+        ..default
     }
 }
 
@@ -140,5 +156,34 @@ mod tests {
         assert_eq!(lag(&["--sharing-lag", "throttle"]), SharingLag::Throttle);
         assert_eq!(lag(&["--sharing-lag", "spill"]), SharingLag::Spill);
         assert_eq!((lag(&["--sharing-lag", "drop"]), lag(&[])), (SharingLag::Drop, SharingLag::Drop));
+    }
+
+    /// What a worker does with these numbers is tested there: `a_worker_that_drains_keeps_a_task_for_the_drain_linger`,
+    /// `a_failure_reaches_readers_although_the_dispatcher_is_away`, `a_paused_writer_is_skipped_and_loses`,
+    /// `rows_wait_for_a_decision_no_longer_than_its_timeout`, `sto_11_a_store_that_fails_is_tried_again_within_bounds`.
+    #[test]
+    fn flags_are_the_settings_of_the_worker() {
+        let default = || WorkerConfig::new("a:1", Arc::default());
+        let of = |flags: &[&str]| {
+            let line = [&["caju", "worker", "--dispatcher", "a:1"], flags].concat();
+            let Command::Worker(args) = Cli::try_parse_from(line).unwrap().command else {
+                panic!("not `worker`")
+            };
+            settings(&args, default())
+        };
+        let seconds = |config: &WorkerConfig| {
+            let cache = [config.cache.request_timeout, config.cache.lease_ttl, config.cache.decision_wait];
+            let times = [&cache[..], &[config.drain_linger, config.failure_report_timeout]].concat();
+            times.iter().map(Duration::as_secs).collect::<Vec<_>>()
+        };
+        let flags = [
+            "--cache-request-timeout=6s",
+            "--cache-lease=7s",
+            "--decision-wait=8s",
+            "--drain-linger=9s",
+            "--failure-report-timeout=11s",
+        ];
+        assert_eq!(seconds(&of(&flags)), [6, 7, 8, 9, 11]);
+        assert_eq!(seconds(&of(&[])), seconds(&default()), "the flags' defaults are the library's");
     }
 }

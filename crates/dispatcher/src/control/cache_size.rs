@@ -13,8 +13,6 @@ use crate::locks;
 
 /// A listing that is younger than this answers a status call as it is. It bounds the requests that status calls cause.
 const REFRESH: Duration = Duration::from_secs(10);
-/// How long a status call waits for a listing. Small roots are listed sooner; for others the next call has the size.
-const MAX_WAIT: Duration = Duration::from_secs(1);
 
 /// The last listing of the cache's root.
 pub(super) struct KnownSize {
@@ -63,7 +61,7 @@ impl Core {
             }
             tokio::select! {
                 ended = news.wait_for(|listing| !listing) => drop(ended.map(|_| ())),
-                () = self.clock.sleep(MAX_WAIT) => {}
+                () = self.clock.sleep(self.config.timers.cache_wait) => {}
             }
         }
         let known = *size.known.lock();

@@ -8,7 +8,7 @@ use caju_types::{ClientId, Error, IterationId, Result, RowRanges, TaskId};
 use super::acknowledged_rows::{Reported, rows_of};
 use super::acknowledgements;
 use super::reopen::{self, FinalReport};
-use super::reports::{CallNews, Reports, SILENT_HEARTBEATS};
+use super::reports::{CallNews, Reports};
 use super::resume::Facts;
 use super::status::decision;
 use super::workers::modes_to_proto;
@@ -142,7 +142,7 @@ impl Core {
         if iteration.members.len() > READERS_NOTIFIED {
             return 0;
         }
-        let bound = self.config.timers.heartbeat.saturating_mul(SILENT_HEARTBEATS);
+        let bound = self.config.timers.silence();
         let (now, news) = (self.clock.now(), own.since.max(own.takes_since));
         let is_notified = |other: &ClientId| {
             reports
@@ -159,7 +159,7 @@ impl Core {
     /// just started, and the client may be about to call.
     pub(super) fn called_recently(&self, id: IterationId, client: ClientId) -> bool {
         let since = self.reports.lock().clients.get(&(id, client)).map(|known| known.at);
-        let bound = self.config.timers.heartbeat.saturating_mul(SILENT_HEARTBEATS);
+        let bound = self.config.timers.silence();
         since.is_none_or(|at| self.clock.now().saturating_sub(at) <= bound)
     }
 

@@ -23,8 +23,6 @@ use crate::state::{SplitModes, State};
 const MAX_SPLITS: usize = 1 << 22;
 /// The most hashes of written updates that are remembered. Beyond that an update may be written again, without effect.
 const MAX_WRITTEN: usize = 4096;
-/// How long an update of a manifest may take.
-const UPDATE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How much longer it may take once the dispatcher is to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -163,7 +161,7 @@ impl Core {
             };
             let written = tokio::select! {
                 written = me.update_manifest(&update) => written,
-                () = me.clock.sleep(UPDATE_TIMEOUT) => Err(Error::deadline("the cache's store does not answer")),
+                () = me.clock.sleep(me.config.timers.cache_update_timeout) => Err(Error::deadline("the cache's store does not answer")),
                 () = stopping => Err(Error::cancelled("the dispatcher stops")),
             };
             if let Err(error) = written {

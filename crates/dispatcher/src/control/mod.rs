@@ -121,7 +121,7 @@ impl Core {
         let snapshots =
             Snapshots::new(&config, Arc::clone(&catalog), Arc::clone(&clock), Arc::clone(&process));
         let core = Arc::new(Self {
-            store: Store::open(journal, replayed)?,
+            store: Store::open(journal, replayed, &config)?,
             autocache: AutocacheJobs::new(config.record_autocache_events.as_deref()),
             reports: OrderedMutex::new(locks::REPORTS, Reports::default()),
             notifiers: Notifiers::default(),

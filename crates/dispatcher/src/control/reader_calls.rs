@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use caju_types::{ClientId, IterationId};
 
 use super::Core;
-use super::reports::SILENT_HEARTBEATS;
 
 /// How often a call of silent readers is looked for within a heartbeat.
 const POLLS_PER_HEARTBEAT: u32 = 4;
@@ -20,17 +19,17 @@ pub(super) struct ReaderCalls {
 }
 
 impl Core {
-    /// Waits until one of these readers calls. False if all of them have been silent for [`SILENT_HEARTBEATS`].
+    /// Waits until one of these readers calls. False if all of them have been silent for [`silence`](crate::config::Timers::silence).
     pub(super) async fn any_calls(&self, id: IterationId, clients: &[ClientId]) -> bool {
         self.calls(id, clients, |silent| silent.len() < clients.len()).await.silent.len() < clients.len()
     }
 
-    /// Waits until each of these readers has called, for [`SILENT_HEARTBEATS`] at most.
+    /// Waits until each of these readers has called, for [`silence`](crate::config::Timers::silence) at most.
     pub(super) async fn await_calls(&self, id: IterationId, clients: &[ClientId]) -> ReaderCalls {
         self.calls(id, clients, BTreeSet::is_empty).await
     }
 
-    /// Waits until enough is known of who calls, for [`SILENT_HEARTBEATS`] at most.
+    /// Waits until enough is known of who calls, for [`silence`](crate::config::Timers::silence) at most.
     async fn calls(
         &self,
         id: IterationId,
@@ -42,7 +41,7 @@ impl Core {
             clients.iter().map(|client| reports.last_call(id, *client)).collect()
         };
         let heartbeat = self.config.timers.heartbeat;
-        let until = self.clock.now() + heartbeat.saturating_mul(SILENT_HEARTBEATS);
+        let until = self.clock.now() + self.config.timers.silence();
         let last_leave = || self.reports.lock().last_leave(id);
         let (before, leave_before) = (last_calls(), last_leave());
         let mut any_called = false;

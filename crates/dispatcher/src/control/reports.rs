@@ -15,10 +15,6 @@ use super::served::Served;
 use super::sharing::SharingIterations;
 use super::task_speeds::TaskSpeeds;
 
-/// Heartbeats after which a reader that missed them counts as gone where another one opens its epoch again from a state, comes
-/// as the same consumer, or waits to be known.
-pub(super) const SILENT_HEARTBEATS: u32 = 5;
-
 /// Skipped rows of an iteration that are reported one by one; the others are only counted.
 const REPORTED_SKIPS: usize = 100;
 /// Characters of such a report that are kept.

@@ -15,7 +15,6 @@ use tokio::sync::watch;
 
 use super::Core;
 use super::reports::{ClientReport, Reports};
-use super::workers::MAX_MISSED_HEARTBEATS;
 use crate::config::DispatcherConfig;
 use crate::locks;
 use crate::state::{Feed, Iteration, State, TargetWorkers, TaskState, Worker};
@@ -76,8 +75,7 @@ impl Core {
     /// Whether a worker has missed some heartbeats. It may be dead, and it would count as one that stands idle until the worker
     /// timeout.
     fn is_silent(&self, reports: &Reports, worker: WorkerId, now: Duration) -> bool {
-        let silent =
-            |at: Duration| now.saturating_sub(at) > MAX_MISSED_HEARTBEATS * self.config.timers.heartbeat;
+        let silent = |at: Duration| now.saturating_sub(at) > self.config.timers.missed();
         reports.workers.get(&worker).is_some_and(|report| silent(report.at))
     }
 

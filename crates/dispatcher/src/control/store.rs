@@ -6,15 +6,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use caju_runtime::{OrderedMutex, random_secret};
 use caju_types::{Error, IterationId, Result};
 
+use crate::config::DispatcherConfig;
 use crate::journal::{Journal, JournalWriter};
 use crate::locks;
-use crate::state::{State, Update, follow_ups, is_quiet};
+use crate::state::{LossLimits, State, Update, follow_ups, is_quiet};
 
 /// The state and its journal. A step decides under the lock, which takes microseconds; its result is reported once it is
 /// durable.
 pub(super) struct Store {
     state: OrderedMutex<State>,
     journal: JournalWriter,
+    limits: LossLimits,
     /// The number of the last step that somebody waits for: the last one that did more than lease splits.
     last_notable: AtomicU64,
 }
@@ -22,6 +24,7 @@ pub(super) struct Store {
 /// One step: changes are applied as they are made, and journaled together.
 pub(crate) struct Txn<'a> {
     pub(crate) state: &'a mut State,
+    limits: LossLimits,
     updates: Vec<Update>,
     touched: BTreeSet<IterationId>,
 }
@@ -44,7 +47,7 @@ impl Txn<'_> {
     /// Applies what must follow from the changes made so far.
     pub(crate) fn settle(&mut self) {
         for id in self.state.take_touched() {
-            for mut update in follow_ups(self.state, id) {
+            for mut update in follow_ups(self.state, id, self.limits) {
                 draw_secret(&mut update);
                 self.apply(update);
             }
@@ -69,11 +72,16 @@ impl Store {
     ///
     /// # Errors
     /// `ResourceExhausted` if the journal's thread cannot be started.
-    pub(super) fn open(journal: Box<dyn Journal>, replayed: Vec<Vec<Update>>) -> Result<Self> {
+    pub(super) fn open(
+        journal: Box<dyn Journal>,
+        replayed: Vec<Vec<Update>>,
+        config: &DispatcherConfig,
+    ) -> Result<Self> {
         let updates = replayed.iter().map(|group| group.len() as u64).sum();
         let state = State::replay(replayed);
-        let journal = JournalWriter::start(journal, updates)?;
-        Ok(Self { state: OrderedMutex::new(locks::STATE, state), journal, last_notable: AtomicU64::new(0) })
+        let journal = JournalWriter::start(journal, updates, config.timers.journal_timeout)?;
+        let state = OrderedMutex::new(locks::STATE, state);
+        Ok(Self { state, journal, limits: config.losses, last_notable: AtomicU64::new(0) })
     }
 
     /// Reads the state. What was read may not be durable yet and is not reported.
@@ -89,7 +97,8 @@ impl Store {
         tidy: impl FnOnce(&State, &BTreeSet<IterationId>),
     ) -> (R, Numbers) {
         let mut state = self.state.lock();
-        let mut txn = Txn { state: &mut state, updates: Vec::new(), touched: BTreeSet::new() };
+        let mut txn =
+            Txn { state: &mut state, limits: self.limits, updates: Vec::new(), touched: BTreeSet::new() };
         let result = decide(&mut txn);
         txn.settle();
         let Txn { updates, touched, .. } = txn;

@@ -18,9 +18,6 @@ use crate::state::{
     WorkerState,
 };
 
-/// A worker that reported within this number of heartbeats, or half its timeout, lives.
-pub(super) const MAX_MISSED_HEARTBEATS: u32 = 3;
-
 impl Core {
     pub(crate) async fn register_worker(
         &self,
@@ -67,7 +64,7 @@ impl Core {
         let last_report = self.reports.lock().workers.get(&known.id).map_or(now, |r| r.at);
         let silent = now.saturating_sub(last_report);
         let timeout = self.config.timers.worker_timeout;
-        let alive = (self.config.timers.heartbeat * MAX_MISSED_HEARTBEATS).max(timeout / 2).min(timeout);
+        let alive = self.config.timers.missed().max(timeout / 2).min(timeout);
         if silent > alive {
             return Ok(());
         }

@@ -30,10 +30,6 @@ impl Default for CompactAfter {
     }
 }
 
-/// The time after which a write that has not ended counts as failed: a disk or a database that hangs would leave a dispatcher that
-/// answers nobody. Readers wait for a dispatcher for 60 s by default, so another one has time to take over.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
-
 /// The time that a write takes in a simulation, which has no thread for the journal: that of an `fsync` of a fast disk.
 const SIMULATED_WRITE: Duration = Duration::from_millis(1);
 
@@ -97,12 +93,13 @@ fn advance(durable: &watch::Sender<Durable>, number: u64) {
 }
 
 impl JournalWriter {
-    /// Starts the thread for a journal that holds `updates` updates.
+    /// Starts the thread for a journal that holds `updates` updates. A write that has not ended within `write_timeout` counts as
+    /// failed: a disk or a database that hangs would leave a dispatcher that answers nobody.
     ///
     /// # Errors
     /// If the system refuses one.
-    pub(crate) fn start(journal: Box<dyn Journal>, updates: u64) -> Result<Self> {
-        Self::start_with(journal, updates, CompactAfter::default())
+    pub(crate) fn start(journal: Box<dyn Journal>, updates: u64, write_timeout: Duration) -> Result<Self> {
+        Self::start_with(journal, updates, write_timeout, CompactAfter::default())
     }
 
     /// Starts a writer with other bounds than the usual ones.
@@ -112,6 +109,7 @@ impl JournalWriter {
     pub(crate) fn start_with(
         journal: Box<dyn Journal>,
         updates: u64,
+        write_timeout: Duration,
         compact_after: CompactAfter,
     ) -> Result<Self> {
         let shared = Arc::new(Shared::default());
@@ -137,14 +135,7 @@ impl JournalWriter {
             })?);
         }
         let thread = OrderedMutex::new(locks::JOURNAL_THREAD, thread);
-        Ok(Self { shared, durable, thread, write_timeout: WRITE_TIMEOUT, simulated, description })
-    }
-
-    /// The same with another bound on the time of a write.
-    #[cfg(test)]
-    pub(crate) fn with_write_timeout(mut self, write_timeout: Duration) -> Self {
-        self.write_timeout = write_timeout;
-        self
+        Ok(Self { shared, durable, thread, write_timeout, simulated, description })
     }
 
     /// Adds a group; the number to wait for.

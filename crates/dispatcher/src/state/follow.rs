@@ -4,36 +4,52 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use caju_types::{Error, IterationId, TaskId, WorkerId};
 
-use super::losses::SUSPICIOUS;
 use super::{FeedId, Iteration, Lease, Mode, State, TargetWorkers, Task, TaskState, Update, Worker};
 
-/// Lost connections in a row, none of which brought a row, after which an iteration prefers other workers: one or two may be an
-/// accident of the network.
-const STRIKES_TO_AVOID: u32 = 3;
-/// Lost connections in a row to every worker, none of which brought a row, after which an iteration fails. The readers of an epoch
-/// that cannot reach the workers' addresses have to know it soon.
-const STRIKES_TO_FAIL: u32 = 10;
+/// How many losses an iteration survives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LossLimits {
+    /// Workers that died with one split, after which the split is held to be the cause and the iteration fails. At least 2.
+    pub splits: u32,
+    /// Lost connections in a row to every worker, none of which brought a row, after which an iteration fails. The readers of an
+    /// epoch that cannot reach the workers' addresses have to know it soon.
+    pub connections: u32,
+}
+
+impl Default for LossLimits {
+    fn default() -> Self {
+        Self { splits: 3, connections: 10 }
+    }
+}
+
+impl LossLimits {
+    /// Lost connections in a row to a worker after which an iteration prefers other workers: one or two may be an accident of
+    /// the network.
+    fn connections_to_avoid(self) -> u32 {
+        self.connections.div_ceil(4)
+    }
+}
 
 /// The updates that bring an iteration to its desired state; none if it has that state. After they are applied there are
 /// none: the caller need not loop.
-pub fn follow_ups(state: &State, id: IterationId) -> Vec<Update> {
+pub fn follow_ups(state: &State, id: IterationId, limits: LossLimits) -> Vec<Update> {
     let Some(iteration) = state.iterations.get(&id) else { return Vec::new() };
     let has_readers = iteration.members.values().any(|m| !m.may_load);
     if !has_readers || !iteration.is_running() || iteration.awaits_states() {
         return Vec::new();
     }
     let eligible = eligible_workers(state, iteration);
-    if let Some(error) = hopeless(state, iteration, &eligible) {
+    if let Some(error) = hopeless(state, iteration, &eligible, limits) {
         return vec![Update::IterationFailed { iteration: id, failure: (&error).into() }];
     }
     let wanted = match (iteration.mode, iteration.exclusive) {
-        (Mode::Off, _) => off_tasks(state, iteration, &eligible),
-        (mode, _) if mode.is_static() => static_tasks(state, iteration, &eligible),
+        (Mode::Off, _) => off_tasks(state, iteration, &eligible, limits),
+        (mode, _) if mode.is_static() => static_tasks(state, iteration, &eligible, limits),
         (_, true) => {
             let unfinished = unfinished_feeds(iteration);
-            exclusive_task(state, iteration, FeedId::SHARED, &unfinished, &eligible, None)
+            exclusive_task(state, iteration, FeedId::SHARED, &unfinished, &eligible, None, limits)
         }
-        (_, false) => shared_tasks(iteration, &eligible),
+        (_, false) => shared_tasks(iteration, &eligible, limits),
     };
     let created = |(k, (worker, feed)): (u64, (WorkerId, FeedId))| Update::TaskCreated {
         task: TaskId(state.next_id + k),
@@ -50,13 +66,13 @@ fn eligible_workers<'a>(state: &'a State, iteration: &Iteration) -> Vec<&'a Work
     state.active_workers().filter(|w| iteration.is_readable(w)).collect()
 }
 
-fn hopeless(state: &State, iteration: &Iteration, eligible: &[&Worker]) -> Option<Error> {
+fn hopeless(state: &State, iteration: &Iteration, eligible: &[&Worker], limits: LossLimits) -> Option<Error> {
     let place = iteration.describe();
     if let Some(error) = no_local_worker(state, iteration, eligible) {
         return Some(error);
     }
     let loss = iteration.last_loss.as_deref().unwrap_or("no reason was given");
-    let out_of_reach = |w: &&&Worker| iteration.strikes_of(w.id) >= STRIKES_TO_FAIL;
+    let out_of_reach = |w: &&&Worker| iteration.strikes_of(w.id) >= limits.connections;
     let failed: Vec<&Worker> = eligible.iter().filter(out_of_reach).copied().collect();
     // No other worker has the shard of a worker.
     let is_alone = |w: &&Worker| iteration.shards_with_work().any(|shard| shard.0 == w.slot);
@@ -69,11 +85,11 @@ fn hopeless(state: &State, iteration: &Iteration, eligible: &[&Worker]) -> Optio
     }
     let mut suspects =
         iteration.suspects.iter().filter_map(|index| Some((index, iteration.lease_of(*index)?)));
-    let (index, lease) = suspects.find(|(_, lease)| deaths(state, lease) >= SUSPICIOUS)?;
+    let (index, lease) = suspects.find(|(_, lease)| deaths(state, lease) >= limits.splits as usize)?;
     Some(Error::unavailable(format!(
-        "{place}: split {index} was lost with {SUSPICIOUS} workers that died, and is held to be the cause: {}; the \
+        "{place}: split {index} was lost with {} workers that died, and is held to be the cause: {}; the \
          last loss: {loss}; see the workers' logs (out of memory?), and check the file",
-        lease.split
+        limits.splits, lease.split
     )))
 }
 
@@ -105,7 +121,7 @@ fn deaths(state: &State, lease: &Lease) -> usize {
 }
 
 /// Every worker draws from one feed; a worker whose task has got the end gets another task for splits that came back.
-fn shared_tasks(iteration: &Iteration, eligible: &[&Worker]) -> Vec<(WorkerId, FeedId)> {
+fn shared_tasks(iteration: &Iteration, eligible: &[&Worker], limits: LossLimits) -> Vec<(WorkerId, FeedId)> {
     let feed = iteration.feeds.get(&FeedId::SHARED);
     if feed.is_some_and(|f| !f.has_work()) {
         return Vec::new();
@@ -117,7 +133,7 @@ fn shared_tasks(iteration: &Iteration, eligible: &[&Worker]) -> Vec<(WorkerId, F
         Some(f) if f.exhausted => f.pending.len().saturating_sub(open_tasks),
         _ => usize::MAX,
     };
-    let idle = preferred(iteration, eligible).into_iter().filter(|w| !busy.contains(&w.id));
+    let idle = preferred(iteration, eligible, limits).into_iter().filter(|w| !busy.contains(&w.id));
     idle.take(room).map(|w| (w.id, FeedId::SHARED)).collect()
 }
 
@@ -135,37 +151,49 @@ fn exclusive_task(
     unfinished: &BTreeSet<FeedId>,
     eligible: &[&Worker],
     slot: Option<u32>,
+    limits: LossLimits,
 ) -> Vec<(WorkerId, FeedId)> {
     if iteration.feeds.get(&feed).is_some_and(|f| !f.has_work()) || unfinished.contains(&feed) {
         return Vec::new();
     }
     let load = load(state);
     let busy = |w: &Worker| load.get(&w.id).copied().unwrap_or(0);
-    let best =
-        preferred(iteration, eligible).into_iter().min_by_key(|w| (slot != Some(w.slot), busy(w), w.slot));
+    let best = preferred(iteration, eligible, limits)
+        .into_iter()
+        .min_by_key(|w| (slot != Some(w.slot), busy(w), w.slot));
     best.map(|w| (w.id, feed)).into_iter().collect()
 }
 
 /// Every worker has a feed of its own, by slot; that of a lost worker moves to another.
-fn off_tasks(state: &State, iteration: &Iteration, eligible: &[&Worker]) -> Vec<(WorkerId, FeedId)> {
+fn off_tasks(
+    state: &State,
+    iteration: &Iteration,
+    eligible: &[&Worker],
+    limits: LossLimits,
+) -> Vec<(WorkerId, FeedId)> {
     // An epoch that continues from states has the feeds of the earlier one.
     let is_new = |w: &&&Worker| !w.unconfirmed && !iteration.feeds.contains_key(&FeedId(w.slot));
     let new = eligible.iter().filter(|w| iteration.resume.is_none() && is_new(w));
     let mut wanted: Vec<_> = new.map(|w| (w.id, FeedId(w.slot))).collect();
     let unfinished = unfinished_feeds(iteration);
     for feed in iteration.feeds.keys() {
-        wanted.extend(exclusive_task(state, iteration, *feed, &unfinished, eligible, Some(feed.0)));
+        wanted.extend(exclusive_task(state, iteration, *feed, &unfinished, eligible, Some(feed.0), limits));
     }
     wanted
 }
 
 /// Every shard has a feed, which only the worker at its position in the configured list runs.
-fn static_tasks(state: &State, iteration: &Iteration, eligible: &[&Worker]) -> Vec<(WorkerId, FeedId)> {
+fn static_tasks(
+    state: &State,
+    iteration: &Iteration,
+    eligible: &[&Worker],
+    limits: LossLimits,
+) -> Vec<(WorkerId, FeedId)> {
     let mut wanted = Vec::new();
     let unfinished = unfinished_feeds(iteration);
     for shard in iteration.shards_with_work() {
         let own: Vec<&Worker> = eligible.iter().filter(|w| w.slot == shard.0).copied().collect();
-        wanted.extend(exclusive_task(state, iteration, shard, &unfinished, &own, None));
+        wanted.extend(exclusive_task(state, iteration, shard, &unfinished, &own, None, limits));
     }
     wanted
 }
@@ -192,9 +220,10 @@ pub fn owed_tasks(state: &State, id: IterationId, flight: Option<WorkerId>) -> V
 }
 
 /// Workers that clients can read from and that are no stragglers; all, if there are none such.
-fn preferred<'a>(iteration: &Iteration, eligible: &[&'a Worker]) -> Vec<&'a Worker> {
-    let good =
-        |w: &&&Worker| iteration.strikes_of(w.id) < STRIKES_TO_AVOID && !iteration.stragglers.contains(&w.id);
+fn preferred<'a>(iteration: &Iteration, eligible: &[&'a Worker], limits: LossLimits) -> Vec<&'a Worker> {
+    let good = |w: &&&Worker| {
+        iteration.strikes_of(w.id) < limits.connections_to_avoid() && !iteration.stragglers.contains(&w.id)
+    };
     let good: Vec<&Worker> = eligible.iter().filter(good).copied().collect();
     if good.is_empty() { eligible.to_vec() } else { good }
 }

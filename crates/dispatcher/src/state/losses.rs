@@ -7,8 +7,8 @@ use caju_types::{ClientId, Error, RowRanges, TaskId, WorkerId};
 use super::cache_plan::without_set;
 use super::{Iteration, LostReader, Task, TaskState};
 
-/// Workers that a split was lost with before it is suspected of it.
-pub(super) const SUSPICIOUS: usize = 3;
+/// Workers that a split was lost with before it is suspected of it; the smallest value of `LossLimits::splits`.
+const SUSPECTED: usize = 2;
 
 /// What is known of a client that is gone; the fields of [`super::Update::ClientGone`].
 pub(super) struct Gone<'a> {
@@ -242,7 +242,7 @@ impl Iteration {
         if let Some(incarnation) = incarnation {
             for (index, lease) in &mut task.leases {
                 lease.lost_with.insert((worker, incarnation));
-                if lease.lost_with.len() >= SUSPICIOUS {
+                if lease.lost_with.len() >= SUSPECTED {
                     self.suspects.insert(*index);
                 }
             }

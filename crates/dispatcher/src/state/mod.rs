@@ -44,7 +44,7 @@ pub use dataset::{Dataset, Job, JobSpec, Precedence};
 pub use even::{Consumers, Even, describe_steps};
 pub use failure::Failure;
 pub use feed::{Feed, FeedId, Lease, SplitRecord, next_digest};
-pub use follow::{follow_ups, owed_tasks};
+pub use follow::{LossLimits, follow_ups, owed_tasks};
 pub use iteration::{Iteration, Member, READERS_NOTIFIED};
 pub use mode::Mode;
 pub use readers::TargetWorkers;

@@ -10,6 +10,7 @@ mod flight;
 mod incomplete;
 mod iterations;
 mod limits;
+mod losses;
 mod lost_consumers;
 mod many_peers;
 mod plans;

@@ -15,10 +15,6 @@ use arrow_array::{RecordBatch, UInt64Array};
 use caju_sources::Split;
 use caju_wire::batch_bytes;
 
-/// How long rows are buffered for a decision. A decision takes 20 seconds at most; one that stores nothing does not come
-/// with any lease.
-const BACKFILL_TIMEOUT: Duration = Duration::from_secs(30);
-
 /// Memory in bytes that a batch may retain in addition to twice its own rows without being copied. Below this a copy
 /// costs more than it frees.
 const MAX_EXCESS_BYTES: u64 = 64 << 10;
@@ -33,6 +29,8 @@ pub(super) struct BackfillBuffer {
     /// Bytes that all tasks buffer.
     total_bytes: Arc<AtomicU64>,
     limit_bytes: u64,
+    /// How long rows are buffered for a decision.
+    timeout: Duration,
     /// No rows are buffered after this time.
     deadline: Option<Duration>,
 }
@@ -89,9 +87,14 @@ pub(super) fn compacted(batch: &RecordBatch) -> (RecordBatch, u64) {
 
 impl BackfillBuffer {
     /// An empty buffer for this number of hints. All tasks of a cache share `limit_bytes`, and count in `total_bytes`.
-    pub(super) fn new(limit_bytes: u64, total_bytes: Arc<AtomicU64>, hints: usize) -> Self {
+    pub(super) fn new(
+        limit_bytes: u64,
+        timeout: Duration,
+        total_bytes: Arc<AtomicU64>,
+        hints: usize,
+    ) -> Self {
         let mut buffer = Self::default();
-        (buffer.limit_bytes, buffer.total_bytes) = (limit_bytes, total_bytes);
+        (buffer.limit_bytes, buffer.timeout, buffer.total_bytes) = (limit_bytes, timeout, total_bytes);
         buffer.hints.resize_with(hints, BTreeMap::new);
         buffer
     }
@@ -101,7 +104,7 @@ impl BackfillBuffer {
         if self.limit_bytes == 0 {
             return false;
         }
-        if now > *self.deadline.get_or_insert(now + BACKFILL_TIMEOUT) {
+        if now > *self.deadline.get_or_insert(now + self.timeout) {
             self.clear();
             return false;
         }
@@ -183,6 +186,8 @@ mod tests {
 
     use super::*;
 
+    const TIMEOUT: Duration = Duration::from_secs(30);
+
     #[test]
     fn a_few_rows_of_a_large_batch_retain_their_own_bytes() {
         let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(0..100_000));
@@ -219,13 +224,13 @@ mod tests {
     #[test]
     fn rows_wait_for_a_decision_no_longer_than_its_timeout() {
         let all = Arc::new(AtomicU64::new(0));
-        let mut buffer = BackfillBuffer::new(1 << 20, Arc::clone(&all), 1);
+        let mut buffer = BackfillBuffer::new(1 << 20, TIMEOUT, Arc::clone(&all), 1);
         let begin = Duration::from_secs(7);
         assert!(buffer.is_active(begin));
         buffer.begin(0, &split(), 0..1);
         buffer.push(0, 0, rows());
-        assert!(buffer.is_active(begin + BACKFILL_TIMEOUT) && buffer.contains(0, 0));
-        assert!(!buffer.is_active(begin + BACKFILL_TIMEOUT + Duration::from_millis(1)));
+        assert!(buffer.is_active(begin + TIMEOUT) && buffer.contains(0, 0));
+        assert!(!buffer.is_active(begin + TIMEOUT + Duration::from_millis(1)));
         assert!(!buffer.contains(0, 0));
         assert_eq!(all.load(Ordering::Relaxed), 0, "the memory is free again");
     }
@@ -235,8 +240,8 @@ mod tests {
         let all = Arc::new(AtomicU64::new(0));
         let each = rows()[0].1;
         let (mut one, mut two) = (
-            BackfillBuffer::new(3 * each, Arc::clone(&all), 1),
-            BackfillBuffer::new(3 * each, Arc::clone(&all), 1),
+            BackfillBuffer::new(3 * each, TIMEOUT, Arc::clone(&all), 1),
+            BackfillBuffer::new(3 * each, TIMEOUT, Arc::clone(&all), 1),
         );
         for index in 0..2 {
             one.begin(index, &split(), 0..1);

@@ -113,8 +113,12 @@ impl TaskCache {
         let mut in_flight = InFlight::default();
         if let Some(cache) = cache.as_ref().filter(|_| undecided) {
             let limit_bytes = cache.options().memory_tier_bytes;
-            in_flight.backfill =
-                BackfillBuffer::new(limit_bytes, Arc::clone(cache.backfill_bytes()), hints.len());
+            in_flight.backfill = BackfillBuffer::new(
+                limit_bytes,
+                cache.options().decision_wait,
+                Arc::clone(cache.backfill_bytes()),
+                hints.len(),
+            );
         }
         let hints = Arc::new(TaskHints::new(hints, Arc::clone(&ctx)));
         let snapshots = TaskSnapshots::new(cache, pipeline, job, ctx.frozen_draw(0), readers);

@@ -69,6 +69,7 @@ class Client:
         address: str,
         *,
         connect_timeout: float | None = None,
+        open_timeout: float | None = None,
         worker_wait: float | None = None,
         dispatcher_timeout: float | None = None,
         stall_timeout: float | None = None,

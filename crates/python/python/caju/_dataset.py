@@ -108,6 +108,7 @@ class Dataset(Stages, Epochs):
         compression: str | None = None,
         data_transfer_protocol: str | None = None,
         connect_timeout: float = 10.0,
+        open_timeout: float = 120.0,
         worker_wait: float = 60.0,
         dispatcher_timeout: float = 60.0,
         stall_timeout: float = 300.0,
@@ -168,8 +169,8 @@ class Dataset(Stages, Epochs):
         large batches in shared memory, where that works.
 
         Every wait ends, with an error that names who was waited for. The times are in seconds: `connect_timeout` for a
-        dispatcher that does not answer at the beginning, `worker_wait` for the first worker, `dispatcher_timeout` for a
-        dispatcher that is away during an epoch, `stall_timeout` for an epoch that does not end although nothing is left to
+        dispatcher that does not answer at the beginning, `open_timeout` for one that plans the pipeline and lists its
+        source, `worker_wait` for the first worker, `dispatcher_timeout` for a dispatcher that is away during an epoch, `stall_timeout` for an epoch that does not end although nothing is left to
         read, `dial_timeout` for the connection to a worker, and `worker_silence` for a worker that sends nothing; behind the
         last two, its rows are asked of others. Up to `prefetch` bytes of rows are on their way or wait for this reader, and
         an element of more than `max_frame` bytes (2 GiB by default) is refused before memory is asked for. Sizes may be text
@@ -183,7 +184,7 @@ class Dataset(Stages, Epochs):
                 "drop what the first one was given; give all arguments to one call, on the dataset as it was before"
             )
         limits = ReaderLimits.of(
-            max_frame, prefetch, connect_timeout=connect_timeout, worker_wait=worker_wait, dial_timeout=dial_timeout,
+            max_frame, prefetch, connect_timeout=connect_timeout, open_timeout=open_timeout, worker_wait=worker_wait, dial_timeout=dial_timeout,
             dispatcher_timeout=dispatcher_timeout, stall_timeout=stall_timeout, worker_silence=worker_silence,
         )
         out = self._copy()

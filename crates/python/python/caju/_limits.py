@@ -16,6 +16,7 @@ class ReaderLimits(NamedTuple):
     """The times, in seconds, and the sizes, in bytes, that bound a reader. None is the default of `caju read`."""
 
     connect_timeout: float | None = None
+    open_timeout: float | None = None
     worker_wait: float | None = None
     dispatcher_timeout: float | None = None
     stall_timeout: float | None = None

@@ -20,3 +20,4 @@ mod spill;
 mod status;
 mod trouble;
 mod tuning;
+mod waits;

@@ -88,7 +88,8 @@ impl Arguments {
     fn bounds(&mut self, bounds: &BoundArgs) -> &mut Self {
         self.option("--chunk-memory", bounds.chunk_memory).option("--max-record", bounds.max_record);
         self.option("--chunk-steps", bounds.chunk_steps);
-        self.option("--max-pixels", bounds.max_pixels).time("--bind-timeout", bounds.bind_timeout)
+        self.option("--max-pixels", bounds.max_pixels).time("--bind-timeout", bounds.bind_timeout);
+        self.time("--save-wait", bounds.save_wait)
     }
 
     fn connections(&mut self, limits: &ConnectionArgs) -> &mut Self {

@@ -13,8 +13,6 @@ use super::undecided;
 use crate::control::Core;
 use crate::state::{Dataset, Iteration, Policy, State};
 
-/// How long the cache's store may take to read or write a plan record.
-const RECORD_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the first batch of a job may wait for a decision by a plan record.
 const FIRST_BATCH_WAIT: Duration = Duration::from_millis(500);
 
@@ -97,7 +95,7 @@ impl Core {
     async fn in_time<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
         tokio::select! {
             done = work => done,
-            () = self.clock.sleep(RECORD_TIMEOUT) => Err(Error::deadline("the cache's store does not answer")),
+            () = self.clock.sleep(self.config.timers.cache_wait) => Err(Error::deadline("the cache's store does not answer")),
         }
     }
 

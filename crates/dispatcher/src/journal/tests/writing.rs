@@ -1,6 +1,7 @@
 //! The group commit: what is reported is durable, and compaction changes nothing.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use caju_types::{ErrorKind, Result};
 use parking_lot::Mutex;
@@ -9,6 +10,9 @@ use super::super::writer::CompactAfter;
 use super::super::{Journal, JournalWriter, MemoryJournal, Stored};
 use super::{every_update, state_of};
 use crate::state::{State, Update};
+
+/// No write of these tests takes that long.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A journal whose disk is full after a while.
 struct Full(u32);
@@ -37,7 +41,7 @@ fn run(test: impl Future<Output = ()>) {
 #[test]
 fn what_cannot_be_written_is_never_answered() {
     run(async {
-        let writer = Arc::new(JournalWriter::start(Box::new(Full(1)), 0).unwrap());
+        let writer = Arc::new(JournalWriter::start(Box::new(Full(1)), 0, TIMEOUT).unwrap());
         let first = writer.enqueue(vec![]);
         writer.durable(first).await.unwrap();
         let second = writer.enqueue(vec![]);
@@ -72,7 +76,8 @@ impl Journal for Defect {
 fn a_panic_of_the_database_is_a_failure_of_the_journal() {
     run(async {
         let writer =
-            JournalWriter::start(Box::new(Defect(|| panic!("a defect of the database"))), 0).unwrap();
+            JournalWriter::start(Box::new(Defect(|| panic!("a defect of the database"))), 0, TIMEOUT)
+                .unwrap();
         let e = writer.durable(writer.enqueue(vec![])).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Unavailable);
         assert!(e.message().contains("a defect of the database"), "{e}");
@@ -86,8 +91,7 @@ fn a_write_that_does_not_end_is_a_failure_of_the_journal() {
         let hangs = || loop {
             std::thread::park();
         };
-        let writer = JournalWriter::start(Box::new(Defect(hangs)), 0).unwrap();
-        let writer = writer.with_write_timeout(std::time::Duration::from_millis(50));
+        let writer = JournalWriter::start(Box::new(Defect(hangs)), 0, Duration::from_millis(50)).unwrap();
         let e = writer.durable(writer.enqueue(vec![])).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Unavailable);
         assert!(e.message().contains("state/journal: a write has not ended within"), "{e}");
@@ -114,7 +118,8 @@ fn compaction_changes_nothing_that_a_replay_finds() {
     ] {
         run(async {
             let mut journal = MemoryJournal::default();
-            let writer = JournalWriter::start_with(Box::new(journal.clone()), 0, compact_after).unwrap();
+            let writer =
+                JournalWriter::start_with(Box::new(journal.clone()), 0, TIMEOUT, compact_after).unwrap();
             for update in &updates {
                 writer.durable(writer.enqueue(vec![update.clone()])).await.unwrap();
             }
@@ -134,7 +139,8 @@ fn a_journal_is_compacted_when_it_has_grown() {
     let left = |stored: u64, more: u64, compact_after: CompactAfter| {
         let mut journal = MemoryJournal::default();
         journal.append(&groups(stored)).unwrap();
-        let writer = JournalWriter::start_with(Box::new(journal.clone()), stored, compact_after).unwrap();
+        let writer =
+            JournalWriter::start_with(Box::new(journal.clone()), stored, TIMEOUT, compact_after).unwrap();
         run(async {
             for group in groups(more) {
                 writer.durable(writer.enqueue(group)).await.unwrap();
@@ -201,7 +207,7 @@ fn groups_are_durable_while_the_journal_is_compacted() {
     let held = PausedJournal { journal: journal.clone(), may_go: Arc::new(Mutex::new(may_go)) };
     run(async {
         let compact_after = CompactAfter { updates: 3, bytes: u64::MAX };
-        let writer = JournalWriter::start_with(Box::new(held), 0, compact_after).unwrap();
+        let writer = JournalWriter::start_with(Box::new(held), 0, TIMEOUT, compact_after).unwrap();
         // The compaction begins after the fourth update and waits: the others do not wait for it.
         for update in &updates {
             writer.durable(writer.enqueue(vec![update.clone()])).await.unwrap();

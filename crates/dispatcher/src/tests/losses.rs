@@ -1,0 +1,135 @@
+//! How many losses and missed heartbeats count, as the settings say.
+
+use std::time::Duration;
+
+use caju_proto::v1;
+use serde_json::json;
+
+use super::fake::{World, lost, run};
+use crate::state::LossLimits;
+
+const S: Duration = Duration::from_secs(1);
+
+fn with_losses(losses: LossLimits) -> World {
+    World::with(|config| crate::config::DispatcherConfig { losses, ..config })
+}
+
+#[test]
+fn an_epoch_fails_after_as_many_lost_connections_as_are_set() {
+    run(async {
+        for connections in [1, 4] {
+            let w = with_losses(LossLimits { connections, ..LossLimits::default() });
+            w.worker("nowhere:1").await;
+            let open = w.open(&json!({"splits": 1}), "j").await;
+            let mut task = open.tasks[0].task_id;
+            for _ in 1..connections {
+                let view = w.beat(open.client_id, open.iteration_id, &[], &[lost(task, &[])]).await;
+                assert!(view.failure.is_none());
+                task = view.tasks[0].task_id;
+            }
+            let view = w.beat(open.client_id, open.iteration_id, &[], &[lost(task, &[])]).await;
+            assert!(view.failure.unwrap().message.contains("clients cannot read from worker-1"));
+        }
+    });
+}
+
+/// A quarter of the losses that end an epoch, rounded up.
+#[test]
+fn workers_with_lost_connections_get_no_task_while_there_are_others() {
+    run(async {
+        for (connections, avoided_after) in [(10, 3), (4, 1)] {
+            let w = with_losses(LossLimits { connections, ..LossLimits::default() });
+            w.worker("a:1").await;
+            let open = w.open(&json!({"splits": 1, "single": true}), "j").await;
+            w.worker("b:1").await;
+            let mut task = open.tasks[0].clone();
+            for _ in 0..avoided_after {
+                assert_eq!(task.address, "a:1");
+                let view = w.beat(open.client_id, open.iteration_id, &[], &[lost(task.task_id, &[])]).await;
+                task = view.tasks.into_iter().find(|t| !t.lost).unwrap();
+            }
+            assert_eq!(task.address, "b:1", "after {avoided_after} lost connections of {connections}");
+        }
+    });
+}
+
+#[test]
+fn an_epoch_fails_after_as_many_deaths_with_one_split_as_are_set() {
+    run(async {
+        for splits in [2, 5] {
+            let w = with_losses(LossLimits { splits, ..LossLimits::default() });
+            let open = w.open(&json!({"splits": 1, "path": "bad.arrow"}), "bad").await;
+            for n in 0..splits {
+                let worker = w.worker(&format!("w{n}:1")).await;
+                let view = w.beat(open.client_id, open.iteration_id, &[], &[]).await;
+                assert!(view.failure.is_none(), "{n} workers died: {:?}", view.failure);
+                let task = view.tasks.iter().find(|t| !t.lost).unwrap().task_id;
+                w.next(task, worker, 1, 1).await.unwrap();
+                w.beat(open.client_id, open.iteration_id, &[], &[lost(task, &[])]).await;
+                w.silence(S * 7, &[], &[(open.client_id, open.iteration_id)]).await;
+            }
+            let failure = w.beat(open.client_id, open.iteration_id, &[], &[]).await.failure.unwrap();
+            let says = format!("was lost with {splits} workers that died");
+            assert!(failure.message.contains(&says), "{failure:?}");
+        }
+    });
+}
+
+#[test]
+fn the_address_of_a_worker_is_free_after_as_many_missed_heartbeats_as_are_set() {
+    run(async {
+        for missed in [3, 12] {
+            let w = World::with(|mut config| {
+                config.timers.missed_heartbeats = missed;
+                config.timers.worker_timeout = S * 20;
+                config
+            });
+            w.worker("a:1").await;
+            let take = || v1::RegisterWorkerRequest { address: "a:1".into(), ..Default::default() };
+            // Not before half of the worker timeout.
+            let bound = S * missed.max(10);
+            w.silence(bound, &[], &[]).await;
+            w.core.register_worker(take()).await.unwrap_err();
+            w.silence(S, &[], &[]).await;
+            w.core.register_worker(take()).await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_lost_worker_is_listed_for_the_time_that_is_set() {
+    run(async {
+        let w = World::with(|mut config| {
+            config.timers.worker_memory = S * 30;
+            config
+        });
+        w.worker("a:1").await;
+        let listed = || w.core.snapshot().workers.len();
+        w.silence(S * 30, &[], &[]).await;
+        assert_eq!(listed(), 1, "it is lost since some seconds before");
+        w.silence(S * 10, &[], &[]).await;
+        assert_eq!(listed(), 0);
+    });
+}
+
+#[test]
+fn a_reader_is_silent_after_as_many_missed_heartbeats_as_are_set() {
+    run(async {
+        for silent in [2, 8] {
+            let w = World::with(|mut config| {
+                config.timers.silent_heartbeats = silent;
+                config
+            });
+            w.worker("a:1").await;
+            let def = json!({"splits": 8});
+            let (first, second) = (w.open(&def, "j").await, w.open(&def, "j").await);
+            assert_eq!(first.iteration_id, second.iteration_id);
+            let second = (second.client_id, second.iteration_id);
+            let unnotified = async || w.beat(second.0, second.1, &[], &[]).await.unnotified;
+            w.silence(S * silent, &[(1, "a:1")], &[second]).await;
+            assert_eq!(unnotified().await, 1);
+            w.silence(S, &[(1, "a:1")], &[second]).await;
+            assert_eq!(unnotified().await, 0);
+        }
+    });
+}
