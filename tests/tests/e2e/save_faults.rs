@@ -228,7 +228,6 @@ fn a_load_gives_up_a_save_without_new_parts_after_the_save_wait() {
     let reader = load(to.to_str().unwrap(), json!([]));
     let ended = reader.run(&["--save-wait", "1500ms"]);
     ended.expect_code(3).expect_error(&["had no new part for 1.50 s", "caju status"]);
-    lab.stop();
 }
 
 #[test]
