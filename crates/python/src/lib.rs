@@ -9,6 +9,7 @@
 mod arrays;
 mod bounds;
 mod capsule;
+mod client;
 mod cluster;
 mod column_builder;
 mod columns;
@@ -37,6 +38,8 @@ mod _caju {
     #[pymodule_export]
     use crate::bounds::size_bytes;
     #[pymodule_export]
+    use crate::client::{Client, union_states};
+    #[pymodule_export]
     use crate::cluster::{Cluster, Dispatcher, Worker};
     #[pymodule_export]
     use crate::command::command;
@@ -55,7 +58,7 @@ mod _caju {
     #[pymodule_export]
     use crate::logging::{log_level, take_records, wait_log, wake_log};
     #[pymodule_export]
-    use crate::reader::{Batch, Client, Reader, union_states};
+    use crate::reader::{Batch, Reader};
     #[pymodule_export]
     use crate::runtime::{forked, runtime_alive};
     #[pymodule_export]

@@ -7,9 +7,11 @@
 mod choose;
 mod curve;
 mod explain;
+mod known;
 mod policy;
 mod pool;
 mod range;
+mod sample;
 mod target;
 mod text;
 
@@ -23,9 +25,8 @@ use curve::{Curve, Point};
 pub use policy::{CachewScaler, Hpa, SCALING_POLICIES, ScalingPolicy, ScalingSample};
 pub use pool::{JobShare, PoolJob, PoolScaling, scale_pool};
 pub use range::TargetRange;
-pub use target::{
-    JobSample, LocalWorkers, Precedence, ScalingEvent, ScalingLoop, ScalingSettings, ScalingTarget,
-};
+pub use sample::{JobSample, LocalWorkers, Precedence};
+pub use target::{ScalingEvent, ScalingLoop, ScalingSettings, ScalingTarget};
 
 /// The schema of a serialised [`Scaling`].
 pub const SCALING_SCHEMA: &str = "caju.scaling/v1";

@@ -1,0 +1,220 @@
+//! The queues of a pool, one per job, and what its threads do with them.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use crate::process::{this_thread_stats, wanted_cpu_time};
+
+/// Closures of one job that may be queued. A further submission blocks its submitter.
+const MAX_QUEUED: usize = 4096;
+
+/// How long closures have to hold all threads until spare threads work for other jobs. Almost all closures take less: the
+/// engine gives rows to threads in pieces of some milliseconds.
+const STALL: Duration = Duration::from_millis(500);
+
+pub(super) type Work = Box<dyn FnOnce() + Send>;
+
+/// What the threads of a pool did so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PoolUsage {
+    /// Time for which threads were held by closures, summed over the threads.
+    pub busy: Duration,
+    /// Time for which threads ran on a core or waited for one, summed over the threads; none where the system does not report
+    /// it. A thread that is busy and wants no core waits for something else.
+    pub wanted: Option<Duration>,
+}
+
+/// The queues, and what the threads are doing.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) state: Mutex<State>,
+    /// A closure was queued, or the pool stops.
+    pub(super) queued: Condvar,
+    /// A job waits while all threads are busy, or the pool stops: for the spare threads.
+    pub(super) starved: Condvar,
+    /// A queue became shorter.
+    pub(super) taken: Condvar,
+    /// More threads are wanted, or the pool stops: for the threads that were not.
+    pub(super) resized: Condvar,
+}
+
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) queues: BTreeMap<Arc<str>, Queue>,
+    /// The number of closures begun so far: which job was served longest ago.
+    pub(super) begun: u64,
+    /// For each thread that is not spare: when it began the closure that it runs.
+    pub(super) busy_since: Vec<Option<Instant>>,
+    /// The number of these threads that take closures: the first ones.
+    pub(super) active: usize,
+    /// Time of the closures that have ended on them.
+    pub(super) busy: Duration,
+    /// Where the system counts the time of each of them.
+    pub(super) stats: Vec<PathBuf>,
+    pub(super) closed: bool,
+}
+
+/// The closures of one job. There is none without closures.
+#[derive(Default)]
+pub(super) struct Queue {
+    pub(super) waiting: VecDeque<Work>,
+    pub(super) running: usize,
+    pub(super) served: u64,
+}
+
+impl std::fmt::Debug for Queue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} waiting, {} running", self.waiting.len(), self.running)
+    }
+}
+
+impl Shared {
+    pub(super) fn new(threads: usize) -> Self {
+        let state = State {
+            queues: BTreeMap::new(),
+            begun: 0,
+            busy_since: Vec::new(),
+            active: threads,
+            busy: Duration::ZERO,
+            stats: Vec::new(),
+            closed: false,
+        };
+        let [queued, starved, taken, resized] = std::array::from_fn(|_| Condvar::new());
+        Self { state: Mutex::new(state), queued, starved, taken, resized }
+    }
+
+    pub(super) fn usage(&self) -> PoolUsage {
+        let (busy, stats) = {
+            let state = self.state.lock();
+            let running = state.busy_since.iter().flatten().map(Instant::elapsed).sum::<Duration>();
+            (state.busy + running, state.stats.clone())
+        };
+        // The files are read without the lock.
+        let wanted = stats.iter().map(|path| wanted_cpu_time(path)).collect::<Option<Vec<_>>>();
+        PoolUsage { busy, wanted: wanted.filter(|w| !w.is_empty()).map(|w| w.iter().sum()) }
+    }
+
+    /// Queues a closure; false if the pool stops.
+    pub(super) fn submit(&self, job: &Arc<str>, work: Work) -> bool {
+        let mut state = self.state.lock();
+        while !state.closed && state.queues.get(job).is_some_and(|q| q.waiting.len() >= MAX_QUEUED) {
+            self.taken.wait(&mut state);
+        }
+        if state.closed {
+            return false;
+        }
+        state.queues.entry(Arc::clone(job)).or_default().waiting.push_back(work);
+        self.queued.notify_one();
+        self.call_spare(&state);
+        true
+    }
+
+    pub(super) fn close(&self) {
+        self.state.lock().closed = true;
+        self.queued.notify_all();
+        self.starved.notify_all();
+        self.taken.notify_all();
+        self.resized.notify_all();
+    }
+
+    /// Lets a spare thread watch for how long the threads are held, if a job has none.
+    pub(super) fn call_spare(&self, state: &State) {
+        if state.starved().is_some() && state.stalls_in().is_some() {
+            self.starved.notify_one();
+        }
+    }
+
+    /// What one thread does until the pool stops. What is queued then still runs.
+    pub(super) fn work(&self, thread: usize, is_spare: bool) {
+        let stats = this_thread_stats().filter(|_| !is_spare);
+        let mut state = self.state.lock();
+        state.stats.extend(stats);
+        loop {
+            if !is_spare && thread >= state.active && !state.closed {
+                self.resized.wait(&mut state);
+                continue;
+            }
+            let stalls_in = state.starved().and_then(|_| state.stalls_in()).filter(|_| is_spare);
+            let job = match stalls_in {
+                _ if !is_spare || state.closed => state.next(),
+                Some(Duration::ZERO) => state.starved(),
+                _ => None,
+            };
+            let Some((job, work)) = job.and_then(|job| Some((Arc::clone(&job), state.take(&job)?))) else {
+                if state.closed {
+                    return;
+                }
+                match stalls_in {
+                    Some(time) => {
+                        self.starved.wait_for(&mut state, time);
+                    }
+                    None if is_spare => self.starved.wait(&mut state),
+                    None => self.queued.wait(&mut state),
+                }
+                continue;
+            };
+            if !is_spare {
+                state.begin(thread);
+            }
+            self.taken.notify_all();
+            self.call_spare(&state);
+            MutexGuard::unlocked(&mut state, work);
+            if !is_spare {
+                state.end(thread);
+            }
+            state.ended(&job);
+        }
+    }
+}
+
+impl State {
+    /// The job with waiting closures that has the fewest threads; of several the one that was served longest ago.
+    pub(super) fn next(&self) -> Option<Arc<str>> {
+        let waiting = self.queues.iter().filter(|(_, q)| !q.waiting.is_empty());
+        waiting.min_by_key(|(_, q)| (q.running, q.served)).map(|(job, _)| Arc::clone(job))
+    }
+
+    /// The next job, if it has no thread.
+    pub(super) fn starved(&self) -> Option<Arc<str>> {
+        self.next().filter(|job| self.queues.get(job).is_some_and(|q| q.running == 0))
+    }
+
+    /// How long until all threads have been held for [`STALL`], unless one becomes free; none while one is.
+    pub(super) fn stalls_in(&self) -> Option<Duration> {
+        let active = self.busy_since.iter().take(self.active);
+        let last = active.copied().collect::<Option<Vec<Instant>>>()?.into_iter().max()?;
+        Some(STALL.saturating_sub(last.elapsed()))
+    }
+
+    pub(super) fn begin(&mut self, thread: usize) {
+        if let Some(busy) = self.busy_since.get_mut(thread) {
+            *busy = Some(Instant::now());
+        }
+    }
+
+    pub(super) fn end(&mut self, thread: usize) {
+        let since = self.busy_since.get_mut(thread).and_then(Option::take);
+        self.busy += since.map_or(Duration::ZERO, |since| since.elapsed());
+    }
+
+    pub(super) fn take(&mut self, job: &Arc<str>) -> Option<Work> {
+        let queue = self.queues.get_mut(job)?;
+        let work = queue.waiting.pop_front()?;
+        self.begun += 1;
+        (queue.served, queue.running) = (self.begun, queue.running + 1);
+        Some(work)
+    }
+
+    pub(super) fn ended(&mut self, job: &Arc<str>) {
+        if let Some(queue) = self.queues.get_mut(job) {
+            queue.running = queue.running.saturating_sub(1);
+            if queue.running == 0 && queue.waiting.is_empty() {
+                self.queues.remove(job);
+            }
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! What is known of one iteration: rates over the windows between samples.
+
+use super::sample::JobSample;
+use crate::format::{percent, rate};
+
+/// A reader whose own time is a smaller fraction than this waits nearly always: how fast it could be is not known.
+const MIN_OWN_FRACTION: f64 = 0.02;
+/// Where the demand is not known, the target is at most this many times the workers that work: more of them show.
+const MAX_GROWTH: f64 = 4.0;
+/// The weight of the newest window in the running means, so that one odd window does not change the target by much.
+const NEWEST: f64 = 0.5;
+/// A worker's rate that changed by more than this fraction is another pipeline, such as one that reads a snapshot from now
+/// on: the mean begins again.
+const OTHER_PIPELINE: f64 = 0.3;
+/// Readers that wait for a smaller fraction of their time do not need more rows.
+const SATISFIED_WAIT: f64 = 0.02;
+/// Added workers that bring less than this fraction of the rows that were predicted are not the bottleneck.
+const MIN_MARGINAL_GAIN: f64 = 0.3;
+
+/// What is known of one iteration.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Known {
+    pub(super) last: JobSample,
+    /// The workers of the last window that was measured, with the readers' own.
+    pub(super) workers: f64,
+    /// Rows per second of a worker that does not wait for readers.
+    pub(super) per_worker: Option<f64>,
+    /// Whether that mean began again with the last window: the pipeline is changing.
+    pub(super) is_changing: bool,
+    /// Rows per second that the readers take while they do not wait, and whether that is only a lower bound.
+    pub(super) demand: Option<(f64, bool)>,
+    /// Rows per second in the last window, and the fraction of the readers' time that they waited.
+    pub(super) rate: f64,
+    pub(super) wait: f64,
+    /// The fraction of its workers' time in which it was busy.
+    pub(super) busy: f64,
+    /// Before the number of workers last rose: that number, the rate, and a worker's rate.
+    pub(super) before: Option<(f64, f64, f64)>,
+    /// The most rows per second that any number of workers gives, and a worker's rate alone.
+    pub(super) ceiling: Option<(f64, f64)>,
+}
+
+impl Known {
+    /// Takes a sample; the window is what differs from the one before.
+    pub(super) fn record(&mut self, job: JobSample, window_s: f64) {
+        // Known before the first rates: the reason names the job.
+        self.last.job.clone_from(&job.job);
+        self.last.precedence = job.precedence;
+        (self.last.local.count, self.last.local.worth) = (job.local.count, job.local.worth);
+        #[expect(clippy::cast_precision_loss, reason = "rates of rows need no exact counts")]
+        let rows = job.rows.saturating_sub(self.last.rows) as f64;
+        let local_busy_s = (job.local.busy_s - self.last.local.busy_s) * job.local.worth;
+        let busy_s = job.busy_s - self.last.busy_s + local_busy_s;
+        let workers = job.all_workers();
+        if rows <= 0.0 || busy_s <= 0.0 || window_s <= 0.0 {
+            // Nothing came: a stage or a reader may take longer than the window.
+            return;
+        }
+        let measures_workers = !job.is_ending || self.per_worker.is_none();
+        if let Some(per_worker) = self.per_worker.filter(|_| measures_workers)
+            && job.workers > self.last.workers
+            && self.workers > 0.0
+        {
+            // The new workers were there for a part of the window only. Where rows just became more expensive, the rates from
+            // before say nothing about what the workers bring.
+            if !self.is_changing {
+                self.before.get_or_insert((self.workers, self.rate, per_worker));
+            }
+            self.last = job;
+            return;
+        }
+        let (demand, wait) = self.demand_of(&job);
+        self.rate = rows / window_s;
+        self.wait = wait;
+        self.busy = (busy_s / (workers * window_s)).clamp(0.0, 1.0);
+        if let Some((rate, bound)) = demand {
+            self.demand = Some((mean(self.demand.map(|d| d.0), rate), bound));
+        }
+        if measures_workers {
+            self.is_changing = self.per_worker.is_some_and(|before| is_other(before, rows / busy_s));
+            self.per_worker = Some(mean(self.per_worker, rows / busy_s));
+            self.workers = workers;
+            self.learn(workers);
+        }
+        self.last = job;
+    }
+
+    /// What the readers would take, and whether that is a lower bound; and the fraction of their time that they waited.
+    pub(super) fn demand_of(&self, job: &JobSample) -> (Option<(f64, bool)>, f64) {
+        let (mut demand, mut bound, mut waited, mut lived) = (0.0, false, 0.0, 0.0);
+        for (reader, (rows, wait_s, own_s)) in &job.readers {
+            let (rows_before, wait_before, own_before) =
+                self.last.readers.get(reader).copied().unwrap_or_default();
+            let (wait_s, own_s) = ((wait_s - wait_before).max(0.0), (own_s - own_before).max(0.0));
+            let all_s = wait_s + own_s;
+            if all_s <= 0.0 {
+                continue;
+            }
+            #[expect(clippy::cast_precision_loss, reason = "rates of rows need no exact counts")]
+            let rows = rows.saturating_sub(rows_before) as f64;
+            bound |= own_s < MIN_OWN_FRACTION * all_s;
+            demand += rows / own_s.max(MIN_OWN_FRACTION * all_s);
+            (waited, lived) = (waited + wait_s, lived + all_s);
+        }
+        let wait = if lived > 0.0 { waited / lived } else { 0.0 };
+        ((demand > 0.0).then_some((demand, bound)), wait)
+    }
+
+    /// Compares what added workers brought with what was predicted for them, a window after they came.
+    pub(super) fn learn(&mut self, workers: f64) {
+        let Some(per_worker) = self.per_worker else { return };
+        if let Some((_, then)) = self.ceiling
+            && (per_worker > then * (1.0 + OTHER_PIPELINE) || self.wait < SATISFIED_WAIT)
+        {
+            self.ceiling = None;
+        }
+        if let Some((fewer, rate_before, alone)) = self.before.take() {
+            let demand = self.demand.map_or(f64::INFINITY, |(rate, _)| rate);
+            let predicted = (rate_before * workers / fewer).min(demand);
+            let gain = (self.rate - rate_before) / (predicted - rate_before);
+            if predicted > rate_before && gain < MIN_MARGINAL_GAIN && self.wait > SATISFIED_WAIT {
+                self.ceiling = Some((self.rate.max(rate_before), alone));
+            }
+        }
+        // What workers share gives as much to fewer of them. A rate that fell by more was no ceiling, or is none any more.
+        if self.ceiling.is_some_and(|(rate, _)| self.rate < rate * (1.0 - OTHER_PIPELINE)) {
+            self.ceiling = None;
+        }
+    }
+
+    /// The workers that it keeps busy if its readers do not wait, as a fractional number. `total_busy` is the fraction of
+    /// the workers' time in which the jobs were busy, added up.
+    pub(super) fn need(&self, total_busy: f64) -> Option<f64> {
+        let (per_worker, (demand, bound)) = (self.per_worker?, self.demand?);
+        // A worker that is busy for other jobs, too, gives this one less than it would alone.
+        let others = (total_busy - self.busy).max(0.0);
+        let need = demand / (per_worker * (1.0 + others));
+        let need = if bound { need.min(MAX_GROWTH * self.workers.max(1.0)) } else { need };
+        Some(match self.ceiling {
+            Some((ceiling, alone)) => need.min(ceiling / alone),
+            None => need,
+        })
+    }
+
+    /// What is left of a need beyond the workers in the readers' own processes.
+    pub(super) fn beyond_local(&self, need: f64) -> f64 {
+        (need - self.last.local_workers()).max(0.0)
+    }
+
+    /// The workers that it is given before it has shown what it needs: one, or it would never show it. The workers in the
+    /// readers' own processes show it as well.
+    pub(super) fn first_need(&self) -> f64 {
+        if self.last.local_workers() > 0.0 { 0.0 } else { 1.0 }
+    }
+
+    pub(super) fn describe(&self, need: f64) -> String {
+        let (per_worker, (demand, bound)) = (self.per_worker.unwrap_or(0.0), self.demand.unwrap_or_default());
+        if let Some((ceiling, _)) = self.ceiling {
+            return format!(
+                "reached {} rows/s, and more workers did not bring more: something that they share is the bottleneck, so \
+                 that its readers wait {} of their time",
+                rate(ceiling),
+                percent(self.wait)
+            );
+        }
+        let at_least = if bound { "at least " } else { "" };
+        let local = match self.last.local_workers() {
+            own if own > 0.0 => format!(", of which the readers' own cores are {own:.1}"),
+            _ => String::new(),
+        };
+        format!(
+            "takes {at_least}{} rows/s, of which a worker gives {}: {need:.1} workers{local} (its readers wait {} of their time)",
+            rate(demand),
+            rate(per_worker),
+            percent(self.wait)
+        )
+    }
+}
+
+/// A running mean, which begins again where the value has changed by much.
+fn mean(before: Option<f64>, new: f64) -> f64 {
+    match before {
+        Some(old) if !is_other(old, new) => old + NEWEST * (new - old),
+        _ => new,
+    }
+}
+
+/// Whether a rate is too far from the one before to be an error of the measurement.
+fn is_other(before: f64, new: f64) -> bool {
+    (new / before - 1.0).abs() > OTHER_PIPELINE
+}

@@ -1,0 +1,70 @@
+//! What the dispatcher has measured of a job, and what the job asks for.
+
+use std::collections::BTreeMap;
+
+/// The workers in the processes of a job's readers. They run in any case, so the target counts only the workers that are
+/// needed in addition.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct LocalWorkers {
+    /// Their number.
+    pub count: u64,
+    /// Their seconds since the job began, as [`JobSample::busy_s`].
+    pub busy_s: f64,
+    /// What one of them is worth, in workers that the target counts: a fourth, if it has a fourth of their cores.
+    pub worth: f64,
+}
+
+/// How a job stands to others where the workers are too few for all.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Precedence {
+    /// Jobs of a higher priority are served first.
+    pub priority: i32,
+    /// Its fraction of the workers, relative to those of other jobs of the same priority; above 0.
+    pub weight: f64,
+}
+
+impl Default for Precedence {
+    fn default() -> Self {
+        Self { priority: 0, weight: 1.0 }
+    }
+}
+
+/// What a job has done since it began.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct JobSample {
+    /// The iteration: counters begin with it.
+    pub iteration: u64,
+    /// The job's name.
+    pub job: String,
+    /// How it stands to other jobs.
+    pub precedence: Precedence,
+    /// Rows that its workers gave out.
+    pub rows: u64,
+    /// Seconds of the workers that the target counts, added up, in which they could compute: not those in which their output
+    /// was full, or in which they had no split.
+    pub busy_s: f64,
+    /// The workers that work for it and that the target counts.
+    pub workers: u64,
+    /// The workers in its readers' own processes.
+    pub local: LocalWorkers,
+    /// Per reader: rows that its user took, and the seconds in which it waited and did not wait.
+    pub readers: BTreeMap<u64, (u64, f64, f64)>,
+    /// Workers have all its splits: a further worker would get none, and those that have few are slower than they could be.
+    pub is_ending: bool,
+}
+
+impl JobSample {
+    /// The workers in its readers' processes, in workers that the target counts.
+    pub(super) fn local_workers(&self) -> f64 {
+        #[expect(clippy::cast_precision_loss, reason = "counts of workers are far below 2^53")]
+        let count = self.local.count as f64;
+        count * self.local.worth
+    }
+
+    /// All that work for it, in workers that the target counts.
+    pub(super) fn all_workers(&self) -> f64 {
+        #[expect(clippy::cast_precision_loss, reason = "counts of workers are far below 2^53")]
+        let counted = self.workers as f64;
+        counted + self.local_workers()
+    }
+}
