@@ -5,6 +5,7 @@ use caju_types::{Error, IterationId, Result};
 
 use super::beginnings::{self, Beginning};
 use super::reader_calls::ReaderCalls;
+use super::shards::num_shards;
 use super::usage::{admit_epoch, admit_reader};
 use super::{Core, Txn, attempts, consumers, reattach, resume};
 use crate::state::{Attempt, Iteration, Job, Mode, Resume, Update};
@@ -137,7 +138,7 @@ pub(super) fn open_new(
     admit_reader(core, txn.state)?;
     admit_epoch(core, txn, name)?;
     let iteration = IterationId(txn.state.next_id);
-    let num_shards = core.num_shards(job.spec.mode);
+    let num_shards = num_shards(&core.config.workers, job.spec.mode);
     if job.spec.mode.is_static() && num_shards == 0 {
         return Err(Error::not_found(format!(
             "job `{name}` runs in processing mode `{}`, and the dispatcher has no list of workers any more; start it with \

@@ -127,12 +127,12 @@ impl Listing {
         let order = shuffle.map(|s| SplitOrder::new(seed(s), self.epoch, self.slot));
         if let Some(shard) = shard {
             provider.names_listing(shard.listed);
-            let splits = core.counted(self.iteration, &bound, shard.splits);
+            let splits = core.snapshots.counted(self.iteration, &bound, shard.splits);
             drop(core);
             return provider.fill(self.feed, order, splits, (self.issued, self.skipped_splits), notify).await;
         }
         let splits = match sets::plan_of(self.plan.as_ref()) {
-            None => core.counted(self.iteration, &bound, (bound.splits)()),
+            None => core.snapshots.counted(self.iteration, &bound, (bound.splits)()),
             Some(plan) => match self.with_set(&core, &bound, plan, order).await {
                 Ok(sets::IterationSplits::Splits(all)) => {
                     Box::pin(futures::stream::iter(all.into_iter().map(Ok)))

@@ -43,6 +43,7 @@ mod shards;
 mod sharing;
 mod silence;
 mod snapshots;
+mod split_counts;
 mod splits;
 mod status;
 mod store;
@@ -51,6 +52,7 @@ mod targets;
 mod task_speeds;
 pub(crate) mod usage;
 mod workers;
+mod written;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

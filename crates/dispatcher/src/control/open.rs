@@ -9,6 +9,7 @@ use caju_types::{DatasetId, Error, IterationId, JobName, Result, hash128};
 use super::datasets::{find, parse, register};
 use super::iterations::Restored;
 use super::jobs::{ANONYMOUS, mode_of_message};
+use super::shards::shard_by;
 use super::usage::admit_reader;
 use super::{Core, iterations, jobs, joining, resume, sharing, targets};
 use crate::catalog::Bound;
@@ -129,7 +130,7 @@ impl Core {
                 (self.bound(id).await?, definition)
             }
         };
-        self.shard_by(mode, &definition, &bound).await
+        shard_by(&self.config.workers, mode, &definition, &bound).await
     }
 
     /// Finds or binds the dataset. A definition that the job reads already is not bound again.

@@ -33,6 +33,35 @@ impl Default for SaveProgress {
     }
 }
 
+impl SaveProgress {
+    pub(super) fn status(&self, save: &Save) -> v1::SaveStatus {
+        let url = &save.target.url;
+        let (done, total) = self.splits.lock().get(url).copied().unwrap_or_default();
+        let mut status = v1::SaveStatus {
+            url: url.clone(),
+            pipeline: save.name.clone().unwrap_or_default(),
+            fingerprint: save.prefix.to_string(),
+            state: "running".into(),
+            splits_total: total,
+            splits_done: done,
+            ..v1::SaveStatus::default()
+        };
+        match &save.stage {
+            SaveStage::Running => {}
+            SaveStage::Finished(totals) => {
+                status.state = "finished".into();
+                (status.splits_total, status.splits_done) = (totals.splits, totals.splits);
+                (status.rows, status.bytes, status.chunks) = (totals.rows, totals.bytes, totals.chunks);
+            }
+            SaveStage::Failed(failure) => {
+                status.state = "failed".into();
+                status.failure = Some(failure.into());
+            }
+        }
+        status
+    }
+}
+
 /// The saves of a dispatcher, for the driver that runs them.
 #[derive(Clone)]
 pub struct Saves {
@@ -193,10 +222,10 @@ impl Core {
                     stage: SaveStage::Running,
                 };
                 match txn.state.saves.get(&url).filter(|s| s.is_running()) {
-                    Some(running) if running.dataset == save.dataset => Ok(self.save_status(running)),
+                    Some(running) if running.dataset == save.dataset => Ok(self.saves.status(running)),
                     Some(_) => Err(taken(&url)),
                     None => {
-                        let status = self.save_status(&save);
+                        let status = self.saves.status(&save);
                         txn.apply(Update::SaveAdded { save: Box::new(save) });
                         Ok(status)
                     }
@@ -230,40 +259,13 @@ impl Core {
     pub(crate) async fn get_save(&self, request: v1::GetSaveRequest) -> Result<v1::SaveStatus> {
         let at = self.save_stores()?.resolve(&request.url).map_err(|e| e.context("save"))?;
         let url = at.url.to_string().trim_end_matches('/').to_owned();
-        self.read_durable(|state| state.saves.get(&url).map(|s| self.save_status(s))).await?.ok_or_else(
+        self.read_durable(|state| state.saves.get(&url).map(|s| self.saves.status(s))).await?.ok_or_else(
             || {
                 Error::not_found(format!(
                     "this dispatcher knows of no save to {url}; begin one with `caju save`"
                 ))
             },
         )
-    }
-
-    pub(super) fn save_status(&self, save: &Save) -> v1::SaveStatus {
-        let url = &save.target.url;
-        let (done, total) = self.saves.splits.lock().get(url).copied().unwrap_or_default();
-        let mut status = v1::SaveStatus {
-            url: url.clone(),
-            pipeline: save.name.clone().unwrap_or_default(),
-            fingerprint: save.prefix.to_string(),
-            state: "running".into(),
-            splits_total: total,
-            splits_done: done,
-            ..v1::SaveStatus::default()
-        };
-        match &save.stage {
-            SaveStage::Running => {}
-            SaveStage::Finished(totals) => {
-                status.state = "finished".into();
-                (status.splits_total, status.splits_done) = (totals.splits, totals.splits);
-                (status.rows, status.bytes, status.chunks) = (totals.rows, totals.bytes, totals.chunks);
-            }
-            SaveStage::Failed(failure) => {
-                status.state = "failed".into();
-                status.failure = Some(failure.into());
-            }
-        }
-        status
     }
 }
 

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 
 use super::Core;
 use super::reports::{ClientReport, Reports};
-use crate::config::DispatcherConfig;
+use crate::config::{DispatcherConfig, Timers};
 use crate::locks;
 use crate::state::{Feed, Iteration, State, TargetWorkers, TaskState, Worker};
 
@@ -30,6 +30,25 @@ impl Scaling {
         let planner = ScalingLoop::new(config.scaling);
         let target = watch::Sender::new(planner.target().clone());
         Self { planner: OrderedMutex::new(locks::SCALING, planner), target }
+    }
+
+    /// The target in a status; none if no target is computed.
+    pub(super) fn status(&self, timers: &Timers) -> Option<v1::ScalingStatus> {
+        if timers.scaling_interval.is_zero() {
+            return None;
+        }
+        let target = self.target.borrow();
+        let job = |(i, (job, workers)): (usize, &(String, u64))| {
+            let share = target.shares.get(i);
+            let (priority, weight) = share.map_or((0, 1.0), |s| (s.priority, s.weight));
+            let (job, share) = (job.clone(), share.map_or(0.0, |s| (s.workers * 1000.0).round() / 1000.0));
+            v1::JobWorkers { job, workers: *workers, priority, weight, share }
+        };
+        Some(v1::ScalingStatus {
+            target_workers: target.workers,
+            reason: target.reason.clone(),
+            jobs: target.jobs.iter().enumerate().map(job).collect(),
+        })
     }
 }
 
@@ -52,7 +71,7 @@ impl Core {
             // More workers do not help a job that is read only from workers in its readers' processes.
             let is_scaled = |i: &&Iteration| is_read(i) && i.target != TargetWorkers::Local;
             let running = state.iterations.values().filter(is_scaled);
-            let is_silent = |id: WorkerId| self.is_silent(&reports, id, at);
+            let is_silent = |id: WorkerId| is_silent(&self.config.timers, &reports, id, at);
             let counted =
                 state.active_workers().filter(|w| !w.is_in_reader() && !is_silent(w.id)).count() as u64;
             (counted, running.map(|i| sample(state, &reports, i, is_silent)).collect())
@@ -72,35 +91,9 @@ impl Core {
         self.scaling.target.send_replace(target);
     }
 
-    /// Whether a worker has missed some heartbeats. It may be dead, and it would count as one that stands idle until the worker
-    /// timeout.
-    fn is_silent(&self, reports: &Reports, worker: WorkerId, now: Duration) -> bool {
-        let silent = |at: Duration| now.saturating_sub(at) > self.config.timers.missed();
-        reports.workers.get(&worker).is_some_and(|report| silent(report.at))
-    }
-
     /// The last target, and notices of later ones.
     pub(crate) fn scaling_target(&self) -> watch::Receiver<ScalingTarget> {
         self.scaling.target.subscribe()
-    }
-
-    /// The target in a status; none if no target is computed.
-    pub(super) fn scaling_status(&self) -> Option<v1::ScalingStatus> {
-        if self.config.timers.scaling_interval.is_zero() {
-            return None;
-        }
-        let target = self.scaling.target.borrow();
-        let job = |(i, (job, workers)): (usize, &(String, u64))| {
-            let share = target.shares.get(i);
-            let (priority, weight) = share.map_or((0, 1.0), |s| (s.priority, s.weight));
-            let (job, share) = (job.clone(), share.map_or(0.0, |s| (s.workers * 1000.0).round() / 1000.0));
-            v1::JobWorkers { job, workers: *workers, priority, weight, share }
-        };
-        Some(v1::ScalingStatus {
-            target_workers: target.workers,
-            reason: target.reason.clone(),
-            jobs: target.jobs.iter().enumerate().map(job).collect(),
-        })
     }
 
     /// Workers that take tasks, and epochs that are being read, for metrics.
@@ -110,6 +103,13 @@ impl Core {
             (state.active_workers().count() as u64, running.count() as u64)
         })
     }
+}
+
+/// Whether a worker has missed some heartbeats. It may be dead, and it would count as one that stands idle until the worker
+/// timeout.
+fn is_silent(timers: &Timers, reports: &Reports, worker: WorkerId, now: Duration) -> bool {
+    let silent = |at: Duration| now.saturating_sub(at) > timers.missed();
+    reports.workers.get(&worker).is_some_and(|report| silent(report.at))
 }
 
 /// Whether readers are in the middle of it. They may take rows for long after all were sent.

@@ -13,6 +13,7 @@ use futures::TryStreamExt as _;
 
 use super::Core;
 use super::listing::Listing;
+use super::snapshots::Snapshots;
 use crate::catalog::{Bound, ListedSplit};
 use crate::splits::{SplitOrder, in_order};
 use crate::state::{SplitRecord, Update};
@@ -30,16 +31,14 @@ pub(super) fn plan_of(plan: Option<&Document<CachePlan>>) -> Option<CachePlan> {
     plan?.value().filter(|p| p.set.is_some()).cloned()
 }
 
-impl Core {
+impl Snapshots {
     /// A set all of whose parts exist.
     async fn whole_set(&self, id: Fingerprint) -> Result<Option<SetRecord>> {
-        let snapshot = self.snapshots.reader().await?.snapshot(&id);
+        let snapshot = self.reader().await?.snapshot(&id);
         let Some(record) = snapshot.set().await? else { return Ok(None) };
         Ok(record.is_in(&snapshot.index().await?).then_some(record))
     }
-}
 
-impl Core {
     /// Complete sets at the hints of a definition, for a job with this seed.
     ///
     /// # Errors
@@ -51,7 +50,7 @@ impl Core {
         for (hint, base) in &bound.set_bases {
             let id = set_id(base.seeded(seed), whole);
             let Some(record) = self.whole_set(id).await? else { continue };
-            let index = self.snapshots.reader().await?.snapshot(&id).index().await?;
+            let index = self.reader().await?.snapshot(&id).index().await?;
             let part = record.members.first().and_then(|m| index.get(&m.part));
             found.extend(part.map(|p| StoredSet { hint: hint.clone(), encoding: p.encoding.to_string() }));
         }
@@ -72,7 +71,7 @@ impl Listing {
         let splits: Vec<ListedSplit> = (bound.splits)().try_collect().await?;
         match &plan.set {
             Some(SetPlan::Open) => self.decide(core, bound, plan, splits, order).await,
-            Some(SetPlan::Read { id }) => match core.whole_set(*id).await? {
+            Some(SetPlan::Read { id }) => match core.snapshots.whole_set(*id).await? {
                 Some(record) => Ok(IterationSplits::Groups(self.groups(*id, &record, splits, order).await?)),
                 None => Err(Error::failed_precondition(format!(
                     "the stored rows {id} that this epoch reads were removed while the dispatcher was away: which of them \
@@ -98,7 +97,7 @@ impl Listing {
         };
         let whole = Whole::of(names(&splits)?);
         let id = set_id(base.seeded(self.job_seed), whole);
-        match core.whole_set(id).await {
+        match core.snapshots.whole_set(id).await {
             Ok(Some(record)) => {
                 if let Ok(groups) = self.groups(id, &record, splits.clone(), order).await {
                     self.planned(core, CachePlan { set: Some(SetPlan::Read { id }), ..plan }).await?;

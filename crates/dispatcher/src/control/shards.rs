@@ -6,133 +6,131 @@ use caju_sources::has_files;
 use caju_types::{Error, Result, WorkerId};
 use futures::StreamExt;
 
-use super::Core;
 use crate::catalog::Bound;
+use crate::config::DispatcherConfig;
 use crate::state::{Iteration, Mode, State};
+use crate::workers::WorkerList;
 
-impl Core {
-    /// The number of shards of an epoch that begins now; 0 outside the static modes.
-    pub(super) fn num_shards(&self, mode: Mode) -> u32 {
-        match mode.is_static() {
-            true => u32::try_from(self.config.workers.len()).unwrap_or(u32::MAX),
-            false => 0,
-        }
+/// The number of shards of an epoch that begins now; 0 outside the static modes.
+pub(super) fn num_shards(workers: &WorkerList, mode: Mode) -> u32 {
+    match mode.is_static() {
+        true => u32::try_from(workers.len()).unwrap_or(u32::MAX),
+        false => 0,
     }
+}
 
-    /// What the shards of a new job divide; none outside the static modes.
-    ///
-    /// # Errors
-    /// `NotFound` without configured workers, and for a source without files that is to be divided by file;
-    /// `InvalidArgument` for a pipeline that does not fit the mode; those of listing the source.
-    pub(super) async fn shard_by(
-        &self,
-        mode: Mode,
-        definition: &str,
-        bound: &Bound,
-    ) -> Result<Option<ShardBy>> {
-        let Ok(def) = DatasetDef::from_json_str(definition) else {
-            // Only catalogs of tests have definitions of another kind.
-            return Ok(None);
-        };
-        if def.has_shard_hint() && mode != Mode::Hint {
-            return Err(Error::invalid(format!(
-                "processing mode `{mode}`: the pipeline has a `shard` with `HINT`, which needs processing mode `hint`; \
-                 take that mode, or give `shard` numbers"
-            )));
-        }
-        if !mode.is_static() {
-            return Ok(None);
-        }
-        let workers = self.num_shards(mode);
-        if workers == 0 {
-            return Err(Error::not_found(format!(
-                "processing mode `{mode}`: the worker is not in the workers list: this dispatcher has none; start it \
-                 with --workers HOST:PORT,... (such as `localhost:%port%,localhost:%port%`), or take mode `dynamic`"
-            )));
-        }
-        if def.options.cache_only {
-            return Err(Error::invalid(format!(
-                "processing mode `{mode}`: `cache_only` reads recorded splits, which have no shards; take mode `dynamic` or \
-                 `off`"
-            )));
-        }
-        if grows(&def.source) {
-            return Err(Error::invalid(format!(
-                "processing mode `{mode}`: a save that may still be written has no shards; say `wait: false` in `load`, \
-                 or take mode `dynamic`"
-            )));
-        }
-        match mode {
-            Mode::Data => Ok(Some(ShardBy::Data)),
-            Mode::Hint => Ok(Some(ShardBy::Hint)),
-            Mode::FileOrData => {
-                let by_file = has_files(&def.source) && has_file_for_each(bound, workers).await?;
-                Ok(Some(if by_file { ShardBy::File } else { ShardBy::Data }))
-            }
-            _ if has_files(&def.source) => Ok(Some(ShardBy::File)),
-            _ => Err(Error::not_found(format!(
-                "processing mode `{mode}`: found an unshardable source: the rows of `{}` are not in files of their own; \
-                 take mode `data` or `file_or_data`",
-                def.source.name()
-            ))),
-        }
+/// What the shards of a new job divide; none outside the static modes.
+///
+/// # Errors
+/// `NotFound` without configured workers, and for a source without files that is to be divided by file;
+/// `InvalidArgument` for a pipeline that does not fit the mode; those of listing the source.
+pub(super) async fn shard_by(
+    workers: &WorkerList,
+    mode: Mode,
+    definition: &str,
+    bound: &Bound,
+) -> Result<Option<ShardBy>> {
+    let Ok(def) = DatasetDef::from_json_str(definition) else {
+        // Only catalogs of tests have definitions of another kind.
+        return Ok(None);
+    };
+    if def.has_shard_hint() && mode != Mode::Hint {
+        return Err(Error::invalid(format!(
+            "processing mode `{mode}`: the pipeline has a `shard` with `HINT`, which needs processing mode `hint`; \
+             take that mode, or give `shard` numbers"
+        )));
     }
+    if !mode.is_static() {
+        return Ok(None);
+    }
+    let workers = num_shards(workers, mode);
+    if workers == 0 {
+        return Err(Error::not_found(format!(
+            "processing mode `{mode}`: the worker is not in the workers list: this dispatcher has none; start it \
+             with --workers HOST:PORT,... (such as `localhost:%port%,localhost:%port%`), or take mode `dynamic`"
+        )));
+    }
+    if def.options.cache_only {
+        return Err(Error::invalid(format!(
+            "processing mode `{mode}`: `cache_only` reads recorded splits, which have no shards; take mode `dynamic` or \
+             `off`"
+        )));
+    }
+    if grows(&def.source) {
+        return Err(Error::invalid(format!(
+            "processing mode `{mode}`: a save that may still be written has no shards; say `wait: false` in `load`, \
+             or take mode `dynamic`"
+        )));
+    }
+    match mode {
+        Mode::Data => Ok(Some(ShardBy::Data)),
+        Mode::Hint => Ok(Some(ShardBy::Hint)),
+        Mode::FileOrData => {
+            let by_file = has_files(&def.source) && has_file_for_each(bound, workers).await?;
+            Ok(Some(if by_file { ShardBy::File } else { ShardBy::Data }))
+        }
+        _ if has_files(&def.source) => Ok(Some(ShardBy::File)),
+        _ => Err(Error::not_found(format!(
+            "processing mode `{mode}`: found an unshardable source: the rows of `{}` are not in files of their own; \
+             take mode `data` or `file_or_data`",
+            def.source.name()
+        ))),
+    }
+}
 
-    /// The position of a worker that registers: that of the list, or the next free slot without a list.
-    ///
-    /// # Errors
-    /// `FailedPrecondition` for an address that no position fits; `Unavailable` while other workers have all that it fits.
-    pub(super) fn slot_for(
-        &self,
-        state: &State,
-        address: &str,
-        worker: WorkerId,
-        known: Option<u32>,
-    ) -> Result<u32> {
-        let list = &self.config.workers;
-        if list.is_open() {
-            return Ok(state.free_slot(known, worker));
-        }
-        let holder =
-            |slot: u32| state.workers.values().find(|w| w.id != worker && !w.is_lost() && w.slot == slot);
-        let mut fitting = list.positions(address).peekable();
-        if fitting.peek().is_none() {
-            return Err(Error::failed_precondition(format!(
-                "worker address `{address}` is not configured: the dispatcher's --workers are {}; add it there, or start \
-                 the worker with one of these addresses (--listen, --advertise)",
-                list.entries().join(", ")
-            )));
-        }
-        let positions: Vec<u32> = fitting.collect();
-        let own = known.filter(|slot| positions.contains(slot));
-        if let Some(slot) =
-            own.into_iter().chain(positions.iter().copied()).find(|slot| holder(*slot).is_none())
-        {
-            return Ok(slot);
-        }
-        let holders = positions.iter().filter_map(|slot| holder(*slot));
-        Err(Error::unavailable(format!(
-            "every position of --workers that `{address}` fits is taken, by {}; a position is free when its worker has \
-             left, or was silent for {}",
-            holders.map(|w| w.describe()).collect::<Vec<_>>().join(", "),
-            caju_types::format_duration(self.config.timers.worker_timeout)
-        )))
+/// The position of a worker that registers: that of the list, or the next free slot without a list.
+///
+/// # Errors
+/// `FailedPrecondition` for an address that no position fits; `Unavailable` while other workers have all that it fits.
+pub(super) fn slot_for(
+    config: &DispatcherConfig,
+    state: &State,
+    address: &str,
+    worker: WorkerId,
+    known: Option<u32>,
+) -> Result<u32> {
+    let list = &config.workers;
+    if list.is_open() {
+        return Ok(state.free_slot(known, worker));
     }
+    let holder =
+        |slot: u32| state.workers.values().find(|w| w.id != worker && !w.is_lost() && w.slot == slot);
+    let mut fitting = list.positions(address).peekable();
+    if fitting.peek().is_none() {
+        return Err(Error::failed_precondition(format!(
+            "worker address `{address}` is not configured: the dispatcher's --workers are {}; add it there, or start \
+             the worker with one of these addresses (--listen, --advertise)",
+            list.entries().join(", ")
+        )));
+    }
+    let positions: Vec<u32> = fitting.collect();
+    let own = known.filter(|slot| positions.contains(slot));
+    if let Some(slot) = own.into_iter().chain(positions.iter().copied()).find(|slot| holder(*slot).is_none())
+    {
+        return Ok(slot);
+    }
+    let holders = positions.iter().filter_map(|slot| holder(*slot));
+    Err(Error::unavailable(format!(
+        "every position of --workers that `{address}` fits is taken, by {}; a position is free when its worker has \
+         left, or was silent for {}",
+        holders.map(|w| w.describe()).collect::<Vec<_>>().join(", "),
+        caju_types::format_duration(config.timers.worker_timeout)
+    )))
+}
 
-    /// The error of an epoch whose shards lack their workers.
-    pub(super) fn lacks_workers(&self, iteration: &Iteration, missing: &[u32]) -> Error {
-        let name = |slot: &u32| {
-            let entry = usize::try_from(*slot).ok().and_then(|i| self.config.workers.entries().get(i));
-            format!("worker {slot} (`{}`)", entry.map_or("no longer in the list", String::as_str))
-        };
-        Error::unavailable(format!(
-            "{}: {} of the configured workers, whose shard nobody else has, has not been there for {}; start it with \
-             `caju worker --dispatcher ADDRESS`",
-            iteration.describe(),
-            missing.iter().map(name).collect::<Vec<_>>().join(", "),
-            caju_types::format_duration(self.config.timers.worker_wait)
-        ))
-    }
+/// The error of an epoch whose shards lack their workers.
+pub(super) fn lacks_workers(config: &DispatcherConfig, iteration: &Iteration, missing: &[u32]) -> Error {
+    let name = |slot: &u32| {
+        let entry = usize::try_from(*slot).ok().and_then(|i| config.workers.entries().get(i));
+        format!("worker {slot} (`{}`)", entry.map_or("no longer in the list", String::as_str))
+    };
+    Error::unavailable(format!(
+        "{}: {} of the configured workers, whose shard nobody else has, has not been there for {}; start it with \
+         `caju worker --dispatcher ADDRESS`",
+        iteration.describe(),
+        missing.iter().map(name).collect::<Vec<_>>().join(", "),
+        caju_types::format_duration(config.timers.worker_wait)
+    ))
 }
 
 /// Whether a listing of the source may have other splits at another time, in any place.

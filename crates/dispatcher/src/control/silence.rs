@@ -9,7 +9,7 @@ use caju_types::{Error, IterationId, WorkerId};
 
 use super::reopen::{self, FinalReport};
 use super::reports::Reports;
-use super::shards::orphans;
+use super::shards::{lacks_workers, orphans};
 use super::{Core, Txn, acknowledgements, consumers, reattach, stragglers};
 use crate::config::Timers;
 use crate::state::{Iteration, State, TargetWorkers, Update, Worker, WorkerState};
@@ -215,7 +215,7 @@ impl Core {
                 continue;
             }
             let error = match served(iteration) {
-                true => self.lacks_workers(iteration, &orphans(state, iteration)),
+                true => lacks_workers(&self.config, iteration, &orphans(state, iteration)),
                 false => no_worker(state, iteration, timers),
             };
             out.push(Update::IterationFailed { iteration: iteration.id, failure: (&error).into() });

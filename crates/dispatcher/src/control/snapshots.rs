@@ -3,16 +3,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use caju_autocache::HintDef;
 use caju_cache::{Cache, CacheOptions};
 use caju_runtime::Clock;
-use caju_types::{Error, Result};
+use caju_types::{Error, Fingerprint, Result};
 use tokio::sync::OnceCell;
 
 use super::cache_size::KnownSize;
-use super::manifests::{SplitCounts, Written};
 use super::process::Process;
+use super::split_counts::SplitCounts;
+use super::written::Written;
 use crate::catalog::Catalog;
 use crate::config::DispatcherConfig;
+use crate::state::Dataset;
 
 /// The cache, as the dispatcher uses it.
 pub(super) struct Snapshots {
@@ -50,6 +53,27 @@ impl Snapshots {
             counts: SplitCounts::default(),
             written: Written::default(),
         }
+    }
+
+    /// The snapshot at a hint for a job with this seed.
+    pub(super) async fn seeded_prefix(&self, dataset: &Dataset, hint: &HintDef, seed: u64) -> Fingerprint {
+        if !hint.random {
+            return hint.prefix;
+        }
+        let own = self.seeded_snapshot(&dataset.definition_json, &hint.name, seed).await;
+        own.unwrap_or(hint.prefix)
+    }
+
+    /// The snapshot at a hint of a definition, given as JSON, for a job with this seed; none if that is the definition's own
+    /// prefix.
+    pub(super) async fn seeded_snapshot(
+        &self,
+        definition: &str,
+        hint: &str,
+        seed: u64,
+    ) -> Option<Fingerprint> {
+        let definition = serde_json::from_str(definition).ok()?;
+        self.catalog.seeded_snapshot(&definition, hint, seed).await
     }
 
     /// Whether there is a cache.

@@ -22,12 +22,12 @@ impl Core {
             uptime_s: now.saturating_sub(self.process.started).as_secs_f64(),
             workers: state.workers.values().map(|w| self.worker_status(state, w)).collect(),
             jobs: state.iterations.values().map(|i| self.job_status(state, i)).collect(),
-            saves: state.saves.values().map(|s| self.save_status(s)).collect(),
+            saves: state.saves.values().map(|s| self.saves.status(s)).collect(),
             cache_url: self.config.cache_url.clone(),
             journal: self.store.describe_journal().to_string(),
             configured_workers: self.config.workers.entries().to_vec(),
             cache,
-            scaling: self.scaling_status(),
+            scaling: self.scaling.status(&self.config.timers),
         })
         .await
     }

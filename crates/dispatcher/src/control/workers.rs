@@ -9,6 +9,7 @@ use caju_types::{Error, ErrorKind, Result, Secret, TaskId, Uneven, WorkerId};
 use caju_wire::is_in_process;
 
 use super::autocache::{EndedTask, Planned};
+use super::shards::slot_for;
 use super::splits::running_task;
 use super::usage::admit_worker;
 use super::{Core, Txn, secrets};
@@ -299,7 +300,7 @@ fn register(
         admit_worker(core, txn)?;
     }
     let worker = known.map_or(WorkerId(txn.state.next_worker.max(1)), |(id, _)| id);
-    let slot = core.slot_for(txn.state, &request.address, worker, known.map(|(_, slot)| slot))?;
+    let slot = slot_for(&core.config, txn.state, &request.address, worker, known.map(|(_, slot)| slot))?;
     // Under `off` a worker that comes back under another address must not count twice.
     let off = |i: &Iteration| i.mode == Mode::Off && i.is_running() && !i.feeds.is_empty();
     let unconfirmed = known.is_none() && txn.state.iterations.values().any(off);

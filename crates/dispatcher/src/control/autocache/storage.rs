@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use caju_autocache::{Coverage, Event, HintDef, StoredParts, StoredSet};
 use caju_cache::PartIndex;
-use caju_types::{Fingerprint, IterationId, JobName, Result};
+use caju_types::{IterationId, JobName, Result};
 use futures::TryStreamExt as _;
 
 use crate::catalog::Bound;
@@ -48,7 +48,7 @@ impl Core {
 
     /// Complete sets at the hints of an iteration: reading one is an option without a cost to write it.
     async fn stored_sets(&self, id: IterationId, bound: &Bound, seed: u64) -> Vec<StoredSet> {
-        self.sets_at(bound, seed).await.unwrap_or_else(|error| {
+        self.snapshots.sets_at(bound, seed).await.unwrap_or_else(|error| {
             tracing::debug!(iteration = %id, %error, "stored sets cannot be looked for");
             Vec::new()
         })
@@ -80,8 +80,11 @@ impl Core {
     ) -> Result<Coverage> {
         let mut indexes: Vec<(&HintDef, PartIndex)> = Vec::new();
         for hint in dataset.hints.iter().filter(|h| !h.is_set()) {
-            let snapshot =
-                self.snapshots.reader().await?.snapshot(&self.seeded_prefix(dataset, hint, seed).await);
+            let snapshot = self
+                .snapshots
+                .reader()
+                .await?
+                .snapshot(&self.snapshots.seeded_prefix(dataset, hint, seed).await);
             let index = snapshot.index().await?;
             if !index.is_empty() {
                 indexes.push((hint, index));
@@ -115,26 +118,5 @@ impl Core {
         };
         let parts = stored.into_iter().map(parts).collect();
         Ok(Coverage { parts, splits: Some(all), ..Coverage::default() })
-    }
-
-    /// The snapshot at a hint for a job with this seed.
-    async fn seeded_prefix(&self, dataset: &Dataset, hint: &HintDef, seed: u64) -> Fingerprint {
-        if !hint.random {
-            return hint.prefix;
-        }
-        let own = self.seeded_snapshot(&dataset.definition_json, &hint.name, seed).await;
-        own.unwrap_or(hint.prefix)
-    }
-
-    /// The snapshot at a hint of a definition, given as JSON, for a job with this seed; none if that is the definition's own
-    /// prefix.
-    pub(in crate::control) async fn seeded_snapshot(
-        &self,
-        definition: &str,
-        hint: &str,
-        seed: u64,
-    ) -> Option<Fingerprint> {
-        let definition = serde_json::from_str(definition).ok()?;
-        self.datasets.catalog().seeded_snapshot(&definition, hint, seed).await
     }
 }
