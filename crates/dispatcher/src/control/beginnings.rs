@@ -106,7 +106,7 @@ impl Core {
         let Some((id, members)) = members.await? else {
             return Ok(Some(Beginning { attempt, after, silent: None }));
         };
-        if !members.is_empty() && !self.any_calls(id, &members).await {
+        if !members.is_empty() && !self.reports.any_calls(id, &members).await {
             tracing::info!("{id}: all of its readers are silent, and a reader has restored its beginning");
             return Ok(Some(Beginning { attempt, after, silent: Some(id) }));
         }

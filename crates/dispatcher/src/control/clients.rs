@@ -1,19 +1,19 @@
 //! Clients: heartbeats with their reports, and leaving.
 
-use std::time::Duration;
-
 use caju_proto::{ticket, v1};
 use caju_types::{ClientId, Error, IterationId, Result, RowRanges, TaskId};
 
 use super::acknowledged_rows::{Reported, rows_of};
 use super::acknowledgements;
+use super::peer_reports::PeerReports;
 use super::reopen::{self, FinalReport};
-use super::reports::{CallNews, Reports};
+use super::reports::CallNews;
 use super::resume::Facts;
 use super::status::decision;
 use super::workers::modes_to_proto;
 use super::{Core, Txn, consumers, secrets, targets};
-use crate::state::{Iteration, READERS_NOTIFIED, State, TaskState, Update};
+use crate::config::Timers;
+use crate::state::{Iteration, State, TaskState, Update};
 
 /// What a heartbeat of a client changed.
 #[derive(Debug, Default)]
@@ -37,7 +37,7 @@ impl Core {
         let mut reported = Some(Reported::parse(&request)?);
         let deadline = self.deadline(request.wait_ms);
         let (recorded, numbers) = self.store.transact(
-            |txn| self.record_heartbeat(txn, &request, &lost, reported.take().unwrap_or_default()),
+            |txn| self.reports.record_heartbeat(txn, &request, &lost, reported.take().unwrap_or_default()),
             |state, touched| self.tidy(state, touched),
         );
         let acknowledged = recorded.as_ref().is_ok_and(|r| r.acknowledged);
@@ -45,7 +45,7 @@ impl Core {
         self.store.durable(if acknowledged { numbers.all } else { numbers.except_leases }).await?;
         let recorded = recorded?;
         if !recorded.is_member {
-            return self.read_durable(|state| self.unknown(state, client, id)).await;
+            return self.read_durable(|state| unknown(&self.config.timers, state, client, id)).await;
         }
         if recorded.is_news {
             // Readers that wait to leave are notified that this one lives, and whether its user takes rows.
@@ -54,128 +54,14 @@ impl Core {
         let mut news = self.notifiers.subscribe(id);
         loop {
             news.borrow_and_update();
-            self.on_heartbeat(client, id, &request);
-            let has_news = self.store.read(|state| self.has_news(state, client, id, &request));
+            self.reports.record_figures(client, id, &request);
+            let has_news = self.store.read(|state| self.reports.has_news(state, client, id, &request));
             if has_news || !self.wait(&mut news, deadline).await? {
-                self.on_heartbeat(client, id, &request);
+                self.reports.record_figures(client, id, &request);
                 return self
                     .read_durable_except_leases(|state| self.client_view(state, client, id, &request))
                     .await;
             }
-        }
-    }
-
-    /// Enters what a client reports.
-    fn record_heartbeat(
-        &self,
-        txn: &mut Txn<'_>,
-        request: &v1::ClientHeartbeatRequest,
-        lost: &[Lost],
-        reported: Reported,
-    ) -> Result<Recorded> {
-        let (client, id) = (ClientId(request.client_id), IterationId(request.iteration_id));
-        let known = match txn.state.iterations.get(&id) {
-            Some(iteration) => secrets::is_client(iteration, client, &request.secret)?,
-            None => false,
-        };
-        if !(known && report(txn, client, id, request, lost)) {
-            return Ok(Recorded::default());
-        }
-        targets::update_local(txn, client, id, &request.local_workers);
-        enter_progress(txn, client, id, request);
-        let mut reports = self.reports.lock();
-        let taken = &request.taken_tasks;
-        let took = reported.has_rows() || !taken.is_empty();
-        let acknowledged = reports.acknowledge(txn, (client, id), reported, taken, request.elements)?;
-        let iteration = txn.state.iterations.get(&id);
-        let is_at_end = iteration.is_some_and(|i| acknowledgements::is_at_end(&reports, i, client));
-        reports.record_call(id, client, CallNews { now: self.clock.now(), took, is_at_end });
-        // A reader at its end may have waited for this call.
-        // Of a consumer any call is enough; a user that takes rows is waited for.
-        let is_sign = (!took || iteration.is_some_and(|i| i.even.is_some()))
-            && !is_at_end
-            && iteration.is_some_and(Iteration::is_drained)
-            && reports.has_reader_at_end(id);
-        let is_awaited =
-            reports.record_seen(id, client, request.seen_version, request.elements, request.awaits_notices);
-        Ok(Recorded { is_member: true, is_news: is_sign || is_awaited, acknowledged })
-    }
-
-    /// Whether a client that waits is answered now. This is asked at every change of the iteration, for every client.
-    fn has_news(
-        &self,
-        state: &State,
-        client: ClientId,
-        id: IterationId,
-        request: &v1::ClientHeartbeatRequest,
-    ) -> bool {
-        match state.iterations.get(&id).filter(|i| i.members.contains_key(&client)) {
-            None => true,
-            Some(iteration) => {
-                let reports = self.reports.lock();
-                iteration.version > request.seen_version
-                    || request.awaits_notices && self.unnotified(&reports, iteration, client) == 0
-                    || self.may_leave(&reports, iteration, client)
-            }
-        }
-    }
-
-    /// Whether a reader waits at its end for others whose users take rows.
-    fn others_take(&self, reports: &Reports, iteration: &Iteration, client: ClientId) -> bool {
-        let (now, bound) = (self.clock.now(), self.config.timers.reader_wait);
-        let takes = |c: &ClientId| now.saturating_sub(reports.took_at(iteration.id, *c)) <= bound;
-        acknowledgements::is_at_end(reports, iteration, client)
-            && iteration
-                .own_members()
-                .filter(|c| *c != client)
-                .any(|c| takes(&c) && !acknowledgements::is_at_end(reports, iteration, c))
-    }
-
-    fn may_leave(&self, reports: &Reports, iteration: &Iteration, client: ClientId) -> bool {
-        acknowledgements::may_leave(reports, iteration, client, self.config.timers.reader_wait)
-    }
-
-    /// How many of the other readers have not been notified that one has come, and that its user gets elements. Those that have been
-    /// silent do not count.
-    pub(super) fn unnotified(&self, reports: &Reports, iteration: &Iteration, client: ClientId) -> u64 {
-        let Some(own) = iteration.members.get(&client) else { return 0 };
-        if iteration.members.len() > READERS_NOTIFIED {
-            return 0;
-        }
-        let bound = self.config.timers.silence();
-        let (now, news) = (self.clock.now(), own.since.max(own.takes_since));
-        let is_notified = |other: &ClientId| {
-            reports
-                .clients
-                .get(&(iteration.id, *other))
-                .is_some_and(|r| r.seen_version >= news || now.saturating_sub(r.at) > bound)
-        };
-        let others = iteration.members.iter().filter(|(other, m)| **other != client && m.flight.is_none());
-        // Those that came later were notified when they came.
-        others.filter(|(other, m)| m.since < news && !is_notified(other)).count() as u64
-    }
-
-    /// Whether a client has called within the last heartbeats. One that is not known yet counts as one that has: this dispatcher has
-    /// just started, and the client may be about to call.
-    pub(super) fn called_recently(&self, id: IterationId, client: ClientId) -> bool {
-        let since = self.reports.lock().clients.get(&(id, client)).map(|known| known.at);
-        let bound = self.config.timers.silence();
-        since.is_none_or(|at| self.clock.now().saturating_sub(at) <= bound)
-    }
-
-    fn on_heartbeat(&self, client: ClientId, id: IterationId, request: &v1::ClientHeartbeatRequest) {
-        let mut reports = self.reports.lock();
-        let now = self.clock.now();
-        if let Some(known) = reports.clients.get_mut(&(id, client)) {
-            known.at = now;
-            known.wait_fraction = request.wait_fraction;
-            known.rows_per_s = request.rows_per_s;
-            known.elements = request.elements;
-            known.rows = request.rows;
-            known.bytes = request.bytes;
-            known.rows_waiting = request.rows_waiting;
-            known.consumer_wait = Duration::from_millis(request.consumer_wait_ms);
-            known.user_busy = Duration::from_millis(request.user_busy_ms);
         }
     }
 
@@ -187,15 +73,15 @@ impl Core {
         request: &v1::ClientHeartbeatRequest,
     ) -> v1::ClientHeartbeatResponse {
         let Some(iteration) = state.iterations.get(&id).filter(|i| i.members.contains_key(&client)) else {
-            return self.unknown(state, client, id);
+            return unknown(&self.config.timers, state, client, id);
         };
         let mut reports = self.reports.lock();
         let acknowledged = reports.has_all_of(id, client);
-        let accounted = self.may_leave(&reports, iteration, client);
-        let others_take = self.others_take(&reports, iteration, client);
+        let accounted = self.reports.may_leave(&reports, iteration, client);
+        let others_take = self.reports.others_take(&reports, iteration, client);
         let stages = reports.recent_stages(iteration, self.clock.now(), self.config.timers.heartbeat);
         let slowest = consumers::slowest(&reports, iteration, client);
-        let unnotified = self.unnotified(&reports, iteration, client);
+        let unnotified = self.reports.unnotified(&reports, iteration, client);
         drop(reports);
         let facts = Facts::of(iteration, request.knows_resumed, request.known_readers);
         let same_tasks = request.knows_tasks && request.seen_version == iteration.version;
@@ -228,44 +114,6 @@ impl Core {
             slowest,
             others_take,
         }
-    }
-
-    /// The answer to a client that is no reader of what it reads.
-    fn unknown(&self, state: &State, client: ClientId, id: IterationId) -> v1::ClientHeartbeatResponse {
-        // An identifier that this journal has not given out is one of a lost journal, or of its lost end.
-        let is_lost = client.0 < state.founded_id || client.0 >= state.next_id;
-        let reopened = state.iterations.values().find(|i| i.awaits_reader(id, client));
-        let (reattach, error) = match reopened.and_then(|i| i.resume.as_deref()) {
-            _ if is_lost => (true, lost_state(client)),
-            Some(resume) => (true, Error::unavailable(resume.reopen_reason.clone())),
-            None => (false, self.expelled(client, state.iterations.contains_key(&id))),
-        };
-        v1::ClientHeartbeatResponse {
-            unknown: true,
-            failure: Some((&error).into()),
-            reattach,
-            ..Default::default()
-        }
-    }
-
-    /// Why a client reads an iteration no longer. An iteration that is there has expelled it.
-    fn expelled(&self, client: ClientId, is_there: bool) -> Error {
-        let timeout = caju_types::format_duration(self.config.timers.client_timeout);
-        let (why, way_out) = match is_there {
-            true => (
-                format!(
-                    "it was silent for longer than the client timeout of {timeout} (it stood still, or its network did), and \
-                     rows that it did not take go to other readers of the job"
-                ),
-                "read the epoch again under another job name, or raise the dispatcher's --client-timeout",
-            ),
-            false => (
-                "the epoch was opened again from a state under the same job name, or it ended and was forgotten since"
-                    .to_owned(),
-                "read under another job name",
-            ),
-        };
-        Error::failed_precondition(format!("{client} is no reader of this epoch any more: {why}; {way_out}"))
     }
 
     pub(crate) async fn close_client(
@@ -326,6 +174,82 @@ impl Core {
         drop(reports);
         Ok(v1::CloseClientResponse {})
     }
+}
+
+impl PeerReports {
+    /// Enters what a client reports.
+    fn record_heartbeat(
+        &self,
+        txn: &mut Txn<'_>,
+        request: &v1::ClientHeartbeatRequest,
+        lost: &[Lost],
+        reported: Reported,
+    ) -> Result<Recorded> {
+        let (client, id) = (ClientId(request.client_id), IterationId(request.iteration_id));
+        let known = match txn.state.iterations.get(&id) {
+            Some(iteration) => secrets::is_client(iteration, client, &request.secret)?,
+            None => false,
+        };
+        if !(known && report(txn, client, id, request, lost)) {
+            return Ok(Recorded::default());
+        }
+        targets::update_local(txn, client, id, &request.local_workers);
+        enter_progress(txn, client, id, request);
+        let mut reports = self.lock();
+        let taken = &request.taken_tasks;
+        let took = reported.has_rows() || !taken.is_empty();
+        let acknowledged = reports.acknowledge(txn, (client, id), reported, taken, request.elements)?;
+        let iteration = txn.state.iterations.get(&id);
+        let is_at_end = iteration.is_some_and(|i| acknowledgements::is_at_end(&reports, i, client));
+        reports.record_call(id, client, CallNews { now: self.now(), took, is_at_end });
+        // A reader at its end may have waited for this call.
+        // Of a consumer any call is enough; a user that takes rows is waited for.
+        let is_sign = (!took || iteration.is_some_and(|i| i.even.is_some()))
+            && !is_at_end
+            && iteration.is_some_and(Iteration::is_drained)
+            && reports.has_reader_at_end(id);
+        let is_awaited =
+            reports.record_seen(id, client, request.seen_version, request.elements, request.awaits_notices);
+        Ok(Recorded { is_member: true, is_news: is_sign || is_awaited, acknowledged })
+    }
+}
+
+/// The answer to a client that is no reader of what it reads.
+fn unknown(timers: &Timers, state: &State, client: ClientId, id: IterationId) -> v1::ClientHeartbeatResponse {
+    // An identifier that this journal has not given out is one of a lost journal, or of its lost end.
+    let is_lost = client.0 < state.founded_id || client.0 >= state.next_id;
+    let reopened = state.iterations.values().find(|i| i.awaits_reader(id, client));
+    let (reattach, error) = match reopened.and_then(|i| i.resume.as_deref()) {
+        _ if is_lost => (true, lost_state(client)),
+        Some(resume) => (true, Error::unavailable(resume.reopen_reason.clone())),
+        None => (false, expelled(timers, client, state.iterations.contains_key(&id))),
+    };
+    v1::ClientHeartbeatResponse {
+        unknown: true,
+        failure: Some((&error).into()),
+        reattach,
+        ..Default::default()
+    }
+}
+
+/// Why a client reads an iteration no longer. An iteration that is there has expelled it.
+fn expelled(timers: &Timers, client: ClientId, is_there: bool) -> Error {
+    let timeout = caju_types::format_duration(timers.client_timeout);
+    let (why, way_out) = match is_there {
+        true => (
+            format!(
+                "it was silent for longer than the client timeout of {timeout} (it stood still, or its network did), and \
+                 rows that it did not take go to other readers of the job"
+            ),
+            "read the epoch again under another job name, or raise the dispatcher's --client-timeout",
+        ),
+        false => (
+            "the epoch was opened again from a state under the same job name, or it ended and was forgotten since"
+                .to_owned(),
+            "read under another job name",
+        ),
+    };
+    Error::failed_precondition(format!("{client} is no reader of this epoch any more: {why}; {way_out}"))
 }
 
 /// Which rows readers have was in the lost state: only they know it now. Readers before version 0.2 do not say it, and end

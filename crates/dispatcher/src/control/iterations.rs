@@ -43,7 +43,9 @@ pub(super) fn get_or_create(
             id,
             given,
             resume::Others {
-                is_alive: |client| !others.silent.contains(&client) && core.called_recently(id, client),
+                is_alive: |client| {
+                    !others.silent.contains(&client) && core.reports.called_recently(id, client)
+                },
                 any_called: others.called_in == Some(id),
             },
         )?

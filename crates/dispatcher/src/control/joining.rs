@@ -50,7 +50,7 @@ impl Core {
         }
         let answer = describe(txn.state, client, id)?;
         let unnotified = match txn.state.iterations.get(&id) {
-            Some(iteration) => self.unnotified(&self.reports.lock(), iteration, client),
+            Some(iteration) => self.reports.unnotified(&self.reports.lock(), iteration, client),
             None => 0,
         };
         Ok(v1::OpenIterationResponse { unnotified, ..answer })

@@ -24,6 +24,7 @@ mod listings;
 mod manifests;
 mod notifiers;
 mod open;
+mod peer_reports;
 mod policies;
 mod precedence;
 mod process;
@@ -58,14 +59,13 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use caju_runtime::{Clock, OrderedMutex, Tasks};
+use caju_runtime::{Clock, Tasks};
 use caju_types::{ClientId, Error, IterationId, Result};
 use tokio::sync::watch;
 
 use crate::catalog::Catalog;
 use crate::config::DispatcherConfig;
 use crate::journal::Journal;
-use crate::locks;
 use crate::state::{Iteration, State, Update};
 use autocache::AutocacheJobs;
 #[cfg(test)]
@@ -73,8 +73,8 @@ pub(crate) use clients::task_infos;
 use datasets::Datasets;
 use listings::Listings;
 use notifiers::Notifiers;
+use peer_reports::PeerReports;
 use process::Process;
-use reports::Reports;
 use rounds::RoundOrders;
 use saves::SaveProgress;
 pub use saves::Saves;
@@ -98,7 +98,7 @@ pub(crate) struct Core {
     listings: Listings,
     datasets: Datasets,
     snapshots: Snapshots,
-    reports: OrderedMutex<Reports>,
+    reports: PeerReports,
     autocache: AutocacheJobs,
     saves: SaveProgress,
     scaling: Scaling,
@@ -125,7 +125,7 @@ impl Core {
         let core = Arc::new(Self {
             store: Store::open(journal, replayed, &config)?,
             autocache: AutocacheJobs::new(config.record_autocache_events.as_deref()),
-            reports: OrderedMutex::new(locks::REPORTS, Reports::default()),
+            reports: PeerReports::new(Arc::clone(&clock), config.timers.clone()),
             notifiers: Notifiers::default(),
             rounds: RoundOrders::default(),
             listings: Listings::default(),

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use caju_types::{ClientId, IterationId};
 
-use super::Core;
+use super::peer_reports::PeerReports;
 
 /// How often a call of silent readers is looked for within a heartbeat.
 const POLLS_PER_HEARTBEAT: u32 = 4;
@@ -18,7 +18,7 @@ pub(super) struct ReaderCalls {
     pub(super) called_in: Option<IterationId>,
 }
 
-impl Core {
+impl PeerReports {
     /// Waits until one of these readers calls. False if all of them have been silent for [`silence`](crate::config::Timers::silence).
     pub(super) async fn any_calls(&self, id: IterationId, clients: &[ClientId]) -> bool {
         self.calls(id, clients, |silent| silent.len() < clients.len()).await.silent.len() < clients.len()
@@ -37,12 +37,12 @@ impl Core {
         is_enough: impl Fn(&BTreeSet<ClientId>) -> bool,
     ) -> ReaderCalls {
         let last_calls = || -> Vec<u64> {
-            let reports = self.reports.lock();
+            let reports = self.lock();
             clients.iter().map(|client| reports.last_call(id, *client)).collect()
         };
-        let heartbeat = self.config.timers.heartbeat;
-        let until = self.clock.now() + self.config.timers.silence();
-        let last_leave = || self.reports.lock().last_leave(id);
+        let heartbeat = self.timers.heartbeat;
+        let until = self.now() + self.timers.silence();
+        let last_leave = || self.lock().last_leave(id);
         let (before, leave_before) = (last_calls(), last_leave());
         let mut any_called = false;
         loop {
@@ -51,10 +51,10 @@ impl Core {
                 before.iter().zip(&now).any(|(before, now)| before < now) || last_leave() > leave_before;
             let same = clients.iter().zip(before.iter().zip(&now)).filter(|(_, (before, now))| before == now);
             let silent = same.map(|(client, _)| *client).collect();
-            if is_enough(&silent) || self.clock.now() >= until {
+            if is_enough(&silent) || self.now() >= until {
                 return ReaderCalls { silent, called_in: any_called.then_some(id) };
             }
-            self.clock.sleep(heartbeat / POLLS_PER_HEARTBEAT).await;
+            self.clock().sleep(heartbeat / POLLS_PER_HEARTBEAT).await;
         }
     }
 }

@@ -134,7 +134,7 @@ impl Core {
         let Some((id, client)) = self.read_durable(|state| holder(state, request)).await? else {
             return Ok(());
         };
-        if self.any_calls(id, &[client]).await {
+        if self.reports.any_calls(id, &[client]).await {
             return Ok(());
         }
         let unix_ms = self.unix_ms();

@@ -257,7 +257,7 @@ impl Core {
                 .then(|| (iteration.id, iteration.own_members().collect::<Vec<_>>()))
         });
         let Some((id, members)) = found.await? else { return Ok(ReaderCalls::default()) };
-        Ok(self.await_calls(id, &members).await)
+        Ok(self.reports.await_calls(id, &members).await)
     }
 }
 

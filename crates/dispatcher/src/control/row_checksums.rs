@@ -5,10 +5,9 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use caju_proto::v1;
-use caju_types::{RowRanges, TaskId, WorkerId};
+use caju_types::RowRanges;
 
-use super::Core;
-use crate::state::{Lease, State};
+use crate::state::Lease;
 
 /// The most splits of an iteration whose checksums are kept; those that were reported first are dropped. A split has about
 /// 15 of them, so this is 20 MB.
@@ -24,7 +23,7 @@ pub(crate) struct RowChecksums {
 }
 
 impl RowChecksums {
-    fn add(&mut self, checksum: &v1::RowChecksum) {
+    pub(super) fn add(&mut self, checksum: &v1::RowChecksum) {
         // Others are never asked for, and a worker must not fill the memory.
         if checksum.ordinal != 0 && !checksum.ordinal.is_power_of_two() {
             return;
@@ -61,22 +60,6 @@ impl RowChecksums {
         for (split, _) in leases.filter(|(_, lease)| lease.done.is_empty()) {
             if let Some(of_split) = self.splits.get_mut(split) {
                 of_split.clear();
-            }
-        }
-    }
-}
-
-impl Core {
-    /// Notes the checksums that a worker reports of its tasks.
-    pub(super) fn on_row_checksums(&self, state: &State, worker: WorkerId, checksums: &[v1::RowChecksum]) {
-        if checksums.is_empty() {
-            return;
-        }
-        let mut reports = self.reports.lock();
-        for checksum in checksums {
-            let Some((iteration, task)) = state.task(TaskId(checksum.task_id)) else { continue };
-            if task.worker == worker && task.leases.contains_key(&checksum.split_index) {
-                reports.row_checksums.entry(iteration.id).or_default().add(checksum);
             }
         }
     }

@@ -6,6 +6,7 @@ use caju_proto::v1;
 use caju_types::{Error, IterationId, Result, RowRanges, TaskId, WorkerId};
 
 use super::fairness::fair_count;
+use super::peer_reports::PeerReports;
 use super::{Core, Txn, secrets, sharing};
 use crate::state::{Even, Failure, FeedId, Iteration, Lease, SplitRecord, State, Task, Update, WorkerState};
 
@@ -30,28 +31,13 @@ impl Core {
         loop {
             news.borrow_and_update();
             let answer = self.commit(|txn| self.lease(txn, &request)).await?;
-            self.record_lease(iteration, &request, answer.as_ref());
+            self.reports.record_lease(iteration, &request, answer.as_ref());
             if let Some(answer) = answer {
                 return Ok(answer);
             }
             if !self.wait(&mut news, deadline).await? {
                 return Ok(v1::NextSplitsResponse::default());
             }
-        }
-    }
-
-    /// Notes that a worker called, and how many splits it got.
-    fn record_lease(
-        &self,
-        iteration: IterationId,
-        request: &v1::NextSplitsRequest,
-        answer: Option<&v1::NextSplitsResponse>,
-    ) {
-        let now = self.clock.now();
-        let mut reports = self.reports.lock();
-        reports.on_worker_call(WorkerId(request.worker_id), now);
-        if let Some(answer) = answer {
-            reports.task_speeds.leased(iteration, TaskId(request.task_id), answer.splits.len(), now);
         }
     }
 
@@ -183,6 +169,23 @@ impl Core {
         match provider.end()? {
             Ok(_) => Some(Available::End { exhausted: Some(provider.listing()) }),
             Err(e) => Some(Available::Failed(e)),
+        }
+    }
+}
+
+impl PeerReports {
+    /// Notes that a worker called, and how many splits it got.
+    fn record_lease(
+        &self,
+        iteration: IterationId,
+        request: &v1::NextSplitsRequest,
+        answer: Option<&v1::NextSplitsResponse>,
+    ) {
+        let now = self.now();
+        let mut reports = self.lock();
+        reports.on_worker_call(WorkerId(request.worker_id), now);
+        if let Some(answer) = answer {
+            reports.task_speeds.leased(iteration, TaskId(request.task_id), answer.splits.len(), now);
         }
     }
 }

@@ -9,6 +9,7 @@ use caju_proto::v1;
 use caju_types::{ClientId, Result};
 
 use super::Core;
+use super::peer_reports::PeerReports;
 use super::reports::Reports;
 use super::workers::{modes_to_proto, sharing_name};
 use crate::state::{Iteration, Job, Member, State, Task, TaskState, Worker};
@@ -20,7 +21,7 @@ impl Core {
         self.read_durable(|state| v1::GetStatusResponse {
             version: env!("CARGO_PKG_VERSION").to_string(),
             uptime_s: now.saturating_sub(self.process.started).as_secs_f64(),
-            workers: state.workers.values().map(|w| self.worker_status(state, w)).collect(),
+            workers: state.workers.values().map(|w| self.reports.worker_status(state, w)).collect(),
             jobs: state.iterations.values().map(|i| self.job_status(state, i)).collect(),
             saves: state.saves.values().map(|s| self.saves.status(s)).collect(),
             cache_url: self.config.cache_url.clone(),
@@ -30,33 +31,6 @@ impl Core {
             scaling: self.scaling.status(&self.config.timers),
         })
         .await
-    }
-
-    fn worker_status(&self, state: &State, worker: &Worker) -> v1::WorkerStatus {
-        let reports = self.reports.lock();
-        let report = reports.workers.get(&worker.id);
-        let (last_report, usage) = (report.map(|r| r.at), report.and_then(|r| r.usage));
-        let tuned = report.map(|r| r.tuned.clone()).unwrap_or_default();
-        let tasks = state.iterations.values().flat_map(|i| i.tasks.values().map(|t| (i.id, t)));
-        let here: Vec<_> =
-            tasks.filter(|(_, t)| t.worker == worker.id && t.state == TaskState::Active).collect();
-        let running = here.iter().filter_map(|(i, t)| reports.served.of_task(*i, t.id)).collect();
-        let served = reports.served.of_worker(worker.id);
-        drop(reports);
-        v1::WorkerStatus {
-            worker_id: worker.id.0,
-            address: worker.address.clone(),
-            tags: worker.tags.clone(),
-            cores: worker.cores,
-            silent_s: last_report.map_or(0.0, |at| self.clock.now().saturating_sub(at).as_secs_f64()),
-            state: worker.state_name().to_string(),
-            tasks: here.iter().map(|(_, t)| t.id.0).collect(),
-            slot: worker.slot,
-            served: Some(served),
-            usage,
-            running,
-            tuned,
-        }
     }
 
     fn job_status(&self, state: &State, iteration: &Iteration) -> v1::JobStatus {
@@ -125,6 +99,35 @@ impl Core {
             workers_wanted,
             sharing: state.jobs.get(&iteration.job).map(sharing_name).unwrap_or_default(),
             shares_with,
+        }
+    }
+}
+
+impl PeerReports {
+    fn worker_status(&self, state: &State, worker: &Worker) -> v1::WorkerStatus {
+        let reports = self.lock();
+        let report = reports.workers.get(&worker.id);
+        let (last_report, usage) = (report.map(|r| r.at), report.and_then(|r| r.usage));
+        let tuned = report.map(|r| r.tuned.clone()).unwrap_or_default();
+        let tasks = state.iterations.values().flat_map(|i| i.tasks.values().map(|t| (i.id, t)));
+        let here: Vec<_> =
+            tasks.filter(|(_, t)| t.worker == worker.id && t.state == TaskState::Active).collect();
+        let running = here.iter().filter_map(|(i, t)| reports.served.of_task(*i, t.id)).collect();
+        let served = reports.served.of_worker(worker.id);
+        drop(reports);
+        v1::WorkerStatus {
+            worker_id: worker.id.0,
+            address: worker.address.clone(),
+            tags: worker.tags.clone(),
+            cores: worker.cores,
+            silent_s: last_report.map_or(0.0, |at| self.now().saturating_sub(at).as_secs_f64()),
+            state: worker.state_name().to_string(),
+            tasks: here.iter().map(|(_, t)| t.id.0).collect(),
+            slot: worker.slot,
+            served: Some(served),
+            usage,
+            running,
+            tuned,
         }
     }
 }

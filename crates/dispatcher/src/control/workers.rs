@@ -9,6 +9,7 @@ use caju_types::{Error, ErrorKind, Result, Secret, TaskId, Uneven, WorkerId};
 use caju_wire::is_in_process;
 
 use super::autocache::{EndedTask, Planned};
+use super::peer_reports::PeerReports;
 use super::shards::slot_for;
 use super::splits::running_task;
 use super::usage::admit_worker;
@@ -41,7 +42,7 @@ impl Core {
         let secret = secrets::of_registration(&request.secret)?;
         let worker = self
             .commit(|txn| {
-                self.may_register(txn.state, &request, now)?;
+                self.reports.may_register(txn.state, &request, now)?;
                 let id = register(self, txn, &request, secret)?;
                 self.reports.lock().worker_registered(id, now);
                 Ok(id)
@@ -54,29 +55,6 @@ impl Core {
             secret: secret.to_vec().into(),
             cache_url: self.config.cache_url.clone(),
         })
-    }
-
-    /// Whether a worker may register: only the live worker itself may take its address again.
-    fn may_register(&self, state: &State, request: &v1::RegisterWorkerRequest, now: Duration) -> Result<()> {
-        let Some(known) = state.worker_at(&request.address) else { return Ok(()) };
-        if known.is_lost() || secrets::is_of_worker(known, &request.secret) {
-            return Ok(());
-        }
-        let last_report = self.reports.lock().workers.get(&known.id).map_or(now, |r| r.at);
-        let silent = now.saturating_sub(last_report);
-        let timeout = self.config.timers.worker_timeout;
-        let alive = self.config.timers.missed().max(timeout / 2).min(timeout);
-        if silent > alive {
-            return Ok(());
-        }
-        // A worker that was killed and started again tries until the dispatcher misses the old one.
-        Err(Error::unavailable(format!(
-            "{} sent its last heartbeat {:.1} s ago, and its address is not given to another process while it lives; if it died \
-             just now, this passes within {}; else take another address (--listen, --advertise)",
-            known.describe(),
-            silent.as_secs_f64(),
-            caju_types::format_duration(alive)
-        )))
     }
 
     /// Workers that any process can read from: their identifiers, addresses and secrets. A worker of a journal without secrets
@@ -138,7 +116,7 @@ impl Core {
         }
         if !(request.checksums.is_empty() && request.served.is_empty()) {
             self.store.read(|state| {
-                self.on_row_checksums(state, id, &request.checksums);
+                self.reports.on_row_checksums(state, id, &request.checksums);
                 self.reports.lock().on_served(state, id, &request.served, self.clock.now());
             });
         }
@@ -286,6 +264,31 @@ impl Core {
             Ok(v1::DrainWorkerResponse {})
         })
         .await
+    }
+}
+
+impl PeerReports {
+    /// Whether a worker may register: only the live worker itself may take its address again.
+    fn may_register(&self, state: &State, request: &v1::RegisterWorkerRequest, now: Duration) -> Result<()> {
+        let Some(known) = state.worker_at(&request.address) else { return Ok(()) };
+        if known.is_lost() || secrets::is_of_worker(known, &request.secret) {
+            return Ok(());
+        }
+        let last_report = self.lock().workers.get(&known.id).map_or(now, |r| r.at);
+        let silent = now.saturating_sub(last_report);
+        let timeout = self.timers.worker_timeout;
+        let alive = self.timers.missed().max(timeout / 2).min(timeout);
+        if silent > alive {
+            return Ok(());
+        }
+        // A worker that was killed and started again tries until the dispatcher misses the old one.
+        Err(Error::unavailable(format!(
+            "{} sent its last heartbeat {:.1} s ago, and its address is not given to another process while it lives; if it died \
+             just now, this passes within {}; else take another address (--listen, --advertise)",
+            known.describe(),
+            silent.as_secs_f64(),
+            caju_types::format_duration(alive)
+        )))
     }
 }
 
