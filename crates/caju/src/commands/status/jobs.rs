@@ -66,7 +66,7 @@ pub(super) fn text(jobs: &[&JobStatus]) -> String {
     for job in jobs.iter().filter(|j| {
         ["running", "abandoned"].contains(&state(j)) || j.failure.is_some() || j.incomplete.is_some()
     }) {
-        out.push_str(&details(job));
+        out.push_str(&details(job, jobs));
     }
     out
 }
@@ -101,7 +101,7 @@ fn caching(job: &JobStatus, out: &mut String) {
 }
 
 /// The stages of a job: their rows and their rates while busy.
-fn details(job: &JobStatus) -> String {
+fn details(job: &JobStatus, all: &[&JobStatus]) -> String {
     let mut out = format!("\n{} epoch {}", job.job, job.epoch);
     if let Some(f) = &job.failure {
         let message = f.message.lines().collect::<Vec<_>>().join("\n    ");
@@ -128,7 +128,7 @@ fn details(job: &JobStatus) -> String {
     if state(job) == "abandoned" {
         out.push_str(&format!("  {}\n", wrapped(&abandoned(job), 2)));
     }
-    progress(job, &mut out);
+    progress(job, all, &mut out);
     let mut rows = vec![
         ["stage", "rows in", "rows out", "bytes out", "busy", "at once", "CPU", "rows/busy s"]
             .map(String::from),
@@ -167,7 +167,7 @@ fn abandoned(job: &JobStatus) -> String {
 const SHOWN_READERS: usize = 10;
 
 /// Where the splits of an epoch are, and how far its readers are: those first whose users take nothing.
-fn progress(job: &JobStatus, out: &mut String) {
+fn progress(job: &JobStatus, all: &[&JobStatus], out: &mut String) {
     let (splits, served) = (job.splits.unwrap_or_default(), job.served.unwrap_or_default());
     out.push_str(&format!(
         "  splits: {} waiting, {} running, {} sent, {} done; opened at the source: {}; sent: {} elements, {}\n",
@@ -179,7 +179,7 @@ fn progress(job: &JobStatus, out: &mut String) {
         format_count(served.elements),
         format_bytes(served.bytes)
     ));
-    sharing(job, out);
+    sharing(job, all, out);
     if job.readers.is_empty() {
         return;
     }
@@ -224,8 +224,8 @@ fn progress(job: &JobStatus, out: &mut String) {
     }
 }
 
-/// With whom a job shares, and what that saved it.
-fn sharing(job: &JobStatus, out: &mut String) {
+/// With whom a job shares, what that saved it, and who is the last of them.
+fn sharing(job: &JobStatus, all: &[&JobStatus], out: &mut String) {
     if job.sharing.is_empty() {
         return;
     }
@@ -252,7 +252,27 @@ fn sharing(job: &JobStatus, out: &mut String) {
         let (mapped, reused) = (format_bytes(mapped), format_bytes(shared.reused_bytes));
         line += &format!(", {mapped} in shared memory, of which {reused} are common with others");
     }
+    if let Some((epoch, last)) = slowest_reader(job, all) {
+        line += &format!(
+            "; the slowest reader: {} of {epoch}, with {} rows",
+            reader(last),
+            format_count(last.rows)
+        );
+    }
     out.push_str(&format!("  {}\n", wrapped(&line, 2)));
+}
+
+/// Of the readers that share with a job, and its own, the one that has the fewest rows, with its epoch; none if there is one
+/// reader.
+fn slowest_reader<'a>(job: &'a JobStatus, all: &[&'a JobStatus]) -> Option<(String, &'a ReaderStatus)> {
+    let name = |j: &JobStatus| format!("{} epoch {}", j.job, j.epoch);
+    let others = all.iter().copied().filter(|j| job.shares_with.contains(&name(j)));
+    let readers = others.chain([job]).flat_map(|j| j.readers.iter().map(move |r| (j, r)));
+    let (count, last) = readers.fold((0, None), |(count, last): (u32, Option<(&JobStatus, _)>), new| {
+        let is_behind = last.is_none_or(|(_, known): (_, &ReaderStatus)| new.1.rows < known.rows);
+        (count + 1, if is_behind { Some(new) } else { last })
+    });
+    last.filter(|_| count > 1).map(|(j, r)| (name(j), r))
 }
 
 /// A reader's name.

@@ -8,7 +8,7 @@ mod tests;
 use std::time::Duration;
 
 use caju_client::{Client, ClientConfig};
-use caju_proto::v1::{CacheSize, GetStatusResponse, JobStatus, JobWorkers, WorkerStatus};
+use caju_proto::v1::{CacheSize, GetStatusResponse, JobStatus, JobWorkers, SharingUsage, WorkerStatus};
 use caju_types::{Result, format_bytes, format_count, format_duration};
 
 use crate::cli::{StatusArgs, StatusFormat};
@@ -61,6 +61,7 @@ fn text(address: &str, status: &GetStatusResponse, all: bool) -> String {
         out.push_str(&format!("{address}`\n"));
     } else {
         out.push_str(&workers(&status.workers));
+        out.push_str(&windows(&status.workers));
     }
     if let Some(scaling) = &status.scaling {
         let s = if scaling.target_workers == 1 { "" } else { "s" };
@@ -124,6 +125,24 @@ fn workers(workers: &[WorkerStatus]) -> String {
         ]
     }));
     table(&rows)
+}
+
+/// The windows of shared rows that are in use.
+fn windows(workers: &[WorkerStatus]) -> String {
+    let used = workers.iter().filter_map(|w| Some((w.worker_id, w.usage?.sharing?)));
+    let used = used.filter(|(_, s)| s.bytes + s.hits + s.misses > 0);
+    let line = |(worker, s): (u64, SharingUsage)| {
+        let line = format!(
+            "window of shared rows of worker {worker}: {} of {}; {} splits read from it, {} computed, {} evicted unread",
+            format_bytes(s.bytes),
+            format_bytes(s.limit_bytes),
+            format_count(s.hits),
+            format_count(s.misses),
+            format_count(s.evicted_unread)
+        );
+        format!("{}\n", wrapped(&line, 0))
+    };
+    used.map(line).collect()
 }
 
 fn span(seconds: f64) -> String {

@@ -210,12 +210,16 @@ fn jobs_that_share_are_named_with_what_they_read_of_each_other() {
     };
     let served =
         TaskServed { shared: Some(shared), mapped_bytes: 4 << 20, sent_bytes: 12, ..Default::default() };
+    let reader = |client_id: u64, rows: u64| ReaderStatus { client_id, rows, ..Default::default() };
     let shares = JobStatus {
+        readers: vec![reader(11, 900)],
         sharing: "exact".into(),
         shares_with: vec!["b epoch 0".into(), "c epoch 2".into()],
         served: Some(served),
         ..job(1, "a", "running")
     };
+    let behind =
+        JobStatus { epoch: 0, readers: vec![reader(12, 850), reader(13, 901)], ..job(3, "b", "running") };
     let sharing = SharingUsage {
         bytes: 7 << 20,
         limit_bytes: 1 << 30,
@@ -232,13 +236,15 @@ fn jobs_that_share_are_named_with_what_they_read_of_each_other() {
     let usage = WorkerUsage { sharing: Some(sharing), ..Default::default() };
     let worker = WorkerStatus { worker_id: 4, usage: Some(usage), ..Default::default() };
     let status = GetStatusResponse {
-        jobs: vec![shares, job(2, "d", "running")],
+        jobs: vec![shares, behind, job(2, "d", "running")],
         workers: vec![worker],
         ..Default::default()
     };
     let shown = text("h:1", &status, false);
-    let line = "sharing exact with b epoch 0, c epoch 2: 1,500 rows computed, 4,500 rows of 9 splits from others, 2 of these splits in part from disk, 77 rows skipped, 4.00 MiB in shared memory, of which 3.00 MiB are common with others";
+    let line = "sharing exact with b epoch 0, c epoch 2: 1,500 rows computed, 4,500 rows of 9 splits from others, 2 of these splits in part from disk, 77 rows skipped, 4.00 MiB in shared memory, of which 3.00 MiB are common with others; the slowest reader: client-12 of b epoch 0, with 850 rows";
     assert_eq!(shown.matches("sharing").count(), 1, "{shown}");
+    let window = "window of shared rows of worker 4: 7.00 MiB of 1.00 GiB; 9 splits read from it, 3 computed, 0 evicted unread";
+    assert!(shown.split_whitespace().collect::<Vec<_>>().join(" ").contains(window), "{shown}");
     assert!(shown.split_whitespace().collect::<Vec<_>>().join(" ").contains(line), "{shown}");
     let json = json::status(&status);
     assert_eq!(json["jobs"][0]["served"]["shared"]["window_hits"], 9);
@@ -257,6 +263,6 @@ fn jobs_that_share_are_named_with_what_they_read_of_each_other() {
         (&json!(1), &json!(2))
     );
     assert_eq!(json["jobs"][0]["shares_with"][1], "c epoch 2");
-    assert!(json["jobs"][1]["sharing"].is_null() && json["jobs"][1]["served"].is_null());
+    assert!(json["jobs"][2]["sharing"].is_null() && json["jobs"][2]["served"].is_null());
     assert_eq!(json["workers"][0]["usage"]["sharing"]["bytes"], 7 << 20);
 }
