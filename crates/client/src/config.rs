@@ -8,10 +8,14 @@ use caju_pipeline::DatasetDef;
 use caju_proto::v1::{ProcessingMode, TargetWorkers};
 use caju_types::{Balance, Error, Result, Uneven, did_you_mean};
 use caju_wire::frame::DEFAULT_MAX_BODY_BYTES;
-use caju_wire::{LocalWorkers, Network};
+use caju_wire::{LocalWorkers, Network, OpenTimeouts};
 
 use crate::state::ReaderState;
 use crate::transfer::Transfer;
+
+/// How long the dispatcher may take to open an epoch or a dataset: it binds the definition, lists the beginning of the source
+/// and reads the schema of a first file. Ten times the default of its own `--bind-timeout`, which bounds the first of these.
+pub(crate) const OPEN_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The settings of a client.
 #[derive(Clone)]
@@ -65,6 +69,14 @@ impl Default for ClientConfig {
             on_event: None,
             tracks_rows: true,
         }
+    }
+}
+
+impl ClientConfig {
+    /// How long an epoch may take to be opened, with a dispatcher that is retried for `dispatcher`.
+    pub(crate) fn open_timeouts(&self, dispatcher: Duration) -> OpenTimeouts {
+        let (worker, learning) = (self.worker_timeout, self.stall_timeout);
+        OpenTimeouts { dispatcher, open: OPEN_TIMEOUT, worker, learning }
     }
 }
 

@@ -5,7 +5,6 @@
 //! arrived and were not handed to the user are dropped, and are sent again.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use caju_proto::{Bytes, v1};
 use caju_types::{ClientId, IterationId, Result};
@@ -13,10 +12,6 @@ use caju_types::{ClientId, IterationId, Result};
 use crate::shared::Shared;
 use crate::state::ReaderState;
 use crate::taken::Taken;
-
-/// How long the dispatcher may take to open an epoch or a dataset: it binds the definition, lists the beginning of the source
-/// and reads the schema of a first file. Ten times the default of its own `--bind-timeout`, which bounds the first of these.
-pub(crate) const OPEN_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// What is needed to open the epoch of a reader again.
 #[derive(Debug, Clone)]

@@ -15,6 +15,7 @@ use crate::body_files::BodyFiles;
 use crate::caches::Caches;
 use crate::config::WorkerConfig;
 use crate::identity::Identity;
+use crate::learning::Learning;
 use crate::pipelines::Pipelines;
 use crate::running::RunningTask;
 use crate::tasks::TaskTable;
@@ -25,6 +26,7 @@ pub(crate) struct Manager {
     pub(crate) identity: Arc<Identity>,
     pub(crate) config: WorkerConfig,
     pub(crate) pipelines: Pipelines,
+    pub(crate) learning: Learning,
     pub(crate) caches: Arc<Caches>,
     /// Rows that tasks of several jobs read.
     pub(crate) window: Arc<SharingWindow>,
@@ -98,6 +100,7 @@ impl Manager {
             caches,
             config,
             pipelines,
+            learning: Learning::default(),
             pool,
             one_at_a_time: Arc::default(),
             tasks: TaskTable::default(),

@@ -83,6 +83,7 @@ impl Datasets {
             skip_limit: bound.skip_limit,
             hints: bound.hints.clone(),
             random_stages: bound.random_stages.clone(),
+            unlearnt: bound.unlearnt.clone(),
         };
         Ok((bound, dataset))
     }

@@ -9,6 +9,7 @@ mod fake;
 mod flight;
 mod incomplete;
 mod iterations;
+mod learning;
 mod limits;
 mod lost_consumers;
 mod many_peers;
