@@ -1,5 +1,7 @@
 //! Boundaries that are learnt depend on the definition and the data alone.
 
+#![allow(clippy::unwrap_used, unreachable_pub, reason = "tests")]
+
 mod common;
 
 use std::sync::Arc;

@@ -73,7 +73,7 @@ impl SavedForm {
             StageOp::BucketByLength { boundaries: Boundaries::Learnt(_), .. } if counted => {
                 return Err(Error::invalid(format!(
                     "steps[{i}].bucket_by_length: its batches are counted below it, so a save needs their boundaries; give \
-                     them as a list, as `caju explain` prints them once they are learnt"
+                     them as a list: `caju status` shows those that were learnt"
                 )));
             }
             op if counted => self.push(op.clone()),

@@ -36,6 +36,7 @@ impl Manager {
         if !self.learning.0.lock().insert(dataset.clone()) {
             return;
         }
+        tracing::info!(dataset, "learning the boundaries of a dataset");
         let manager = Arc::clone(self);
         let on_failure = |error: Error| tracing::warn!(%error, "boundaries were learnt, and not reported");
         self.group.background(JOB, on_failure, async move {

@@ -360,10 +360,15 @@ fn spelling(definition_json: &str) -> Fingerprint {
     Fingerprint(hash128(definition_json.as_bytes()))
 }
 
-/// What was learnt for a dataset, for people.
-pub(super) fn boundaries_of(state: &State, dataset: &DatasetId) -> Vec<String> {
+/// What was learnt for a dataset.
+pub(super) fn boundaries_of(state: &State, dataset: &DatasetId) -> Vec<v1::LearntBoundaries> {
     let learnt = state.learnt.values().find(|l| l.dataset == *dataset);
-    learnt.into_iter().flat_map(|l| &l.stages).map(|stage| from_journal(stage).to_string()).collect()
+    let of_stage = |of: &StageBoundaries| v1::LearntBoundaries {
+        stage: of.stage,
+        boundaries: of.boundaries.clone(),
+        rows: of.rows,
+    };
+    learnt.into_iter().flat_map(|l| &l.stages).map(of_stage).collect()
 }
 
 /// # Errors

@@ -52,8 +52,8 @@ pub fn validate(def: &DatasetDef) -> Result<()> {
     match def.unlearnt_place().filter(|_| def.options.cache_only) {
         Some(place) => Err(bad(
             &join(&place, "boundaries"),
-            "`cache_only` reads no source from whose rows boundaries could be learnt; give them as a list: `caju explain` \
-             prints those that were learnt",
+            "`cache_only` reads no source from whose rows boundaries could be learnt; give them as a list: `caju status` \
+             shows those that were learnt",
         )),
         None => order(def),
     }
