@@ -205,7 +205,7 @@ impl Client {
             restored_beginning: request.restored_beginning && request.states.is_empty(),
             after_iteration: request.after_iteration,
             request_id: random_secret()?.to_vec().into(),
-            awaits_boundaries: true,
+            boundaries_wait_ms: 0,
         };
         let within = self.config.open_timeouts(self.config.connect_timeout);
         let opened = self.link.open_iteration(&open, &within).await?;

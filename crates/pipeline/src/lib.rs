@@ -12,6 +12,7 @@ mod def;
 mod describe;
 mod fingerprint;
 mod functions;
+mod learning;
 mod path;
 mod place;
 mod read;

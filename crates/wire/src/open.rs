@@ -21,6 +21,17 @@ pub struct OpenTimeouts {
     pub learning: Duration,
 }
 
+/// The longest that one call waits for boundaries.
+const POLL: Duration = Duration::from_secs(5);
+/// The shortest wait that is asked for.
+const MIN_POLL: Duration = Duration::from_millis(1);
+
+/// How long boundaries are waited for yet.
+fn left(within: &OpenTimeouts, asked: Instant, unassigned: Option<Instant>) -> Duration {
+    let learning = within.learning.saturating_sub(asked.elapsed());
+    unassigned.map_or(learning, |since| learning.min(within.worker.saturating_sub(since.elapsed())))
+}
+
 impl DispatcherLink {
     /// Opens an epoch, and asks again while boundaries are learnt.
     ///
@@ -33,10 +44,13 @@ impl DispatcherLink {
         within: &OpenTimeouts,
     ) -> Result<v1::OpenIterationResponse> {
         let asked = Instant::now();
-        let mut unassigned: Option<Instant> = None;
+        // No worker may learn them yet.
+        let mut unassigned = Some(asked);
         loop {
+            let wait = POLL.min(left(within, asked, unassigned)).max(MIN_POLL);
             let call = |mut d: Dispatcher| {
-                let request = request.clone();
+                let boundaries_wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
+                let request = v1::OpenIterationRequest { boundaries_wait_ms, ..request.clone() };
                 async move { d.open_iteration(request).await }
             };
             let opened = self.retry(within.dispatcher, within.open, call).await?;

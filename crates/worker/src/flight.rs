@@ -128,7 +128,7 @@ impl FlightOnWorker {
             announces_asking: false,
             attempt: None,
             request_id: Bytes::new(),
-            awaits_boundaries: true,
+            boundaries_wait_ms: 0,
         })
     }
 }

@@ -1,6 +1,5 @@
 //! Learns the boundaries of `bucket_by_length` that the dispatcher asks for, and reports them.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,30 +9,23 @@ use caju_proto::v1;
 use caju_runtime::caught;
 use caju_types::{Error, Result};
 use caju_wire::Dispatcher;
-use parking_lot::Mutex;
 
 use crate::manager::Manager;
 
 /// The job of this work in the pool of CPU threads.
 const JOB: &str = "learning boundaries";
 
-/// The datasets whose boundaries this worker learns, as the dispatcher names them.
-#[derive(Debug, Default)]
-pub(crate) struct Learning(Mutex<BTreeSet<String>>);
-
-impl Learning {
-    /// What is being learnt.
-    pub(crate) fn running(&self) -> Vec<String> {
-        self.0.lock().iter().cloned().collect()
-    }
-}
-
 impl Manager {
+    /// The datasets whose boundaries are being learnt here, as the dispatcher names them.
+    pub(crate) fn learning(&self) -> Vec<String> {
+        self.learning.lock().iter().cloned().collect()
+    }
+
     /// Learns boundaries in the background, unless that is under way. The dispatcher hears of the end in any case: a worker
     /// that cannot report is lost for it.
     pub(crate) fn learn(self: &Arc<Self>, order: v1::BoundariesToLearn) {
         let dataset = order.dataset.clone();
-        if !self.learning.0.lock().insert(dataset.clone()) {
+        if !self.learning.lock().insert(dataset.clone()) {
             return;
         }
         tracing::info!(dataset, "learning the boundaries of a dataset");
@@ -42,7 +34,7 @@ impl Manager {
         self.group.background(JOB, on_failure, async move {
             let learnt = caught(JOB, manager.learnt(&order)).await.flatten();
             let reported = manager.report_boundaries(&dataset, learnt.map_err(|e| manager.named(e))).await;
-            manager.learning.0.lock().remove(&dataset);
+            manager.learning.lock().remove(&dataset);
             reported
         });
     }

@@ -166,7 +166,7 @@ async fn heartbeats(manager: Arc<Manager>, retry_timeout: Duration) {
             usage: Some(manager.usage()),
             tuned: manager.tuning.settings(),
             learns_boundaries: true,
-            learning: manager.learning.running(),
+            learning: manager.learning(),
         };
         let call = |mut d: Dispatcher| async move { d.worker_heartbeat(request).await };
         match identity.link.call(Duration::ZERO, call).await {

@@ -14,13 +14,12 @@ use caju_runtime::OrderedMutex;
 use caju_types::{DatasetId, Error, ErrorKind, Fingerprint, Result, WorkerId, hash128};
 use tokio::sync::watch;
 
-use super::datasets::{find, parse, register};
-use super::open::Wanted;
+use super::datasets::{Wanted, find, parse, register};
 use super::{Core, secrets};
 use crate::locks;
 use crate::state::{Dataset, Learnt, StageBoundaries, State, Update, Worker};
 
-/// How long a call waits for boundaries if its client asks again.
+/// The longest that a call waits for boundaries if its client asks again.
 const POLL: Duration = Duration::from_secs(5);
 /// How long a call of another client waits. Half of what clients give the dispatcher to open an epoch.
 const LONG_POLL: Duration = Duration::from_secs(60);
@@ -276,7 +275,9 @@ impl Core {
         };
         let Some(place) = dataset.unlearnt.clone() else { return Ok(Awaited::Runs(wanted)) };
         let (definition, dataset) = (dataset.identity, Arc::new(dataset));
-        let until = self.clock.now() + if request.awaits_boundaries { POLL } else { LONG_POLL };
+        let asks_again = request.boundaries_wait_ms > 0;
+        let poll = Duration::from_millis(request.boundaries_wait_ms).min(POLL);
+        let until = self.clock.now() + if asks_again { poll } else { LONG_POLL };
         loop {
             if let Some(runs) = self.running(&dataset).await? {
                 return Ok(Awaited::Runs(runs));
@@ -295,7 +296,7 @@ impl Core {
             match outcome {
                 Outcome::Learnt => {}
                 Outcome::Failed(e) => return Err(e),
-                Outcome::Open if request.awaits_boundaries => {
+                Outcome::Open if asks_again => {
                     return Ok(Awaited::Learning(self.learning.describe(definition)));
                 }
                 Outcome::Open => return Err(not_yet(&self.learning.describe(definition))),
@@ -369,6 +370,19 @@ pub(super) fn boundaries_of(state: &State, dataset: &DatasetId) -> Vec<v1::Learn
         rows: of.rows,
     };
     learnt.into_iter().flat_map(|l| &l.stages).map(of_stage).collect()
+}
+
+/// What was learnt for a dataset that a state does not fit; empty: nothing.
+pub(super) fn boundaries_text(state: &State, dataset: &DatasetId) -> String {
+    let all: Vec<_> =
+        boundaries_of(state, dataset).into_iter().map(|of| from_proto(of).to_string()).collect();
+    match all.is_empty() {
+        true => String::new(),
+        false => format!(
+            ". The boundaries that were learnt here are {}: if the first rows have changed, give those of the state as a list",
+            all.join(", ")
+        ),
+    }
 }
 
 /// # Errors

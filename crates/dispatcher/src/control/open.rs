@@ -6,22 +6,13 @@ use caju_engine::ShardBy;
 use caju_proto::v1;
 use caju_types::{DatasetId, Error, IterationId, JobName, Result, hash128};
 
-use super::datasets::{find, parse, register};
+use super::datasets::{Wanted, find, parse, register};
 use super::iterations::Restored;
 use super::jobs::{ANONYMOUS, mode_of_message};
 use super::learning::{Awaited, is_learnt_from};
 use super::usage::admit_reader;
 use super::{Core, iterations, jobs, joining, resume, sharing, targets};
-use crate::catalog::Bound;
-use crate::state::{Dataset, Mode, State};
-
-/// Where the dataset of a request comes from.
-pub(super) enum Wanted {
-    /// It is registered.
-    Known(DatasetId),
-    /// It was bound just now.
-    Bound(Arc<Bound>, Box<Dataset>),
-}
+use crate::state::{Mode, State};
 
 impl Core {
     pub(crate) async fn open_iteration(
@@ -75,7 +66,7 @@ impl Core {
                     }
                 };
                 let job = jobs::get_or_create(self, txn, &request, &dataset, shard_by)?;
-                resume::check(&request, &job, &dataset)?;
+                resume::check(txn.state, &request, &job, &dataset)?;
                 let behind =
                     Restored { states: resume.clone(), others: &others, beginning: beginning.as_ref() };
                 let opened = iterations::get_or_create(self, txn, &request, &job, unix_ms, behind)?;

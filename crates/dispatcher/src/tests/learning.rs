@@ -57,7 +57,7 @@ async fn opening(w: &World, request: v1::OpenIterationRequest) -> Opening {
 }
 
 fn asks_again(definition: &Value, job: &str) -> v1::OpenIterationRequest {
-    v1::OpenIterationRequest { awaits_boundaries: true, ..open_request(definition, job) }
+    v1::OpenIterationRequest { boundaries_wait_ms: 5_000, ..open_request(definition, job) }
 }
 
 /// A dataset whose boundaries the worker learns for job `first`.
@@ -275,6 +275,7 @@ fn a_state_of_other_boundaries_is_refused() {
         w.core.open_iteration(request.clone()).await.unwrap();
         let e = elsewhere.core.open_iteration(request).await.unwrap_err();
         assert!(e.message().contains(&open.fingerprint), "{e}");
+        assert!(e.message().contains(&format!("were learnt here are {PLACE}: [4, 8] of 9 rows")), "{e}");
     });
 }
 

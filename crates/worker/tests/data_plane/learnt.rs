@@ -1,6 +1,7 @@
 //! Boundaries of `bucket_by_length` that workers learn: all readers have the same, whatever happens.
 
 use std::collections::BTreeSet;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use caju_client::{Balance, Consumer, DatasetRef, ReadRequest, Reader, ReaderState};
@@ -35,14 +36,14 @@ fn bucketed(boundaries: &Value) -> Value {
 }
 
 /// What the workers have to learn.
-fn boundaries() -> [i64; 2] {
+static BOUNDARIES: LazyLock<[i64; 2]> = LazyLock::new(|| {
     let mut lengths: Vec<i64> = (0..FIRST).map(length).collect();
     lengths.sort_unstable();
     [1, 2].map(|k| lengths[k * lengths.len() / 3])
-}
+});
 
 fn class(id: i64) -> usize {
-    boundaries().partition_point(|b| *b <= length(id))
+    BOUNDARIES.partition_point(|b| *b <= length(id))
 }
 
 fn consumer(def: &Value, index: u32, state: Option<ReaderState>) -> ReadRequest {
@@ -96,7 +97,7 @@ async fn rounds_have_one_class_in_each_epoch_and_behind_states_at_another_dispat
         let rows = in_rounds(&all);
         assert!(rows > 6_000 - 3 * 3 * 10, "epoch {epoch}: {rows} rows");
     }
-    let fingerprint = cluster.read(&bucketed(&json!(boundaries()))).await.fingerprint().to_owned();
+    let fingerprint = cluster.read(&bucketed(&json!(*BOUNDARIES))).await.fingerprint().to_owned();
     let (mut all, states) = {
         let mut readers = open(&cluster, &[], 2).await;
         assert!(readers.iter().all(|r| r.fingerprint() == fingerprint), "as with given boundaries");
