@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use caju_pipeline::LearntBoundaries;
+use caju_planner::{JobSample, LocalWorkers, Precedence};
 use caju_proto::v1;
 use caju_runtime::OrderedMutex;
 use caju_types::{DatasetId, Error, ErrorKind, Fingerprint, Result, WorkerId, hash128};
@@ -81,13 +82,48 @@ impl Pending {
     /// Takes the work from a worker that was lost.
     fn check_learner(&mut self, state: &State) {
         let Some((worker, incarnation, described)) = &self.learner else { return };
-        let lives = |w: &Worker| !w.is_lost() && w.incarnation == *incarnation;
-        if state.workers.get(worker).is_some_and(lives) {
+        let same = state.workers.get(worker).filter(|w| w.incarnation == *incarnation);
+        if same.is_some_and(|w| !w.is_lost()) {
             return;
         }
-        tracing::warn!("{described} was lost while it learnt the boundaries of {}", self.place);
-        self.lost.push(described.clone());
+        if !same.is_some_and(|w| w.left) {
+            tracing::warn!("{described} was lost while it learnt the boundaries of {}", self.place);
+            self.lost.push(described.clone());
+        }
         self.learner = None;
+    }
+
+    fn is_failed(&self) -> bool {
+        matches!(*self.outcome.borrow(), Outcome::Failed(_))
+    }
+
+    /// Whether a reader waits, or has just asked and will ask again.
+    fn is_wanted(&self, now: Duration) -> bool {
+        self.readers > 0 || now.saturating_sub(self.asked) < FORGET_AFTER
+    }
+
+    /// Ends the wait. Returns whether a failure is kept, for the next reader that asks.
+    fn settle(&self, outcome: Outcome) -> bool {
+        self.outcome.send_replace(outcome);
+        self.is_failed() && self.readers == 0
+    }
+}
+
+impl Pending {
+    fn sample(&self, definition: Fingerprint) -> JobSample {
+        let folded = definition.0 ^ (definition.0 >> 64);
+        JobSample {
+            // Iterations have small numbers.
+            iteration: u64::try_from(folded & u128::from(u64::MAX)).unwrap_or(0) | 1 << 63,
+            job: format!("the boundaries of {}", self.place),
+            precedence: Precedence::default(),
+            rows: 0,
+            busy_s: 0.0,
+            workers: u64::from(self.learner.is_some()),
+            local: LocalWorkers { count: 0, busy_s: 0.0, worth: 1.0 },
+            readers: BTreeMap::new(),
+            is_ending: false,
+        }
     }
 }
 
@@ -98,8 +134,9 @@ impl Learning {
 
     /// Ends the wait for boundaries.
     fn settle(&self, definition: Fingerprint, outcome: Outcome) {
-        if let Some(pending) = self.pending.lock().remove(&definition) {
-            pending.outcome.send_replace(outcome);
+        let mut pending = self.pending.lock();
+        if pending.get(&definition).is_some_and(|of| !of.settle(outcome)) {
+            pending.remove(&definition);
         }
     }
 
@@ -115,6 +152,13 @@ impl Learning {
         self.pending.lock().get(&definition).map(|p| Arc::clone(&p.dataset))
     }
 
+    /// Each of the boundaries for which readers wait, as a job that has done nothing yet.
+    pub(super) fn samples(&self, now: Duration) -> Vec<JobSample> {
+        let pending = self.pending.lock();
+        let waited_for = pending.iter().filter(|(_, of)| of.is_wanted(now) && !of.is_failed());
+        waited_for.map(|(definition, of)| of.sample(*definition)).collect()
+    }
+
     /// What is learnt, and by whom.
     fn describe(&self, definition: Fingerprint) -> v1::Learning {
         let pending = self.pending.lock();
@@ -126,9 +170,12 @@ impl Learning {
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        if let Some(pending) = self.core.learning.pending.lock().get_mut(&self.definition) {
-            pending.readers = pending.readers.saturating_sub(1);
-            pending.asked = self.core.clock.now();
+        let mut all = self.core.learning.pending.lock();
+        let Some(pending) = all.get_mut(&self.definition) else { return };
+        pending.readers = pending.readers.saturating_sub(1);
+        pending.asked = self.core.clock.now();
+        if pending.is_failed() && pending.readers == 0 {
+            all.remove(&self.definition);
         }
     }
 }
@@ -155,17 +202,17 @@ impl Core {
         let worker = state.workers.get(&id).filter(|w| w.is_active() && request.learns_boundaries);
         let (now, mut orders) = (self.clock.now(), Vec::new());
         self.learning.pending.lock().retain(|definition, pending| {
+            if pending.is_failed() {
+                return pending.is_wanted(now);
+            }
             pending.check_learner(state);
             if pending.lost.len() >= MAX_LOST_LEARNERS {
-                pending.outcome.send_replace(Outcome::Failed(all_lost(pending)));
-                return false;
+                return pending.settle(Outcome::Failed(all_lost(pending)));
             }
             if state.learnt.contains_key(definition) {
-                pending.outcome.send_replace(Outcome::Learnt);
-                return false;
+                return pending.settle(Outcome::Learnt);
             }
-            let is_wanted = pending.readers > 0 || now.saturating_sub(pending.asked) < FORGET_AFTER;
-            if pending.learner.is_none() && !is_wanted {
+            if pending.learner.is_none() && !pending.is_wanted(now) {
                 return false;
             }
             let Some(worker) = worker else { return true };
@@ -290,6 +337,7 @@ impl Core {
             let settled = waiting.outcome.wait_for(|outcome| !matches!(outcome, Outcome::Open));
             let left = until.saturating_sub(self.clock.now());
             let outcome = tokio::select! {
+                biased;
                 settled = settled => settled.map_or(Outcome::Learnt, |outcome| outcome.clone()),
                 () = self.clock.sleep(left) => Outcome::Open,
             };

@@ -151,29 +151,74 @@ fn a_reader_hears_who_learns_and_asks_again() {
 #[test]
 fn a_worker_that_is_lost_while_it_learns_is_replaced_until_three_are_lost() {
     run(async {
-        for lost in 1..=3u64 {
+        for lost in 1..=3usize {
             let w = World::new();
+            let names = ["a:1", "b:1", "c:1", "d:1"];
             let mut workers = Vec::new();
-            for i in 0..4 {
-                workers.push(w.worker(&format!("{i}:1")).await);
+            for name in names {
+                workers.push((w.worker(name).await, name));
             }
-            let opening = opening(&w, asks_again(&learns(), "j")).await;
-            for i in 0..usize::try_from(lost).unwrap() {
-                assert_eq!(beat(&w, workers[i], &[]).await.len(), 1, "{i}");
-                leave(&w, workers[i]).await;
+            let mut failed = None;
+            for i in 0..lost {
+                let opening = opening(&w, asks_again(&learns(), "j")).await;
+                assert_eq!(beat(&w, workers[i].0, &[]).await.len(), 1, "{i}");
+                w.silence(Duration::from_secs(10), &workers[i + 1..], &[]).await;
+                match opening.await.unwrap() {
+                    Ok(answer) => assert!(answer.learning.is_some()),
+                    Err(e) => failed = Some(e),
+                }
             }
-            let order = beat(&w, workers[3], &[]).await;
             if lost < 3 {
-                report(&w, workers[3], &order[0].dataset, Ok(&[2])).await.unwrap();
+                let opening = opening(&w, asks_again(&learns(), "j")).await;
+                let order = beat(&w, workers[3].0, &[]).await;
+                report(&w, workers[3].0, &order[0].dataset, Ok(&[2])).await.unwrap();
                 assert_eq!(definition(&opening.await.unwrap().unwrap())["boundaries"], json!([2]));
                 continue;
             }
-            assert!(order.is_empty());
-            let e = opening.await.unwrap().unwrap_err();
+            // A reader that was not waiting at the time hears of it when it asks again.
+            let e = match failed {
+                Some(e) => e,
+                None => w.core.open_iteration(asks_again(&learns(), "j")).await.unwrap_err(),
+            };
             assert_eq!(e.kind(), ErrorKind::FailedPrecondition);
             assert!(e.message().starts_with(&format!("{PLACE}: its boundaries were not learnt")), "{e}");
-            assert!(e.message().contains("at 0:1") && e.message().contains("at 2:1"), "{e}");
+            assert!(e.message().contains("at a:1") && e.message().contains("at c:1"), "{e}");
+            // It is said once. Then they are learnt again.
+            learnt(&w, workers[3].0, &[5]).await;
         }
+    });
+}
+
+#[test]
+fn workers_that_leave_while_they_learn_are_replaced() {
+    run(async {
+        let w = World::new();
+        let opening = opening(&w, asks_again(&learns(), "j")).await;
+        for i in 0..5 {
+            let worker = w.worker(&format!("{i}:1")).await;
+            assert_eq!(beat(&w, worker, &[]).await.len(), 1, "{i}");
+            leave(&w, worker).await;
+        }
+        let last = w.worker("last:1").await;
+        let order = beat(&w, last, &[]).await.remove(0);
+        report(&w, last, &order.dataset, Ok(&[2])).await.unwrap();
+        opening.await.unwrap().unwrap();
+    });
+}
+
+#[test]
+fn a_reader_that_waits_for_boundaries_needs_a_worker() {
+    run(async {
+        let w = World::new();
+        let target = || {
+            w.clock.advance(Duration::from_secs(1));
+            w.core.sample_for_scaling();
+            w.core.scaling_target().borrow().workers
+        };
+        assert_eq!([target(), target()], [0, 0]);
+        let opening = opening(&w, asks_again(&learns(), "j")).await;
+        assert_eq!([target(), target()], [1, 1]);
+        opening.abort();
     });
 }
 
