@@ -1,7 +1,6 @@
 //! `bucket_by_length` with boundaries that a worker learns: the same for all processes, whatever happens to some of them.
 
 use std::fs;
-use std::time::Duration;
 
 use caju_tests::cluster::Cluster;
 use caju_tests::pipeline::{Pipeline, Report};
@@ -61,7 +60,9 @@ fn workers_consumers_epochs_and_a_dispatcher_that_restarts_have_the_same_boundar
             cluster.start_read(&p, &[&args[..], &more].concat())
         })
         .collect();
-    running.into_iter().for_each(|process| drop(process.wait().expect_code(0)));
+    for process in running {
+        process.wait().expect_code(0);
+    }
     let reports: Vec<Value> = (0..3).map(|i| loaded(&p, &format!("consumer-{i}.json"))).collect();
     let whole = cluster.report(&p, &["--job", "whole"]);
     for epoch in 0..2 {
@@ -240,7 +241,26 @@ fn a_reader_waits_within_its_bounds() {
     let slow = learns(&json!({ "sleep": { "per_row": "5ms" } }));
     let ended = cluster.read(&slow, &["--stall-timeout", "1s"]);
     ended.expect_error(&["steps[2].bucket_by_length: worker", "has not learnt its boundaries within 1"]);
-    std::thread::sleep(Duration::from_millis(100));
     cluster.report(&p, &["--job", "others"]);
+    cluster.stop();
+}
+
+/// The reader goes on with the boundaries of its epoch: nothing is learnt again for it.
+#[test]
+fn a_dispatcher_that_loses_its_state_goes_on_with_the_boundaries_of_the_epoch() {
+    let mut cluster = Cluster::start(1);
+    let p = learns(&json!({ "sleep": { "per_row": "500us" } }));
+    let reading = cluster.start_read(&p, &["--job", "j", "--report", "r.json"]);
+    cluster.wait_for_status("rows", |s| {
+        (s["jobs"].as_array()?.first()?["readers"].as_array()?.first()?["rows"].as_u64()? > 0).then_some(())
+    });
+    cluster.dispatcher.process.signal("KILL");
+    cluster.dispatcher.process.wait_for_end();
+    cluster.return_dispatcher();
+    cluster.wait_for_status("the job", |s| s["jobs"].as_array()?.first().map(|_| ()));
+    assert_eq!(cluster.status()["jobs"][0]["boundaries"], json!([]), "the epoch has given boundaries now");
+    reading.wait().expect_code(0);
+    let report = Report::load(&p.folder().join("r.json"));
+    assert_eq!(report.checksums(), learns(&quick()).report(&[]).checksums());
     cluster.stop();
 }

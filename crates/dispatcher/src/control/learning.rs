@@ -29,6 +29,9 @@ const FORGET_AFTER: Duration = Duration::from_secs(30);
 /// The workers that may be lost while they learn the same boundaries. As for splits, three are taken for the work's fault.
 const MAX_LOST_LEARNERS: usize = 3;
 
+/// The boundaries that one worker learns concurrently. Each reads rows as a task does.
+const MAX_LEARNING_PER_WORKER: usize = 4;
+
 /// What workers learn now, by the identity of the definition.
 pub(super) struct Learning {
     pending: OrderedMutex<BTreeMap<Fingerprint, Pending>>,
@@ -100,6 +103,21 @@ impl Pending {
     /// Whether a reader waits, or has just asked and will ask again.
     fn is_wanted(&self, now: Duration) -> bool {
         self.readers > 0 || now.saturating_sub(self.asked) < FORGET_AFTER
+    }
+
+    /// Whether they are still to be learnt, or their failure is still to be told.
+    fn is_kept(&mut self, state: &State, definition: Fingerprint, now: Duration) -> bool {
+        if self.is_failed() {
+            return self.is_wanted(now);
+        }
+        self.check_learner(state);
+        if self.lost.len() >= MAX_LOST_LEARNERS {
+            return self.settle(Outcome::Failed(all_lost(self)));
+        }
+        if state.learnt.contains_key(&definition) {
+            return self.settle(Outcome::Learnt);
+        }
+        self.learner.is_some() || self.is_wanted(now)
     }
 
     /// Ends the wait. Returns whether a failure is kept, for the next reader that asks.
@@ -201,24 +219,19 @@ impl Core {
     ) -> Vec<v1::BoundariesToLearn> {
         let worker = state.workers.get(&id).filter(|w| w.is_active() && request.learns_boundaries);
         let (now, mut orders) = (self.clock.now(), Vec::new());
-        self.learning.pending.lock().retain(|definition, pending| {
-            if pending.is_failed() {
-                return pending.is_wanted(now);
-            }
-            pending.check_learner(state);
-            if pending.lost.len() >= MAX_LOST_LEARNERS {
-                return pending.settle(Outcome::Failed(all_lost(pending)));
-            }
-            if state.learnt.contains_key(definition) {
-                return pending.settle(Outcome::Learnt);
-            }
-            if pending.learner.is_none() && !pending.is_wanted(now) {
+        let mut all = self.learning.pending.lock();
+        let is_mine = |of: &Pending| of.learner.as_ref().is_some_and(|(learner, ..)| *learner == id);
+        let mut learning = all.values().filter(|of| is_mine(of)).count();
+        all.retain(|definition, pending| {
+            if !pending.is_kept(state, *definition, now) {
                 return false;
             }
-            let Some(worker) = worker else { return true };
-            let is_learner = pending.learner.as_ref().is_none_or(|(learner, ..)| *learner == id);
+            let Some(worker) = worker.filter(|_| !pending.is_failed()) else { return true };
             // A worker whose answer was lost gets the same order again.
-            if is_learner && !request.learning.contains(&definition.to_string()) {
+            let again = is_mine(pending) && !request.learning.contains(&definition.to_string());
+            let first = pending.learner.is_none() && learning < MAX_LEARNING_PER_WORKER;
+            learning += usize::from(first);
+            if first || again {
                 pending.learner = Some((id, worker.incarnation, worker.describe()));
                 orders.push(v1::BoundariesToLearn {
                     dataset: definition.to_string(),

@@ -205,10 +205,9 @@ class Stages:
 
         With `caju.quantiles(4)` the boundaries are learnt from the first rows, and all buckets have one batch size.
         """
-        learnt = isinstance(boundaries, Quantiles)
         step = {
             "length": expression(length, "bucket_by_length"),
-            "boundaries": asdict(boundaries) if learnt else list(boundaries),
+            "boundaries": asdict(boundaries) if isinstance(boundaries, Quantiles) else list(boundaries),
             "batch_sizes": batch_sizes if isinstance(batch_sizes, int) else list(batch_sizes),
             "drop_remainder": drop_remainder,
             "pad": pad,
