@@ -149,6 +149,9 @@ fn a_reading_goes_on_elsewhere_with_the_boundaries_of_its_state_or_is_refused() 
     fs::write(&file, written).unwrap();
     write("0.jsonl", 9_000..9_500);
     let changed = Cluster::start(1);
+    // The first one keeps what was learnt.
+    let kept = cluster.report(&p, &["--job", "again"]);
+    assert_eq!((kept.rows(), boundaries(&kept.0)), (vec![4_000], json!([250, 500, 750])));
     changed.read(&p, &args).expect_code(2).expect_error(&["the state is of the dataset", "boundaries"]);
     for cluster in [cluster, elsewhere, changed] {
         cluster.stop();
