@@ -120,6 +120,10 @@ options: { seed: 5, on_error: { skip: 10 } }
 source: { csv: { path: "memory://fuzz/files/a.csv", schema: { i: int64, s: string }, delimiter: ";" } }
 steps: [{ bucket_by_length: { length: "character_length(s)", boundaries: [8, 16], batch_sizes: [4, 2, 1] } }]
 """,
+    "learnt": """
+source: { range: 100 }
+steps: [{ bucket_by_length: { length: "id", boundaries: { quantiles: 4, rows: 64 }, batch_sizes: 2, pad: false } }]
+""",
     "costs": """{"source": {"range": {"start": 0, "end": 10}}, "steps": [{"sleep": {"per_row": "8us"}},
  {"burn": {"per_batch": "1us"}}, {"padded_batch": {"size": 4, "lengths": {"id": 3}}}]}""",
     "anchors": "source: &s { range: { start: 0, end: 5 } }\nsteps: [ { map: { x: &e \"id + 1\" } }, { filter: *e } ]\n",

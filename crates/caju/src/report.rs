@@ -17,6 +17,9 @@ pub(crate) struct RunReport {
     pub(crate) epochs: Vec<EpochReport>,
     /// The planner's decision. None where nothing was decided.
     pub(crate) decision: Option<Decision>,
+    /// The boundaries that were learnt, stage by stage. Absent if no stage learns them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) boundaries: Vec<BoundariesReport>,
     /// Why no row was stored although the policy asks for it.
     pub(crate) not_stored: Option<String>,
     pub(crate) peak_rss_bytes: u64,
@@ -141,6 +144,16 @@ impl From<SharedUse> for SharedReport {
     }
 }
 
+/// The boundaries that a `bucket_by_length` learnt.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct BoundariesReport {
+    /// Its place among the steps.
+    pub(crate) step: usize,
+    pub(crate) boundaries: Vec<i64>,
+    /// Rows whose lengths were read.
+    pub(crate) rows: u64,
+}
+
 /// Numbers of splits by execution mode.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(crate) struct SplitsReport {
@@ -171,6 +184,7 @@ impl RunReport {
             fingerprint: String::new(),
             epochs: Vec::new(),
             decision: None,
+            boundaries: Vec::new(),
             not_stored: None,
             peak_rss_bytes: 0,
             cpu_s: 0.0,

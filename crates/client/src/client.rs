@@ -161,7 +161,8 @@ impl Client {
                  start one (Python: caju.start_worker), or read from ANY",
             ));
         }
-        let open = v1::OpenIterationRequest {
+        let learns = matches!(&request.dataset, DatasetRef::Definition(def) if def.unlearnt().is_some());
+        let mut open = v1::OpenIterationRequest {
             dataset_id,
             definition_json,
             job: request.job,
@@ -204,12 +205,14 @@ impl Client {
             restored_beginning: request.restored_beginning && request.states.is_empty(),
             after_iteration: request.after_iteration,
             request_id: random_secret()?.to_vec().into(),
+            boundaries_wait_ms: 0,
         };
-        let call = |mut d: caju_wire::Dispatcher| {
-            let open = open.clone();
-            async move { d.open_iteration(open).await }
-        };
-        let opened = self.link.retry(self.config.connect_timeout, self.config.open_timeout, call).await?;
+        let within = self.config.open_timeouts(self.config.connect_timeout);
+        let opened = self.link.open_iteration(&open, &within).await?;
+        if learns {
+            // A dispatcher that has lost its state goes on with these boundaries.
+            open.definition_json.clone_from(&opened.definition_json);
+        }
         Reader::start(
             self.link.clone(),
             (self.config.clone(), request.transfer),

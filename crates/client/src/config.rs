@@ -8,7 +8,7 @@ use caju_pipeline::DatasetDef;
 use caju_proto::v1::{ProcessingMode, TargetWorkers};
 use caju_types::{Balance, Error, Result, Uneven, did_you_mean};
 use caju_wire::frame::DEFAULT_MAX_BODY_BYTES;
-use caju_wire::{LocalWorkers, Network};
+use caju_wire::{LocalWorkers, Network, OpenTimeouts};
 
 use crate::state::ReaderState;
 use crate::transfer::Transfer;
@@ -69,6 +69,14 @@ impl Default for ClientConfig {
             on_event: None,
             tracks_rows: true,
         }
+    }
+}
+
+impl ClientConfig {
+    /// How long an epoch may take to be opened, with a dispatcher that is retried for `dispatcher`.
+    pub(crate) fn open_timeouts(&self, dispatcher: Duration) -> OpenTimeouts {
+        let (worker, learning) = (self.worker_timeout, self.stall_timeout);
+        OpenTimeouts { dispatcher, open: self.open_timeout, worker, learning }
     }
 }
 

@@ -165,14 +165,8 @@ impl Session {
         self.draw();
         let (request, origin) =
             self.reopening.again(&self.shared, &self.taken, (self.client, &self.secret), self.iteration)?;
-        let call = |mut d: Dispatcher| {
-            let request = request.clone();
-            async move { d.open_iteration(request).await }
-        };
-        let opened = self
-            .link
-            .retry(self.shared.config.dispatcher_timeout, self.shared.config.open_timeout, call)
-            .await;
+        let within = self.shared.config.open_timeouts(self.shared.config.dispatcher_timeout);
+        let opened = self.link.open_iteration(&request, &within).await;
         let opened = opened.map_err(|e| e.context("the epoch could not be opened again"))?;
         let shared = Arc::new(self.shared.successor(opened.in_turn));
         shared.on_opened(&opened)?;

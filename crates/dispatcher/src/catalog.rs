@@ -7,6 +7,7 @@ use arrow_schema::SchemaRef;
 use async_trait::async_trait;
 use caju_autocache::HintDef;
 use caju_engine::{ListingDigest, SetBase, Shard, cover_of};
+use caju_pipeline::LearntBoundaries;
 use caju_runtime::Stores;
 use caju_sources::Split;
 use caju_types::{Error, Fingerprint, Result, SplitKey};
@@ -27,6 +28,12 @@ pub trait Catalog: Send + Sync + 'static {
     async fn seeded_snapshot(&self, _definition: &Value, _hint: &str, _seed: u64) -> Option<Fingerprint> {
         None
     }
+
+    /// The definition that runs: stages have the boundaries that were learnt for them.
+    ///
+    /// # Errors
+    /// `InvalidArgument` naming a stage whose boundaries are missing, or are none.
+    async fn with_boundaries(&self, definition: &Value, learnt: &[LearntBoundaries]) -> Result<Value>;
 
     /// Where saves may be written; none where there is no storage.
     fn stores(&self) -> Option<Arc<Stores>> {
@@ -146,6 +153,8 @@ pub struct Bound {
     pub set_bases: Vec<(String, SetBase)>,
     /// The stages, as their figures name them, whose output differs from epoch to epoch.
     pub random_stages: Vec<String>,
+    /// The first stage whose boundaries are to be learnt; none if the definition runs as it is.
+    pub unlearnt: Option<String>,
     /// Its splits.
     pub splits: ListSplits,
     /// Its splits in a static processing mode.

@@ -9,7 +9,9 @@ use caju_autocache::HintDef;
 use caju_cache::SourceListing;
 use caju_engine::{BoundPipeline, SetBase, ShardSplits, bind};
 use caju_kernels::Registry;
-use caju_pipeline::{DatasetDef, OnError, StageOp, canonical_text, identity, prefix_fingerprints, reseeded};
+use caju_pipeline::{
+    DatasetDef, LearntBoundaries, OnError, StageOp, canonical_text, identity, prefix_fingerprints, reseeded,
+};
 use caju_runtime::{Stores, SystemClock};
 use caju_sources::{ListingCache, SourceContext, Split};
 use caju_types::{Error, Fingerprint, Result};
@@ -190,6 +192,12 @@ impl Catalog for EngineCatalog {
         })
     }
 
+    async fn with_boundaries(&self, definition: &Value, learnt: &[LearntBoundaries]) -> Result<Value> {
+        let (definition, learnt) = (definition.clone(), learnt.to_vec());
+        let read = move || Ok(DatasetDef::from_json(&definition)?.with_boundaries(&learnt)?.to_json());
+        self.registry.run_isolated("reading the definition", read).await
+    }
+
     /// Definitions come from clients: work on them runs on threads of its own ([`Registry::run_isolated`]).
     async fn bind(&self, definition: &Value, source_schema: Option<SchemaRef>) -> Result<Bound> {
         let read = {
@@ -240,6 +248,7 @@ impl Catalog for EngineCatalog {
                 OnError::Skip { limit } => Some(limit),
             },
             random_stages: bound.random_stages(),
+            unlearnt: def.unlearnt_place(),
             hints,
             set_bases,
             shards: list_shards(&bound),

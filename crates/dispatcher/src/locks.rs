@@ -10,6 +10,8 @@ pub(crate) const STATE: LockRank = LockRank::new(20, "the state");
 pub(crate) const USAGE: LockRank = LockRank::new(30, "the usage of datasets and jobs");
 /// Listings of splits.
 pub(crate) const LISTINGS: LockRank = LockRank::new(40, "the listings of splits");
+/// The boundaries that workers learn.
+pub(crate) const LEARNING: LockRank = LockRank::new(45, "the boundaries that workers learn");
 /// Those who wait for news of iterations.
 pub(crate) const NOTIFIERS: LockRank = LockRank::new(50, "the notifiers of iterations");
 /// Where the orders of rounds are found.

@@ -85,6 +85,13 @@ impl Dispatcher for DispatcherService {
         respond(self.core.finish_task(request.into_inner())).await
     }
 
+    async fn report_boundaries(
+        &self,
+        request: Request<v1::ReportBoundariesRequest>,
+    ) -> Result<Response<v1::ReportBoundariesResponse>, Status> {
+        respond(self.core.report_boundaries(request.into_inner())).await
+    }
+
     async fn drain_worker(
         &self,
         request: Request<v1::DrainWorkerRequest>,

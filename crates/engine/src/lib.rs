@@ -9,6 +9,7 @@ mod cache_plan;
 mod caching;
 mod context;
 mod hint;
+mod learning;
 mod lease;
 mod probing;
 mod row;
@@ -25,6 +26,7 @@ pub use busy::BusyClock;
 pub use cache_plan::{
     CachePlan, GroupLease, SavePlan, SetPlan, SetTarget, SplitModes, cover, cover_of, set_id,
 };
+pub use learning::learn_boundaries;
 pub use lease::{LeasedSplit, SplitFeed};
 pub use probing::{Findings, HintParts, HintProbe};
 pub use row_checks::{RowChecks, RowChecksum};

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::boundaries::Boundaries;
 use crate::reorder::Reorder;
 
 /// A pipeline definition. It is immutable, and named by its fingerprint.
@@ -390,9 +391,9 @@ pub enum StageOp {
     BucketByLength {
         /// An integer expression for the length of a row.
         length: String,
-        /// The exclusive upper bounds of the classes. There is one class more than bounds.
-        boundaries: Vec<i64>,
-        /// Rows per batch of each class.
+        /// The boundaries of the classes.
+        boundaries: Boundaries,
+        /// Rows per batch of each class; one number for all classes if the boundaries are learnt.
         batch_sizes: Vec<u64>,
         /// Whether short batches at the end are dropped.
         drop_remainder: bool,

@@ -1,5 +1,6 @@
 //! A definition as text for people, one line per stage.
 
+use crate::boundaries::Boundaries;
 use crate::def::{
     Cost, DEFAULT_SHUFFLE_BYTES, DEFAULT_SPLIT_BYTES, DatasetDef, SourceDef, StageOp, VersionRule,
 };
@@ -149,10 +150,11 @@ fn stage(op: &StageOp) -> String {
         }
         StageOp::BucketByLength { length, boundaries, batch_sizes, drop_remainder, pad } => {
             let pad = if *pad { "padded" } else { "not padded" };
-            format!(
-                "by {length} at {boundaries:?}, {batch_sizes:?} rows, {pad}, {}",
-                remainder(*drop_remainder)
-            )
+            let at = match boundaries {
+                Boundaries::Given(list) => format!("{list:?}"),
+                Boundaries::Learnt(of) => of.to_string(),
+            };
+            format!("by {length} at {at}, {batch_sizes:?} rows, {pad}, {}", remainder(*drop_remainder))
         }
         StageOp::Unbatch => String::new(),
         StageOp::Prefetch(n) => format!("{n} ahead"),

@@ -7,10 +7,12 @@
 //! implements.
 
 mod binary;
+mod boundaries;
 mod def;
 mod describe;
 mod fingerprint;
 mod functions;
+mod learning;
 mod path;
 mod place;
 mod read;
@@ -22,6 +24,9 @@ mod validate;
 
 mod write;
 
+pub use boundaries::{
+    Boundaries, DEFAULT_LEARNING_ROWS, LearntBoundaries, MAX_LEARNING_ROWS, MAX_LEARNT_CLASSES, Quantiles,
+};
 pub use def::{
     ColumnType, Compression, Cost, DEFAULT_SHUFFLE_BYTES, DEFAULT_SKIP_LIMIT, DEFAULT_SPLIT_BYTES,
     DatasetDef, Feature, FeatureShape, FileFormat, FileShard, FileSource, OnError, Options, PythonFunction,

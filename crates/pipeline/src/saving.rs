@@ -2,6 +2,7 @@
 
 use caju_types::{Error, Result};
 
+use crate::boundaries::Boundaries;
 use crate::def::{DatasetDef, SourceDef, StageDef, StageOp};
 use crate::reorder::Reorder;
 
@@ -69,6 +70,12 @@ impl SavedForm {
     fn stage(&mut self, def: &DatasetDef, i: usize, op: &StageOp, counted: bool) -> Result<()> {
         match op {
             StageOp::Autocache { .. } => {}
+            StageOp::BucketByLength { boundaries: Boundaries::Learnt(_), .. } if counted => {
+                return Err(Error::invalid(format!(
+                    "steps[{i}].bucket_by_length: its batches are counted below it, so a save needs their boundaries; give \
+                     them as a list: `caju status` shows those that were learnt"
+                )));
+            }
             op if counted => self.push(op.clone()),
             StageOp::Shuffle { .. } | StageOp::Prefetch(_) | StageOp::Batch { .. } => {
                 self.left_out.push(op.name());
@@ -142,6 +149,14 @@ mod tests {
         let form = form("[{ batch: 2 }, { take: 3 }, { shuffle: 4 }]").unwrap();
         assert_eq!(names(&form), ["batch", "take", "unbatch", "autocache", "filter"]);
         crate::validate(&form.def).unwrap();
+    }
+
+    #[test]
+    fn counted_batches_of_learnt_boundaries_are_refused() {
+        let learns = "{ bucket_by_length: { length: id, boundaries: { quantiles: 4 }, batch_sizes: 2 } }";
+        assert_eq!(form(&format!("[{learns}]")).unwrap().left_out, ["bucket_by_length"]);
+        let e = form(&format!("[{learns}, {{ take: 1 }}]")).unwrap_err();
+        assert!(e.message().starts_with("steps[0].bucket_by_length: its batches are counted"), "{e}");
     }
 
     #[test]

@@ -6,6 +6,7 @@ use caju_types::{Error, Result};
 use serde_json::{Map, Value, json};
 
 use crate::binary;
+use crate::boundaries::{Boundaries, Quantiles};
 use crate::def::{
     ColumnType, Cost, DatasetDef, FileFormat, FileShard, FileSource, OnError, PythonFunction, SourceDef,
     StageDef, StageOp,
@@ -227,15 +228,28 @@ pub(crate) fn arguments(op: &StageOp) -> Value {
         StageOp::PaddedBatch { size, drop_remainder, lengths, values } => {
             padded_batch(*size, *drop_remainder, lengths, values)
         }
-        StageOp::BucketByLength { length, boundaries, batch_sizes, drop_remainder, pad } => json!({
-            "length": length,
-            "boundaries": boundaries,
-            "batch_sizes": batch_sizes,
-            "drop_remainder": drop_remainder,
-            "pad": pad,
-        }),
+        StageOp::BucketByLength { length, boundaries, batch_sizes, drop_remainder, pad } => {
+            let (boundaries, batch_sizes) = classes(boundaries, batch_sizes);
+            json!({
+                "length": length,
+                "boundaries": boundaries,
+                "batch_sizes": batch_sizes,
+                "drop_remainder": drop_remainder,
+                "pad": pad,
+            })
+        }
         StageOp::Unbatch => Value::Null,
         StageOp::Prefetch(n) => json!(n),
+    }
+}
+
+/// The boundaries and the batch sizes of a `bucket_by_length`.
+fn classes(boundaries: &Boundaries, batch_sizes: &[u64]) -> (Value, Value) {
+    match boundaries {
+        Boundaries::Given(list) => (json!(list), json!(batch_sizes)),
+        Boundaries::Learnt(Quantiles { classes, rows }) => {
+            (json!({ "quantiles": classes, "rows": rows }), json!(batch_sizes.first()))
+        }
     }
 }
 

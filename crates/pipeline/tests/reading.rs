@@ -91,6 +91,10 @@ fn short_forms_of_stages() {
             "bucket_by_length: { length: n, boundaries: [4, 8], batch_sizes: 2 }",
             "bucket_by_length: { length: n, boundaries: [4, 8], batch_sizes: [2, 2, 2], pad: true }",
         ),
+        (
+            "bucket_by_length: { length: n, boundaries: { quantiles: 4 }, batch_sizes: 2 }",
+            "bucket_by_length: { length: n, boundaries: { quantiles: 4, rows: 4096 }, batch_sizes: 2, pad: true }",
+        ),
     ] {
         assert_eq!(step(short).unwrap(), step(long).unwrap(), "{short}");
     }
@@ -370,6 +374,34 @@ fn what_is_wrong_with_a_stage() {
         (
             "bucket_by_length: { length: n, boundaries: [3], batch_sizes: [1] }",
             "batch_sizes: expected 2 sizes, one more than boundaries, found 1",
+        ),
+        (
+            "bucket_by_length: { length: n, boundaries: { quantiles: 1 }, batch_sizes: 1 }",
+            "boundaries.quantiles: expected an integer from 2 to 1000, found 1",
+        ),
+        (
+            "bucket_by_length: { length: n, boundaries: { quantiles: 1001 }, batch_sizes: 1 }",
+            "boundaries.quantiles: expected an integer from 2 to 1000, found 1001",
+        ),
+        (
+            "bucket_by_length: { length: n, boundaries: { quantiles: 4, rows: 1000001 }, batch_sizes: 1 }",
+            "boundaries.rows: expected an integer from 1 to 1000000, found 1000001",
+        ),
+        (
+            "bucket_by_length: { length: n, boundaries: { quantile: 4 }, batch_sizes: 1 }",
+            "boundaries: unknown argument `quantile`; did you mean `quantiles`?",
+        ),
+        (
+            "bucket_by_length: { length: n, boundaries: { quantiles: 2 }, batch_sizes: [1, 2] }",
+            "batch_sizes: equal quantiles give fewer classes, so learnt boundaries need one batch size for all classes",
+        ),
+        (
+            "bucket_by_length: { length: n, boundaries: { quantiles: 2 }, batch_sizes: 0 }",
+            "batch_sizes: expected a positive integer, found 0",
+        ),
+        (
+            "bucket_by_length: { length: n, boundaries: 4, batch_sizes: 2 }",
+            "boundaries: expected a list of lengths, or `{ quantiles: 4 }` to learn them, found 4",
         ),
         (
             "bucket_by_length: { length: n, boundaries: [3], batch_sizes: [1, 0] }",

@@ -336,6 +336,7 @@ dispatcher! {
         serve_behind: v1::ServeBehindRequest => v1::ServeBehindResponse;
         deal_tail: v1::DealTailRequest => v1::DealTailResponse;
         next_rounds: v1::NextRoundsRequest => v1::NextRoundsResponse;
+        report_boundaries: v1::ReportBoundariesRequest => v1::ReportBoundariesResponse;
         drain_worker: v1::DrainWorkerRequest => v1::DrainWorkerResponse;
         register_dataset: v1::RegisterDatasetRequest => v1::RegisterDatasetResponse;
         get_dataset: v1::GetDatasetRequest => v1::GetDatasetResponse;

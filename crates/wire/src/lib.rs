@@ -50,6 +50,7 @@ pub mod frame;
 mod io;
 mod link;
 mod local;
+mod open;
 mod padding;
 mod pool;
 mod queue;
@@ -75,6 +76,7 @@ pub use encode::{EncodedRows, OutFrame, encode_chunk, encode_chunk_as, encode_ro
 pub use io::{FrameReader, FrameWriter, InFrame, begins_framed_stream};
 pub use link::{Dispatcher, DispatcherLink, is_transient};
 pub use local::{LocalTask, LocalWorker, LocalWorkers};
+pub use open::OpenTimeouts;
 pub use padding::{Padding, pad_batch, pad_to_lengths};
 pub use pool::{Body, BufferPool};
 pub use queue::ByteQueue;

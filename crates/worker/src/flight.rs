@@ -14,7 +14,7 @@ use arrow_flight::{
 use arrow_schema::SchemaRef;
 use caju_proto::{Bytes, mode_from_name, read_flight_ticket, to_status, v1};
 use caju_types::{ClientId, Error, Result, TaskId, WorkerId};
-use caju_wire::{Dispatcher, ElementCursor, Run, schema_from_ipc};
+use caju_wire::{ElementCursor, OpenTimeouts, Run, schema_from_ipc};
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use serde_json::Value;
 use tonic::{Request, Response, Status, Streaming};
@@ -24,6 +24,8 @@ use crate::manager::{Credentials, Found, Manager};
 
 /// How long binding a definition may take at the dispatcher.
 const BIND_TIMEOUT: Duration = Duration::from_secs(120);
+/// How long a worker may take to learn boundaries, as for readers of caju's own by default.
+const LEARNING_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The Flight service, over the tasks of this worker.
 pub(crate) struct FlightOnWorker {
@@ -38,12 +40,13 @@ impl FlightOnWorker {
     async fn get(&self, ticket: &Ticket) -> Result<BoxStream<'static, Result<FlightData, Status>>> {
         let request = self.request(ticket)?;
         let me = WorkerId(request.flight_worker_id);
-        let call = |mut d: Dispatcher| {
-            let request = request.clone();
-            async move { d.open_iteration(request).await }
+        let within = OpenTimeouts {
+            dispatcher: self.manager.config.connect_timeout,
+            open: BIND_TIMEOUT,
+            worker: BIND_TIMEOUT,
+            learning: LEARNING_TIMEOUT,
         };
-        let link = &self.manager.identity.link;
-        let opened = link.retry(self.manager.config.connect_timeout, BIND_TIMEOUT, call).await?;
+        let opened = self.manager.identity.link.open_iteration(&request, &within).await?;
         let schema = schema_from_ipc(&opened.schema_ipc)?
             .ok_or_else(|| Error::internal("the dispatcher sent no schema of the rows"))?;
         let task = opened.tasks.iter().find(|t| t.worker_id == me.0 && !t.ended && !t.lost);
@@ -125,6 +128,7 @@ impl FlightOnWorker {
             announces_asking: false,
             attempt: None,
             request_id: Bytes::new(),
+            boundaries_wait_ms: 0,
         })
     }
 }

@@ -31,6 +31,7 @@ mod flight;
 mod flow;
 mod framed;
 mod identity;
+mod learning;
 mod local;
 mod manager;
 mod outgoing;

@@ -1,5 +1,6 @@
 //! The tasks of this worker: started for their first reader, steered by the dispatcher, and abandoned when the worker leaves.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -25,6 +26,8 @@ pub(crate) struct Manager {
     pub(crate) identity: Arc<Identity>,
     pub(crate) config: WorkerConfig,
     pub(crate) pipelines: Pipelines,
+    /// The datasets whose boundaries are being learnt.
+    pub(crate) learning: Mutex<BTreeSet<String>>,
     pub(crate) caches: Arc<Caches>,
     /// Rows that tasks of several jobs read.
     pub(crate) window: Arc<SharingWindow>,
@@ -98,6 +101,7 @@ impl Manager {
             caches,
             config,
             pipelines,
+            learning: Mutex::default(),
             pool,
             one_at_a_time: Arc::default(),
             tasks: TaskTable::default(),

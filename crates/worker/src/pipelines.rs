@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use caju_engine::{BoundPipeline, Hints, ShardBy, bind_with};
+use caju_engine::{BoundPipeline, Hints, ShardBy, TaskOptions, bind_with, learn_boundaries};
 use caju_kernels::Registry;
-use caju_pipeline::DatasetDef;
-use caju_proto::v1::TaskDef;
+use caju_pipeline::{DatasetDef, LearntBoundaries};
+use caju_proto::v1::{BoundariesToLearn, TaskDef};
 use caju_sources::SourceContext;
 use caju_types::{Error, Result, hash128};
 use caju_wire::schema_from_ipc;
@@ -62,6 +62,22 @@ impl Pipelines {
             recent.pop_front();
         }
         Ok(bound)
+    }
+
+    /// The boundaries that stages of a definition learn from its rows.
+    ///
+    /// # Errors
+    /// Those of binding and of the rows, naming the stage.
+    pub(crate) async fn learn(
+        &self,
+        order: &BoundariesToLearn,
+        options: &TaskOptions,
+    ) -> Result<Vec<LearntBoundaries>> {
+        let text = order.definition_json.clone();
+        let read = move || DatasetDef::from_json_str(&text);
+        let def = self.registry.run_isolated("reading the definition", read).await?;
+        let schema = schema_from_ipc(&order.source_schema_ipc)?.filter(|s| !s.fields().is_empty());
+        learn_boundaries(&def, &self.registry, &self.ctx, schema, options).await
     }
 
     fn find(&self, key: u128) -> Option<Arc<BoundPipeline>> {

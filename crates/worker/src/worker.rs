@@ -161,6 +161,8 @@ async fn heartbeats(manager: Arc<Manager>, retry_timeout: Duration) {
             served: running.iter().map(|t| t.served()).collect(),
             usage: Some(manager.usage()),
             tuned: manager.tuning.settings(),
+            learns_boundaries: true,
+            learning: manager.learning(),
         };
         let call = |mut d: Dispatcher| async move { d.worker_heartbeat(request).await };
         match identity.link.call(Duration::ZERO, call).await {
@@ -171,6 +173,7 @@ async fn heartbeats(manager: Arc<Manager>, retry_timeout: Duration) {
                 }
                 answer.decided.iter().for_each(|d| manager.decided(d));
                 answer.tasks_behind.iter().for_each(|task| manager.ask_for_behind(TaskId(*task)));
+                answer.learn.into_iter().for_each(|order| manager.learn(order));
                 if answer.draining {
                     manager.drain();
                 }

@@ -27,6 +27,7 @@ mod faults;
 mod hostile;
 mod journals;
 mod kubernetes;
+mod learnt;
 mod leaving;
 mod lost_readers;
 mod nobody_else;

@@ -19,10 +19,10 @@ use futures::stream::FuturesOrdered;
 
 use super::announce::DecisionAnnouncer;
 use super::decision::decision;
-use super::pipeline_file;
 use super::serve::Signals;
 use super::state_file::StateFile;
 use super::tail::Tail;
+use super::{boundaries, pipeline_file};
 use crate::cli::EpochArgs;
 use crate::progress::{Progress, State};
 use crate::report::{EpochReport, RunReport, SplitsReport};
@@ -136,6 +136,9 @@ impl Epochs<'_> {
                 after = reader.iteration().0;
             }
             report.fingerprint = reader.fingerprint().to_string();
+            if let Some(file) = &self.state_file {
+                file.check_dataset(&report.fingerprint)?;
+            }
             let expected = report.epochs.last().map(|e| e.rows);
             let (read, status, incomplete) =
                 self.epoch(epoch, (reader, signals.as_mut()), before, expected, &announcer).await?;
@@ -147,6 +150,7 @@ impl Epochs<'_> {
                 break;
             }
         }
+        report.boundaries = job.as_ref().map(boundaries::of_job).unwrap_or_default();
         report.not_stored = job.as_ref().and_then(|job| self.not_stored(job, &report.epochs));
         report.peak_rss_bytes = peak_rss_bytes();
         report.cpu_s = cpu_time().saturating_sub(self.cpu_before).as_secs_f64();

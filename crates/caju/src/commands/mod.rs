@@ -2,6 +2,7 @@
 
 mod announce;
 mod bench;
+mod boundaries;
 mod cache;
 mod check;
 mod decision;

@@ -53,25 +53,37 @@ impl<'a> StateFile<'a> {
     /// `InvalidArgument` that says what differs.
     pub(crate) async fn check(&self, client: &Client, def: &DatasetDef, args: &EpochArgs) -> Result<()> {
         let Some(found) = self.found.as_ref().filter(|s| s.exhausted) else { return Ok(()) };
-        let of_another = |what: &str, theirs: &str, ours: &str| {
-            Error::invalid(format!(
-                "--state {}: it is the state of another {what} ({theirs}, and this reader reads {ours}); give the file of \
-                 this reader, or another path",
-                self.path.display()
-            ))
-        };
-        let here = client.register(def, "").await?.fingerprint;
-        if found.fingerprint != here {
-            return Err(of_another("dataset", &found.fingerprint, &here));
+        // The fingerprint of what runs is not known before boundaries are learnt.
+        if def.unlearnt().is_none() {
+            self.check_dataset(&client.register(def, "").await?.fingerprint)?;
         }
         if let Some(seed) = args.seed.or(def.options.seed).filter(|seed| *seed != found.seed) {
-            return Err(of_another("seed", &found.seed.to_string(), &seed.to_string()));
+            return Err(self.of_another("seed", &found.seed.to_string(), &seed.to_string()));
         }
         let mode = mode_name(args.processing_mode.to_proto());
         if found.mode != mode {
-            return Err(of_another("processing mode", &found.mode, mode));
+            return Err(self.of_another("processing mode", &found.mode, mode));
         }
         Ok(())
+    }
+
+    /// Whether a state of an epoch's end is of the dataset with this fingerprint.
+    ///
+    /// # Errors
+    /// `InvalidArgument` with both fingerprints.
+    pub(crate) fn check_dataset(&self, here: &str) -> Result<()> {
+        match self.found.as_ref().filter(|s| s.exhausted && s.fingerprint != here) {
+            Some(found) => Err(self.of_another("dataset", &found.fingerprint, here)),
+            None => Ok(()),
+        }
+    }
+
+    fn of_another(&self, what: &str, theirs: &str, ours: &str) -> Error {
+        Error::invalid(format!(
+            "--state {}: it is the state of another {what} ({theirs}, and this reader reads {ours}); give the file of this \
+             reader, or another path",
+            self.path.display()
+        ))
     }
 
     /// The states from which a reader of an epoch continues.

@@ -59,6 +59,9 @@ pub(crate) fn summary(name: &str, outcome: &Outcome) -> String {
     if let Some(decision) = &report.decision {
         paragraph("decision", &decision.reason, &mut out);
     }
+    for learnt in &report.boundaries {
+        paragraph("boundaries", &learnt.to_string(), &mut out);
+    }
     let skipped: u64 = report.epochs.iter().map(|e| e.rows_skipped).sum();
     if skipped > 0 {
         let rows = if skipped == 1 { "row" } else { "rows" };

@@ -21,6 +21,14 @@ use crate::state::{Dataset, State, Update};
 /// Bindings that are kept. Others are made again when they are needed.
 const MAX_BINDINGS: usize = 256;
 
+/// Where the dataset of a request comes from.
+pub(super) enum Wanted {
+    /// It is registered.
+    Known(DatasetId),
+    /// It was bound just now.
+    Bound(Arc<Bound>, Box<Dataset>),
+}
+
 /// What definitions mean: the catalog, its bindings of datasets, and when datasets and jobs were last used.
 pub(super) struct Datasets {
     catalog: Arc<dyn Catalog>,
@@ -83,6 +91,7 @@ impl Datasets {
             skip_limit: bound.skip_limit,
             hints: bound.hints.clone(),
             random_stages: bound.random_stages.clone(),
+            unlearnt: bound.unlearnt.clone(),
         };
         Ok((bound, dataset))
     }

@@ -19,6 +19,7 @@ mod holders;
 mod iterations;
 mod jobs;
 mod joining;
+mod learning;
 mod listing;
 mod listings;
 mod manifests;
@@ -71,6 +72,7 @@ use autocache::AutocacheJobs;
 #[cfg(test)]
 pub(crate) use clients::task_infos;
 use datasets::Datasets;
+use learning::Learning;
 use listings::Listings;
 use notifiers::Notifiers;
 use peer_reports::PeerReports;
@@ -97,6 +99,7 @@ pub(crate) struct Core {
     rounds: RoundOrders,
     listings: Listings,
     datasets: Datasets,
+    learning: Learning,
     snapshots: Snapshots,
     reports: PeerReports,
     autocache: AutocacheJobs,
@@ -130,6 +133,7 @@ impl Core {
             rounds: RoundOrders::default(),
             listings: Listings::default(),
             datasets: Datasets::new(catalog),
+            learning: Learning::default(),
             saves: SaveProgress::default(),
             scaling: Scaling::new(&config),
             tasks: Tasks::new(),

@@ -6,22 +6,14 @@ use caju_engine::ShardBy;
 use caju_proto::v1;
 use caju_types::{DatasetId, Error, IterationId, JobName, Result, hash128};
 
-use super::datasets::{find, parse, register};
+use super::datasets::{Wanted, find, parse, register};
 use super::iterations::Restored;
 use super::jobs::{ANONYMOUS, mode_of_message};
+use super::learning::{Awaited, is_learnt_from};
 use super::shards::shard_by;
 use super::usage::admit_reader;
 use super::{Core, iterations, jobs, joining, resume, sharing, targets};
-use crate::catalog::Bound;
-use crate::state::{Dataset, Mode, State};
-
-/// Where the dataset of a request comes from.
-enum Wanted {
-    /// It is registered.
-    Known(DatasetId),
-    /// It was bound just now.
-    Bound(Arc<Bound>, Box<Dataset>),
-}
+use crate::state::{Mode, State};
 
 impl Core {
     pub(crate) async fn open_iteration(
@@ -51,10 +43,15 @@ impl Core {
             };
         }
         let resume = resume::parse(&request)?;
+        let wanted = match self.with_boundaries(self.wanted(&request).await?, &request).await? {
+            Awaited::Runs(wanted) => wanted,
+            Awaited::Learning(learning) => {
+                return Ok(v1::OpenIterationResponse { learning: Some(learning), ..Default::default() });
+            }
+        };
         let others = self.await_reader_calls(&request, resume.as_ref()).await?;
         let beginning = self.restored_beginning(&request).await?;
         self.lose_silent_consumer(&request).await?;
-        let wanted = self.wanted(&request).await?;
         let shard_by = self.shards_of_new_job(&request, &wanted).await?;
         let (now, unix_ms) = (self.clock.now(), self.unix_ms());
         let (answer, dataset) = self
@@ -70,7 +67,7 @@ impl Core {
                     }
                 };
                 let job = jobs::get_or_create(self, txn, &request, &dataset, shard_by)?;
-                resume::check(&request, &job, &dataset)?;
+                resume::check(txn.state, &request, &job, &dataset)?;
                 let behind =
                     Restored { states: resume.clone(), others: &others, beginning: beginning.as_ref() };
                 let opened = iterations::get_or_create(self, txn, &request, &job, unix_ms, behind)?;
@@ -145,7 +142,8 @@ impl Core {
         let known = self
             .read_durable(|state| {
                 let dataset = state.jobs.get(&job).and_then(|j| state.datasets.get(&j.spec.dataset))?;
-                (dataset.definition_json == definition).then(|| dataset.id.clone())
+                let is_learnt = || is_learnt_from(state, &dataset.id, &definition);
+                (dataset.definition_json == definition || is_learnt()).then(|| dataset.id.clone())
             })
             .await?;
         if let Some(id) = known {

@@ -6,6 +6,7 @@ use caju_proto::v1;
 use caju_types::{ClientId, Error, IterationId, JobName, Result, TakenRows};
 
 use super::jobs::mode_of_message;
+use super::learning::boundaries_text;
 use super::reader_calls::ReaderCalls;
 use super::{Core, Txn, attempts, reattach};
 use crate::state::{
@@ -77,13 +78,19 @@ fn num_states(request: &v1::OpenIterationRequest) -> u64 {
 ///
 /// # Errors
 /// `InvalidArgument` that says what differs.
-pub(super) fn check(request: &v1::OpenIterationRequest, job: &Job, dataset: &Dataset) -> Result<()> {
+pub(super) fn check(
+    state: &State,
+    request: &v1::OpenIterationRequest,
+    job: &Job,
+    dataset: &Dataset,
+) -> Result<()> {
+    let learnt = boundaries_text(state, &dataset.id);
     let Some(state) = request.states.first() else { return Ok(()) };
     let here = dataset.fingerprint.to_string();
     if state.fingerprint != here {
         return Err(Error::invalid(format!(
             "the state is of the dataset {}, and this reader reads {here}: a state goes on in the dataset that it was taken \
-             of, in the same version",
+             of, in the same version{learnt}",
             state.fingerprint
         )));
     }

@@ -74,8 +74,11 @@ impl Core {
             let is_silent = |id: WorkerId| is_silent(&self.config.timers, &reports, id, at);
             let counted =
                 state.active_workers().filter(|w| !w.is_in_reader() && !is_silent(w.id)).count() as u64;
-            (counted, running.map(|i| sample(state, &reports, i, is_silent)).collect())
+            let jobs: Vec<_> = running.map(|i| sample(state, &reports, i, is_silent)).collect();
+            (counted, jobs)
         });
+        // Readers that wait for boundaries have no epoch yet, and need a worker.
+        let jobs = jobs.into_iter().chain(self.learning.samples(at)).collect();
         let mut planner = self.scaling.planner.lock();
         let target = planner.apply(ScalingEvent::Sampled { at, workers, jobs }).clone();
         drop(planner);

@@ -9,6 +9,7 @@ use caju_proto::v1;
 use caju_types::{ClientId, Result};
 
 use super::Core;
+use super::learning::boundaries_of;
 use super::peer_reports::PeerReports;
 use super::reports::Reports;
 use super::workers::{modes_to_proto, sharing_name};
@@ -84,6 +85,7 @@ impl Core {
             policy: state.jobs.get(&iteration.job).map(|j| j.spec.policy.to_string()).unwrap_or_default(),
             modes: Some(modes_to_proto(iteration.modes)),
             caching: iteration.plan.as_ref().map(describe).unwrap_or_default(),
+            boundaries: boundaries_of(state, &iteration.dataset),
             encoding: iteration
                 .plan
                 .as_ref()

@@ -97,6 +97,7 @@ impl Core {
                     cancel_tasks: request.tasks.iter().filter(stale).copied().collect(),
                     draining: known.is_some_and(|w| w.state == WorkerState::Draining),
                     decided: Vec::new(),
+                    learn: Vec::new(),
                     tasks_behind: request.tasks.iter().filter(is_behind).copied().collect(),
                 })
             })
@@ -105,6 +106,7 @@ impl Core {
             // The caller has not shown a secret, so its report is ignored.
             return Ok(answer);
         }
+        answer.learn = self.boundaries_to_learn(id, &request);
         {
             let mut reports = self.reports.lock();
             let report = reports.workers.entry(id).or_default();

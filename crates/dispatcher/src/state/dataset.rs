@@ -56,6 +56,9 @@ pub struct Dataset {
     /// The stages, as their figures name them, whose output differs from epoch to epoch.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub random_stages: Vec<String>,
+    /// The place of the first stage whose boundaries are to be learnt; none if the definition runs as it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unlearnt: Option<String>,
 }
 
 impl Dataset {

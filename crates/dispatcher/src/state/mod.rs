@@ -15,6 +15,7 @@ mod follow;
 mod forget;
 mod iteration;
 mod iteration_updates;
+mod learnt;
 mod leases;
 mod losses;
 mod mode;
@@ -34,7 +35,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use caju_autocache::fixed_hint;
 use caju_engine::ShardBy;
-use caju_types::{ClientId, DatasetId, IterationId, JobName, TaskId, WorkerId};
+use caju_types::{ClientId, DatasetId, Fingerprint, IterationId, JobName, TaskId, WorkerId};
 use serde::{Deserialize, Serialize};
 
 pub use acknowledged::{Acknowledged, AcknowledgedRows};
@@ -46,6 +47,7 @@ pub use failure::Failure;
 pub use feed::{Feed, FeedId, Lease, SplitRecord, next_digest};
 pub use follow::{LossLimits, follow_ups, owed_tasks};
 pub use iteration::{Iteration, Member, READERS_NOTIFIED};
+pub use learnt::{Learnt, StageBoundaries};
 pub use mode::Mode;
 pub use readers::TargetWorkers;
 pub use resume::{FallbackState, FallbackStates, Resume};
@@ -85,6 +87,9 @@ pub struct State {
     /// Saves, by URL: those that run, and how the last ones ended.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub saves: BTreeMap<String, Save>,
+    /// Boundaries that were learnt, by the identity of the definition that learns them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub learnt: BTreeMap<Fingerprint, Learnt>,
     /// Where each task of [`State::iterations`] is found.
     pub task_index: BTreeMap<TaskId, IterationId>,
     /// The iterations that changed since this set was last taken; not part of the state proper.
@@ -173,8 +178,12 @@ impl State {
                 self.open((*iteration, job, *epoch, *at_ms), *num_shards, behind);
             }
             Update::IterationDropped { iteration } => self.drop_iteration(*iteration),
+            Update::BoundariesLearnt { learnt } => {
+                self.learnt.insert(learnt.definition, learnt.clone());
+            }
             Update::DatasetForgotten { dataset } => {
                 self.datasets.remove(dataset);
+                self.learnt.retain(|_, learnt| learnt.dataset != *dataset);
             }
             Update::JobForgotten { job } => {
                 self.jobs.remove(job);

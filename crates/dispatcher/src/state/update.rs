@@ -6,8 +6,8 @@ use caju_types::{ClientId, DatasetId, IterationId, JobName, RowRanges, Secret, T
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AcknowledgedRows, Attempt, Dataset, Deal, Failure, FeedId, JobSpec, KnownOrder, Resume, Save, SaveStage,
-    SplitRecord, State, Tail,
+    AcknowledgedRows, Attempt, Dataset, Deal, Failure, FeedId, JobSpec, KnownOrder, Learnt, Resume, Save,
+    SaveStage, SplitRecord, State, Tail,
 };
 
 /// One change of the state. Times and identifiers travel inside, so that a replay is exact.
@@ -76,6 +76,11 @@ pub enum Update {
     DatasetRegistered {
         /// The dataset.
         dataset: Dataset,
+    },
+    /// The boundaries of a definition were learnt. They hold until its dataset is forgotten.
+    BoundariesLearnt {
+        /// Of what, and which.
+        learnt: Learnt,
     },
     /// A job is known from now on.
     JobCreated {

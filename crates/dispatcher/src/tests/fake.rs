@@ -7,6 +7,7 @@ use std::time::Duration;
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use async_trait::async_trait;
 use caju_autocache::HintDef;
+use caju_pipeline::LearntBoundaries;
 use caju_proto::{Bytes, v1};
 use caju_runtime::Clock;
 use caju_types::{ClientId, Error, Fingerprint, IterationId, Result, WorkerId, hash128};
@@ -21,8 +22,8 @@ use crate::journal::{Journal, MemoryJournal};
 use crate::state::Update;
 
 /// Definitions are `{"splits": N}`, with `"single": true`, `"shuffle": SEED or null`, `"path": any`,
-/// `"bad": MESSAGE`, `"list_error": MESSAGE`, `"list_panic": MESSAGE`, `"skip_limit": N` and `"hints": [NAME, ...]`. A
-/// `"spelling": any` and a `"payload": TEXT` name nothing.
+/// `"bad": MESSAGE`, `"list_error": MESSAGE`, `"list_panic": MESSAGE`, `"skip_limit": N` and `"hints": [NAME, ...]`. With
+/// `"learns": PLACE` that stage learns its boundaries. A `"spelling": any` and a `"payload": TEXT` name nothing.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct FakeCatalog {
     /// Part of every split: changing it changes the listing.
@@ -32,6 +33,16 @@ pub(crate) struct FakeCatalog {
 
 #[async_trait]
 impl Catalog for FakeCatalog {
+    async fn with_boundaries(&self, definition: &Value, learnt: &[LearntBoundaries]) -> Result<Value> {
+        let mut runs = definition.clone();
+        if let Some(map) = runs.as_object_mut() {
+            map.shift_remove("learns");
+        }
+        let [of_stage] = learnt else { return Err(Error::invalid("one stage learns its boundaries")) };
+        runs["boundaries"] = json!(of_stage.boundaries);
+        Ok(runs)
+    }
+
     async fn bind(&self, definition: &Value, source_schema: Option<SchemaRef>) -> Result<Bound> {
         self.binds.fetch_add(1, Ordering::Relaxed);
         if let Some(bad) = definition["bad"].as_str() {
@@ -63,6 +74,7 @@ impl Catalog for FakeCatalog {
             deterministic: false,
             shuffle: definition.get("shuffle").map(|s| SplitShuffle { seed: s.as_u64() }),
             skip_limit: definition["skip_limit"].as_u64(),
+            unlearnt: definition["learns"].as_str().map(String::from),
             hints: definition["hints"].as_array().into_iter().flatten().filter_map(hint).collect(),
             set_bases: Vec::new(),
             random_stages: Vec::new(),
@@ -106,7 +118,12 @@ impl TestClock {
 
     /// Whether some task waits for the clock. If not, the code under test waits for something else: the journal's thread.
     pub(crate) fn is_awaited(&self) -> bool {
-        self.now.receiver_count() > 0
+        self.waiting() > 0
+    }
+
+    /// The number of tasks that wait for the clock.
+    pub(crate) fn waiting(&self) -> usize {
+        self.now.receiver_count()
     }
 }
 

@@ -9,6 +9,7 @@ mod fake;
 mod flight;
 mod incomplete;
 mod iterations;
+mod learning;
 mod limits;
 mod losses;
 mod lost_consumers;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use arrow_schema::{DataType, Field, Fields, Schema, SchemaRef};
 use caju_kernels::{BoundExprs, Registry};
-use caju_pipeline::{Cost, DatasetDef, StageOp};
+use caju_pipeline::{Boundaries, Cost, DatasetDef, StageOp};
 use caju_sources::feature_field;
 use caju_types::{Error, Result, did_you_mean, format_bytes, format_count};
 use caju_wire::Padding;
@@ -340,7 +340,11 @@ fn bind_stream(op: &StageOp, registry: &Registry, schema: &SchemaRef, at: StageS
             StreamOp::Bucket {
                 place: at.place,
                 length: Arc::new(bound),
-                boundaries: boundaries.clone(),
+                boundaries: match boundaries {
+                    Boundaries::Given(list) => list.clone(),
+                    // Such a pipeline has a schema, and no task runs it.
+                    Boundaries::Learnt(_) => Vec::new(),
+                },
                 sizes: batch_sizes.iter().map(|&n| count(n)).collect(),
                 drop_remainder: *drop_remainder,
                 padding: pad.then(Padding::default),

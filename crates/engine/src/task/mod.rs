@@ -21,10 +21,10 @@ use std::time::{Duration, Instant};
 use caju_cache::{Cache, Encoding};
 use caju_proto::v1::StageStats;
 use caju_runtime::{Clock, CpuPool, Tasks};
-use caju_types::Result;
+use caju_types::{Error, Result};
 use caju_wire::{Chunk, QueueMemory};
 use futures::StreamExt;
-use futures::stream::BoxStream;
+use futures::stream::{self, BoxStream};
 pub use read_limiter::ReadLimit;
 
 use crate::bind::BoundPipeline;
@@ -232,7 +232,10 @@ pub fn run_task(pipeline: &Arc<BoundPipeline>, feed: Box<dyn SplitFeed>, options
         reading,
     );
     let source = distribute::read_splits(reader, feed, tasks.clone(), &read_limit);
-    let items = chain::build(pipeline, source, &ctx, (&cache, sharing.as_ref()), deterministic);
+    let items = match def.unlearnt_place() {
+        Some(place) => unlearnt(&place),
+        None => chain::build(pipeline, source, &ctx, (&cache, sharing.as_ref()), deterministic),
+    };
     let probe_to_end = options.probe_to_end;
     TaskRun { items, ctx, cache, sharing, tasks, read_limit, probe_to_end, over: None }
 }
@@ -354,6 +357,12 @@ impl TaskRun {
     pub fn first_skips(&self) -> Vec<String> {
         self.ctx.first_skips()
     }
+}
+
+/// What comes of a definition whose boundaries are to be learnt first.
+fn unlearnt(place: &str) -> Items {
+    let e = format!("{place}: its boundaries are not learnt yet; learn them, or give them as a list");
+    stream::once(std::future::ready(Err(Error::failed_precondition(e)))).boxed()
 }
 
 /// Lets the probes finish with the rows that the task had.

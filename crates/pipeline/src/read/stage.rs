@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::args::{Args, At};
 use crate::binary;
+use crate::boundaries::{Boundaries, DEFAULT_LEARNING_ROWS, Quantiles};
 use crate::def::{Cost, DEFAULT_SHUFFLE_BYTES, Feature, FeatureShape, PythonFunction, PythonKind, StageOp};
 use crate::spelling::{FEATURE_TYPES, HINT, stage_example};
 use crate::write::round_scalar;
@@ -191,24 +192,41 @@ fn batch_stage(name: &str, args: &mut Args<'_>) -> Result<StageOp> {
         },
         _ => {
             let length = args.need("length")?.expression()?;
-            let boundaries: Vec<i64> = args
-                .need("boundaries")?
-                .list("a list of lengths")?
-                .iter()
-                .map(|a| a.i64())
-                .collect::<Result<_>>()?;
-            let sizes = args.need("batch_sizes")?;
-            let batch_sizes = match sizes.value.is_number() {
-                true => vec![sizes.positive()?; boundaries.len() + 1],
-                false => {
-                    let list = sizes.list("a list of batch sizes, one more than boundaries")?;
-                    list.iter().map(|a| a.positive()).collect::<Result<_>>()?
-                }
-            };
+            let boundaries = boundaries(&args.need("boundaries")?)?;
+            let batch_sizes = batch_sizes(&args.need("batch_sizes")?, &boundaries)?;
             let pad = args.get("pad").map_or(Ok(true), |a| a.bool())?;
             StageOp::BucketByLength { length, boundaries, batch_sizes, drop_remainder, pad }
         }
     })
+}
+
+/// Reads a list of lengths, or `{ quantiles: 4, rows: 4096 }`.
+fn boundaries(at: &At<'_>) -> Result<Boundaries> {
+    if !at.value.is_object() {
+        let list = at.list("a list of lengths, or `{ quantiles: 4 }` to learn them")?;
+        return Ok(Boundaries::Given(list.iter().map(|a| a.i64()).collect::<Result<_>>()?));
+    }
+    let mut args = Args::new(at.clone(), None, "boundaries: { quantiles: 4, rows: 4096 }")?;
+    let classes = args.need("quantiles")?.positive()?;
+    let rows = args.get("rows").map_or(Ok(DEFAULT_LEARNING_ROWS), |a| a.positive())?;
+    args.finish()?;
+    Ok(Boundaries::Learnt(Quantiles { classes, rows }))
+}
+
+/// Reads one batch size for all classes, or one for each class of given boundaries.
+fn batch_sizes(at: &At<'_>, boundaries: &Boundaries) -> Result<Vec<u64>> {
+    match (at.value.is_number(), boundaries) {
+        (true, Boundaries::Given(list)) => Ok(vec![at.positive()?; list.len() + 1]),
+        (true, Boundaries::Learnt(_)) => Ok(vec![at.positive()?]),
+        (false, Boundaries::Given(_)) => {
+            let list = at.list("a list of batch sizes, one more than boundaries")?;
+            list.iter().map(|a| a.positive()).collect()
+        }
+        (false, Boundaries::Learnt(_)) => Err(at.error(
+            "equal quantiles give fewer classes, so learnt boundaries need one batch size for all classes, such as \
+             `batch_sizes: 16`; or give the boundaries as a list",
+        )),
+    }
 }
 
 fn by_column<T>(

@@ -49,7 +49,14 @@ pub fn validate(def: &DatasetDef) -> Result<()> {
     if let Some(reorder) = &def.options.reorder {
         factors(reorder, def)?;
     }
-    order(def)
+    match def.unlearnt_place().filter(|_| def.options.cache_only) {
+        Some(place) => Err(bad(
+            &join(&place, "boundaries"),
+            "`cache_only` reads no source from whose rows boundaries could be learnt; give them as a list: `caju status` \
+             shows those that were learnt",
+        )),
+        None => order(def),
+    }
 }
 
 /// Checks that each measured factor is one, and belongs to a stage.

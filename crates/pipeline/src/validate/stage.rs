@@ -7,6 +7,7 @@ use caju_types::Result;
 use serde_json::Value;
 
 use super::{bad, column, columns, range};
+use crate::boundaries::{Boundaries, MAX_LEARNING_ROWS, MAX_LEARNT_CLASSES, Quantiles};
 use crate::def::{ColumnType, Cost, Feature, FeatureShape, PythonKind, StageOp};
 use crate::place::join;
 
@@ -176,8 +177,17 @@ fn padding(lengths: &BTreeMap<String, u32>, values: &BTreeMap<String, Value>, pa
     names.into_iter().try_for_each(|name| column(path, name))
 }
 
-fn buckets(boundaries: &[i64], batch_sizes: &[u64], path: &str) -> Result<()> {
+fn buckets(boundaries: &Boundaries, batch_sizes: &[u64], path: &str) -> Result<()> {
     let at = join(path, "boundaries");
+    let boundaries = match boundaries {
+        Boundaries::Given(list) => list,
+        Boundaries::Learnt(Quantiles { classes, rows }) => {
+            within(&join(&at, "quantiles"), *classes, 2, MAX_LEARNT_CLASSES)?;
+            within(&join(&at, "rows"), *rows, 1, MAX_LEARNING_ROWS)?;
+            let size = batch_sizes.first().copied().unwrap_or(0);
+            return within(&join(path, "batch_sizes"), size, 1, MAX_BATCH);
+        }
+    };
     if boundaries.is_empty() {
         return Err(bad(&at, "it holds no boundary; give at least one, or use `padded_batch`"));
     }

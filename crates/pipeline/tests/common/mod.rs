@@ -172,6 +172,7 @@ fn stream_op() -> impl Strategy<Value = StageOp> {
     );
     let buckets =
         (sql(), prop::collection::btree_set(1i64..1000, 1..5), 1u64..100, any::<bool>(), any::<bool>());
+    let learnt = (sql(), 2u64..1000, 1u64..1_000_000, 1u64..100, any::<bool>());
     prop_oneof![
         (1u64..1 << 40, seed(), 1u64..1 << 50).prop_map(|(buffer, seed, max_bytes)| StageOp::Shuffle {
             buffer,
@@ -195,8 +196,15 @@ fn stream_op() -> impl Strategy<Value = StageOp> {
         buckets.prop_map(|(length, at, size, drop_remainder, pad)| StageOp::BucketByLength {
             length,
             batch_sizes: (0..=at.len() as u64).map(|i| size + i).collect(),
-            boundaries: at.into_iter().collect(),
+            boundaries: Boundaries::Given(at.into_iter().collect()),
             drop_remainder,
+            pad,
+        }),
+        learnt.prop_map(|(length, classes, rows, size, pad)| StageOp::BucketByLength {
+            length,
+            boundaries: Boundaries::Learnt(Quantiles { classes, rows }),
+            batch_sizes: vec![size],
+            drop_remainder: pad,
             pad,
         }),
         Just(StageOp::Unbatch),

@@ -50,6 +50,7 @@ from ._sources import (
     sample_from_datasets,
     zip,
 )
+from ._stages import Quantiles, quantiles
 
 __all__ = [
     "AlreadyExists",
@@ -67,6 +68,7 @@ __all__ = [
     "LocalCluster",
     "NotFound",
     "NotPermitted",
+    "Quantiles",
     "ResourceExhausted",
     "Save",
     "SaveProgress",
@@ -88,6 +90,7 @@ __all__ = [
     "from_yaml",
     "lit",
     "load",
+    "quantiles",
     "range",
     "read_arrow",
     "read_csv",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ._errors import InvalidPipeline
@@ -195,15 +196,18 @@ class Stages:
     def bucket_by_length(
         self,
         length: ExprLike,
-        boundaries: Sequence[int],
+        boundaries: Sequence[int] | Quantiles,
         batch_sizes: int | Sequence[int],
         drop_remainder: bool = False,
         pad: bool = True,
     ) -> Dataset:
-        """Combines rows of similar length to batches. There is one bucket more than boundaries, each with its batch size."""
+        """Combines rows of similar length to batches. There is one bucket more than boundaries, each with its batch size.
+
+        With `caju.quantiles(4)` the boundaries are learnt from the first rows, and all buckets have one batch size.
+        """
         step = {
             "length": expression(length, "bucket_by_length"),
-            "boundaries": list(boundaries),
+            "boundaries": asdict(boundaries) if isinstance(boundaries, Quantiles) else list(boundaries),
             "batch_sizes": batch_sizes if isinstance(batch_sizes, int) else list(batch_sizes),
             "drop_remainder": drop_remainder,
             "pad": pad,
@@ -217,6 +221,22 @@ class Stages:
     def prefetch(self, buffer_size: int) -> Dataset:
         """Computes up to `buffer_size` elements ahead of the stages below."""
         return self._with({"prefetch": {"buffer": buffer_size}})
+
+
+@dataclass(frozen=True)
+class Quantiles:
+    """Boundaries that are learnt: see `quantiles`."""
+
+    quantiles: int
+    rows: int
+
+
+def quantiles(classes: int, rows: int = 4096) -> Quantiles:
+    """Boundaries of `bucket_by_length` that divide the first `rows` rows into at most `classes` classes of nearly equal size.
+
+    One worker reads the lengths of these rows before the first epoch. All epochs, workers and readers use the same boundaries.
+    """
+    return Quantiles(classes, rows)
 
 
 def given(**arguments: Any) -> dict[str, Any]:

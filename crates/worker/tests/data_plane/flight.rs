@@ -35,6 +35,24 @@ async fn a_flight_client_reads_an_epoch_endpoint_by_endpoint() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flight_client_waits_for_boundaries_that_are_learnt() {
+    let cluster = Cluster::start(2).await;
+    let bucket = json!({"length": "id", "boundaries": {"quantiles": 2, "rows": 1000}, "batch_sizes": 10, "pad": false});
+    let def = range(2_000, &[json!({"bucket_by_length": bucket})]);
+    let command = json!({"pipeline": def, "job": "flight", "epoch": 0});
+    let mut dispatcher = connect(&cluster.address()).await;
+    let info = dispatcher.get_flight_info(FlightDescriptor::new_cmd(command.to_string())).await.unwrap();
+    let mut elements = Vec::new();
+    for endpoint in info.endpoint {
+        let address = endpoint.location[0].uri.strip_prefix("grpc+tcp://").unwrap().to_string();
+        let batches = connect(&address).await.do_get(endpoint.ticket.unwrap()).await.unwrap();
+        elements.extend(batches.try_collect::<Vec<_>>().await.unwrap().iter().map(ids));
+    }
+    assert!(elements.iter().all(|e| e.iter().all(|id| (*id < 500) == (e[0] < 500))), "one class each");
+    assert_once(elements, 2_000);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn elements_are_never_cut_and_bad_tickets_are_refused() {
     let cluster = Cluster::start(1).await;
     // 8 MB in one element, beyond gRPC's usual bound of a message.

@@ -7,6 +7,7 @@ mod conformance;
 mod consumer_states;
 mod consumers;
 mod flight;
+mod learnt;
 mod membership;
 mod panics;
 mod reading;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use arrow_schema::SchemaRef;
 use caju_client::{Client, ClientConfig};
 use caju_dispatcher::{Bound, Catalog, Dispatcher, DispatcherConfig};
+use caju_pipeline::LearntBoundaries;
 use caju_types::{ErrorKind, Result};
 use serde_json::{Value, json};
 
@@ -18,6 +19,10 @@ struct Silent;
 impl Catalog for Silent {
     async fn bind(&self, _: &Value, _: Option<SchemaRef>) -> Result<Bound> {
         std::future::pending().await
+    }
+
+    async fn with_boundaries(&self, definition: &Value, _: &[LearntBoundaries]) -> Result<Value> {
+        Ok(definition.clone())
     }
 }
 

@@ -1,6 +1,7 @@
 //! `caju explain`: which rows of a pipeline are stored, and why the others are not.
 
 mod diff;
+mod learning;
 mod sets;
 mod state;
 mod text;
@@ -27,6 +28,7 @@ use super::{cache, check, order, pipeline_file, shared};
 use crate::cli::{ExplainArgs, Global, OutputFormat};
 use crate::output;
 use crate::progress::{Progress, State};
+use crate::report::BoundariesReport;
 
 /// Prints what is stored, and the last decision.
 ///
@@ -46,6 +48,8 @@ pub(crate) async fn run(global: &Global, args: &ExplainArgs) -> Result<()> {
     let url = cache_url(args, status.as_ref())?;
     let cache = cache::open(&url, cache::reading_only()).await?;
     let ctx = SourceContext::new(Arc::new(shared::stores()?), Arc::new(IoCounters::new()));
+    let running = Box::pin(learning::running(def, &registry, &ctx, status.as_ref())).await;
+    let (def, learnt) = running.map_err(pipeline_file::in_file(&args.file))?;
     let binding = Box::pin(caju_engine::bind(&def, &registry, &ctx, None));
     let bound = binding.await.map_err(pipeline_file::in_file(&args.file))?;
     let job = match &status {
@@ -64,6 +68,7 @@ pub(crate) async fn run(global: &Global, args: &ExplainArgs) -> Result<()> {
         splits,
         order: bound.order().lines(&def),
         run_order: bound.order().stages.clone(),
+        boundaries: learnt.into_iter().map(BoundariesReport::from).collect(),
         hints,
         job,
     };

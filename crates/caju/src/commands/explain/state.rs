@@ -8,6 +8,7 @@ use caju_proto::v1::JobStatus;
 use caju_types::{Fingerprint, SplitKey};
 
 use super::diff::Difference;
+use crate::report::BoundariesReport;
 
 /// What is stored of a pipeline.
 pub(super) struct Explanation {
@@ -19,6 +20,8 @@ pub(super) struct Explanation {
     pub(super) order: Vec<String>,
     /// The order in which the stages run, as indices of `steps`.
     pub(super) run_order: Vec<usize>,
+    /// The boundaries that stages have learnt.
+    pub(super) boundaries: Vec<BoundariesReport>,
     pub(super) hints: Vec<HintState>,
     pub(super) job: Option<JobStatus>,
 }

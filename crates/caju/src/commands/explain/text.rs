@@ -29,6 +29,9 @@ pub(super) fn text(e: &Explanation, asked: bool) -> Result<String> {
     for line in &e.order {
         let _ = writeln!(out, "{line}");
     }
+    for learnt in &e.boundaries {
+        let _ = writeln!(out, "boundaries   {learnt}");
+    }
     if e.hints.is_empty() {
         out.push_str("\nno autocache: nothing of this pipeline can be stored\n");
     }
@@ -155,7 +158,7 @@ pub(super) fn json(e: &Explanation) -> Value {
     });
     json!({"schema": "caju.explain/v1", "pipeline": e.pipeline, "fingerprint": e.fingerprint, "cache": e.cache,
            "splits": all, "order": {"steps": e.run_order, "why": e.order.get(1..).unwrap_or_default()},
-           "hints": hints, "job": job})
+           "boundaries": e.boundaries, "hints": hints, "job": job})
 }
 
 fn hint_json(h: &HintState, all: usize) -> Value {

@@ -6,6 +6,7 @@ use caju_proto::v1::{JobStatus, ReaderStatus, StageStats};
 use caju_types::{ClientId, format_bytes, format_count};
 
 use super::span;
+use crate::commands::boundaries;
 use crate::commands::decision::decision;
 use crate::commands::summary::{advice, splits};
 use crate::report::SplitsReport;
@@ -179,6 +180,9 @@ fn progress(job: &JobStatus, all: &[&JobStatus], out: &mut String) {
         format_count(served.elements),
         format_bytes(served.bytes)
     ));
+    for learnt in boundaries::of_job(job) {
+        out.push_str(&format!("  boundaries: {learnt}\n"));
+    }
     sharing(job, all, out);
     if job.readers.is_empty() {
         return;

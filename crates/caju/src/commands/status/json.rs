@@ -6,6 +6,7 @@ use caju_proto::v1::{
 };
 use serde_json::{Value, json};
 
+use crate::commands::boundaries;
 use crate::commands::decision::recorded_json;
 use crate::report::SharedReport;
 
@@ -97,6 +98,7 @@ fn job_json(j: &JobStatus) -> Value {
            "splits_leased": j.splits_leased, "clients": j.clients, "tasks": j.tasks, "failure": failure,
            "target_workers": j.target_workers, "num_consumers": j.num_consumers,
            "balance": Some(&j.balance).filter(|b| !b.is_empty()), "rounds": j.rounds,
+           "boundaries": boundaries::of_job(j),
            "surplus_elements": j.surplus_elements, "padded_elements": j.padded_elements,
            "bottleneck": j.bottleneck, "stages": stages, "policy": j.policy, "caching": j.caching,
            "shard_by": Some(&j.shard_by).filter(|by| !by.is_empty()), "num_shards": j.num_shards,

@@ -45,6 +45,7 @@ fn plain_updates() -> Vec<Update> {
         skip_limit: Some(10),
         hints: vec![],
         random_stages: vec![],
+        unlearnt: None,
     };
     let (job, iteration) = (caju_types::JobName("run-1".into()), IterationId(1001));
     let (worker, client) = (WorkerId(1), ClientId(1002));
@@ -397,4 +398,23 @@ fn acknowledged_rows_are_stored_under_their_names() {
     let Update::RowsAcknowledged { rows, .. } = update else { panic!("{line}") };
     let ranges: Vec<(u64, u64)> = rows[0].1.ranges().iter().collect();
     assert_eq!(ranges, [(0, 5_000), (6_000, 6_001), (6_402, 6_403)]);
+}
+
+/// Boundaries that were learnt came after the fixtures, too.
+#[test]
+fn learnt_boundaries_are_stored_under_their_names_and_go_with_their_dataset() {
+    let line = concat!(
+        r#"{"boundaries_learnt":{"learnt":{"definition":"00000000000000000000000000000001","#,
+        r#""spelling":"00000000000000000000000000000002","dataset":"images","#,
+        r#""stages":[{"stage":1,"boundaries":[12,40],"rows":4096}]}}}"#,
+    );
+    let update: Update = serde_json::from_str(line).unwrap();
+    assert_eq!(serde_json::to_string(&update).unwrap(), line);
+    let mut state = State::default();
+    state.apply(&update);
+    let snapshot = Update::Snapshot { state: Box::new(state.clone()) };
+    assert_eq!(codec::decode(&encode(std::slice::from_ref(&snapshot))).unwrap(), [snapshot]);
+    assert_eq!(state.learnt.len(), 1);
+    state.apply(&Update::DatasetForgotten { dataset: "images".to_string().into_id() });
+    assert!(state.learnt.is_empty());
 }

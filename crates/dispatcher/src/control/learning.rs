@@ -1,0 +1,497 @@
+//! Boundaries of `bucket_by_length` that workers learn.
+//!
+//! A definition that learns boundaries does not run. One worker learns them, the first report is journaled, and readers get
+//! the dataset with these boundaries: another definition, whose fingerprint names its snapshots and states. So all workers,
+//! epochs and restarts have the same boundaries, and a state of other boundaries is refused.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use caju_pipeline::LearntBoundaries;
+use caju_planner::{JobSample, LocalWorkers, Precedence};
+use caju_proto::v1;
+use caju_runtime::OrderedMutex;
+use caju_types::{DatasetId, Error, ErrorKind, Fingerprint, Result, WorkerId, hash128};
+use tokio::sync::watch;
+
+use super::datasets::{Wanted, find, parse, register};
+use super::{Core, secrets};
+use crate::locks;
+use crate::state::{Dataset, Learnt, StageBoundaries, State, Update, Worker};
+
+/// The longest that a call waits for boundaries if its client asks again.
+const POLL: Duration = Duration::from_secs(5);
+/// How long a call of another client waits. Half of what clients give the dispatcher to open an epoch.
+const LONG_POLL: Duration = Duration::from_secs(60);
+/// After this time without a reader that waits, boundaries that no worker learns are not learnt.
+const FORGET_AFTER: Duration = Duration::from_secs(30);
+/// The workers that may be lost while they learn the same boundaries. As for splits, three are taken for the work's fault.
+const MAX_LOST_LEARNERS: usize = 3;
+
+/// The boundaries that one worker learns concurrently. Each reads rows as a task does.
+const MAX_LEARNING_PER_WORKER: usize = 4;
+
+/// What workers learn now, by the identity of the definition.
+pub(super) struct Learning {
+    pending: OrderedMutex<BTreeMap<Fingerprint, Pending>>,
+}
+
+/// Boundaries for which readers wait.
+struct Pending {
+    dataset: Arc<Dataset>,
+    place: String,
+    /// Who learns them, in which incarnation.
+    learner: Option<(WorkerId, u32, String)>,
+    /// Workers that were lost while they learnt them.
+    lost: Vec<String>,
+    readers: usize,
+    /// When the last reader came or left.
+    asked: Duration,
+    outcome: watch::Sender<Outcome>,
+}
+
+/// What became of boundaries.
+#[derive(Debug, Clone, Default)]
+enum Outcome {
+    #[default]
+    Open,
+    Learnt,
+    Failed(Error),
+}
+
+/// A reader that waits for boundaries.
+struct Waiting<'a> {
+    core: &'a Core,
+    definition: Fingerprint,
+    outcome: watch::Receiver<Outcome>,
+}
+
+/// The answer to a reader whose definition may learn boundaries.
+pub(super) enum Awaited {
+    /// This dataset runs.
+    Runs(Wanted),
+    /// It is not known yet.
+    Learning(v1::Learning),
+}
+
+impl Default for Learning {
+    fn default() -> Self {
+        Self { pending: OrderedMutex::new(locks::LEARNING, BTreeMap::new()) }
+    }
+}
+
+impl Pending {
+    /// Takes the work from a worker that was lost.
+    fn check_learner(&mut self, state: &State) {
+        let Some((worker, incarnation, described)) = &self.learner else { return };
+        let same = state.workers.get(worker).filter(|w| w.incarnation == *incarnation);
+        if same.is_some_and(|w| !w.is_lost()) {
+            return;
+        }
+        if !same.is_some_and(|w| w.left) {
+            tracing::warn!("{described} was lost while it learnt the boundaries of {}", self.place);
+            self.lost.push(described.clone());
+        }
+        self.learner = None;
+    }
+
+    fn is_failed(&self) -> bool {
+        matches!(*self.outcome.borrow(), Outcome::Failed(_))
+    }
+
+    /// Whether a reader waits, or has just asked and will ask again.
+    fn is_wanted(&self, now: Duration) -> bool {
+        self.readers > 0 || now.saturating_sub(self.asked) < FORGET_AFTER
+    }
+
+    /// Whether they are still to be learnt, or their failure is still to be told.
+    fn is_kept(&mut self, state: &State, definition: Fingerprint, now: Duration) -> bool {
+        if self.is_failed() {
+            return self.is_wanted(now);
+        }
+        self.check_learner(state);
+        if self.lost.len() >= MAX_LOST_LEARNERS {
+            return self.settle(Outcome::Failed(all_lost(self)));
+        }
+        if state.learnt.contains_key(&definition) {
+            return self.settle(Outcome::Learnt);
+        }
+        self.learner.is_some() || self.is_wanted(now)
+    }
+
+    /// Ends the wait. Returns whether a failure is kept, for the next reader that asks.
+    fn settle(&self, outcome: Outcome) -> bool {
+        self.outcome.send_replace(outcome);
+        self.is_failed() && self.readers == 0
+    }
+}
+
+impl Pending {
+    fn sample(&self, definition: Fingerprint) -> JobSample {
+        let folded = definition.0 ^ (definition.0 >> 64);
+        JobSample {
+            // Iterations have small numbers.
+            iteration: u64::try_from(folded & u128::from(u64::MAX)).unwrap_or(0) | 1 << 63,
+            job: format!("the boundaries of {}", self.place),
+            precedence: Precedence::default(),
+            rows: 0,
+            busy_s: 0.0,
+            workers: u64::from(self.learner.is_some()),
+            local: LocalWorkers { count: 0, busy_s: 0.0, worth: 1.0 },
+            readers: BTreeMap::new(),
+            is_ending: false,
+        }
+    }
+}
+
+impl Learning {
+    fn is_idle(&self) -> bool {
+        self.pending.lock().is_empty()
+    }
+
+    /// Ends the wait for boundaries.
+    fn settle(&self, definition: Fingerprint, outcome: Outcome) {
+        let mut pending = self.pending.lock();
+        if pending.get(&definition).is_some_and(|of| !of.settle(outcome)) {
+            pending.remove(&definition);
+        }
+    }
+
+    /// The worker gives the work up; another one does it.
+    fn give_up(&self, definition: Fingerprint, worker: WorkerId) {
+        if let Some(pending) = self.pending.lock().get_mut(&definition) {
+            pending.learner.take_if(|(learner, ..)| *learner == worker);
+        }
+    }
+
+    /// The dataset whose boundaries are learnt; none if nobody wants them.
+    fn dataset(&self, definition: Fingerprint) -> Option<Arc<Dataset>> {
+        self.pending.lock().get(&definition).map(|p| Arc::clone(&p.dataset))
+    }
+
+    /// Each of the boundaries for which readers wait, as a job that has done nothing yet.
+    pub(super) fn samples(&self, now: Duration) -> Vec<JobSample> {
+        let pending = self.pending.lock();
+        let waited_for = pending.iter().filter(|(_, of)| of.is_wanted(now) && !of.is_failed());
+        waited_for.map(|(definition, of)| of.sample(*definition)).collect()
+    }
+
+    /// What is learnt, and by whom.
+    fn describe(&self, definition: Fingerprint) -> v1::Learning {
+        let pending = self.pending.lock();
+        let Some(of) = pending.get(&definition) else { return v1::Learning::default() };
+        let worker = of.learner.as_ref().map(|(.., described)| described.clone());
+        v1::Learning { stage: of.place.clone(), worker: worker.unwrap_or_default() }
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let mut all = self.core.learning.pending.lock();
+        let Some(pending) = all.get_mut(&self.definition) else { return };
+        pending.readers = pending.readers.saturating_sub(1);
+        pending.asked = self.core.clock.now();
+        if pending.is_failed() && pending.readers == 0 {
+            all.remove(&self.definition);
+        }
+    }
+}
+
+impl Core {
+    /// What the worker that sends this heartbeat learns from now on.
+    pub(super) fn boundaries_to_learn(
+        &self,
+        worker: WorkerId,
+        request: &v1::WorkerHeartbeatRequest,
+    ) -> Vec<v1::BoundariesToLearn> {
+        if self.learning.is_idle() {
+            return Vec::new();
+        }
+        self.store.read(|state| self.assign(state, worker, request))
+    }
+
+    fn assign(
+        &self,
+        state: &State,
+        id: WorkerId,
+        request: &v1::WorkerHeartbeatRequest,
+    ) -> Vec<v1::BoundariesToLearn> {
+        let worker = state.workers.get(&id).filter(|w| w.is_active() && request.learns_boundaries);
+        let (now, mut orders) = (self.clock.now(), Vec::new());
+        let mut all = self.learning.pending.lock();
+        let is_mine = |of: &Pending| of.learner.as_ref().is_some_and(|(learner, ..)| *learner == id);
+        let mut learning = all.values().filter(|of| is_mine(of)).count();
+        all.retain(|definition, pending| {
+            if !pending.is_kept(state, *definition, now) {
+                return false;
+            }
+            let Some(worker) = worker.filter(|_| !pending.is_failed()) else { return true };
+            // A worker whose answer was lost gets the same order again.
+            let again = is_mine(pending) && !request.learning.contains(&definition.to_string());
+            let first = pending.learner.is_none() && learning < MAX_LEARNING_PER_WORKER;
+            learning += usize::from(first);
+            if first || again {
+                pending.learner = Some((id, worker.incarnation, worker.describe()));
+                orders.push(v1::BoundariesToLearn {
+                    dataset: definition.to_string(),
+                    definition_json: pending.dataset.definition_json.clone(),
+                    source_schema_ipc: pending.dataset.source_schema_ipc.clone().into(),
+                });
+            }
+            true
+        });
+        orders
+    }
+
+    /// A worker has learnt boundaries, or could not.
+    pub(crate) async fn report_boundaries(
+        &self,
+        request: v1::ReportBoundariesRequest,
+    ) -> Result<v1::ReportBoundariesResponse> {
+        let id = WorkerId(request.worker_id);
+        let worker = self
+            .read_durable_except_leases(|state| {
+                secrets::worker(state, id, &request.secret).map(Worker::describe)
+            })
+            .await??;
+        let definition = Fingerprint::try_from(request.dataset).map_err(Error::invalid)?;
+        if let Some(failure) = &request.failure {
+            match Error::from(failure) {
+                e if e.kind() == ErrorKind::Cancelled => self.learning.give_up(definition, id),
+                e => self.learning.settle(definition, Outcome::Failed(e)),
+            }
+            return Ok(v1::ReportBoundariesResponse {});
+        }
+        let learnt: Vec<LearntBoundaries> = request.stages.into_iter().map(from_proto).collect();
+        let known = self.store.read(|state| state.learnt.get(&definition).cloned());
+        let result = match (known, self.learning.dataset(definition)) {
+            (Some(known), _) => check_same(&known, &learnt, &worker),
+            // Nobody waits any more.
+            (None, None) => return Ok(v1::ReportBoundariesResponse {}),
+            (None, Some(dataset)) => self.on_learnt(&dataset, &learnt, &worker).await,
+        };
+        let is_known = || self.store.read(|state| state.learnt.contains_key(&definition));
+        let outcome = match &result {
+            Err(error) => {
+                tracing::error!(%error, "boundaries that a worker reports are refused");
+                // Readers get those that are journaled.
+                if is_known() { Outcome::Learnt } else { Outcome::Failed(error.clone()) }
+            }
+            Ok(()) => Outcome::Learnt,
+        };
+        self.learning.settle(definition, outcome);
+        result.map(|()| v1::ReportBoundariesResponse {})
+    }
+
+    /// Journals the first boundaries of a definition, and registers the dataset that runs with them.
+    async fn on_learnt(&self, dataset: &Dataset, learnt: &[LearntBoundaries], worker: &str) -> Result<()> {
+        let runs = self.running_definition(dataset, learnt).await?;
+        let (bound, runs) = self.datasets.bind(&runs).await?;
+        let stages: Vec<_> = learnt.iter().map(to_journal).collect::<Result<_>>()?;
+        let registered = self
+            .commit(|txn| {
+                if let Some(known) = txn.state.learnt.get(&dataset.identity) {
+                    return check_same(known, learnt, worker).map(|()| None);
+                }
+                let registered = register(self, txn, runs, None, None)?;
+                let learnt = Learnt {
+                    definition: dataset.identity,
+                    spelling: spelling(&dataset.definition_json),
+                    dataset: registered.id.clone(),
+                    stages,
+                };
+                txn.apply(Update::BoundariesLearnt { learnt });
+                Ok(Some(registered))
+            })
+            .await?;
+        if let Some(registered) = registered.filter(|r| r.payloads == bound.payloads) {
+            self.datasets.keep(&registered.id, &bound);
+        }
+        for of_stage in learnt {
+            tracing::info!("{worker} learnt the boundaries of {of_stage}");
+        }
+        Ok(())
+    }
+
+    async fn running_definition(&self, dataset: &Dataset, learnt: &[LearntBoundaries]) -> Result<String> {
+        let definition = parse(&dataset.definition_json)?;
+        Ok(self.datasets.catalog().with_boundaries(&definition, learnt).await?.to_string())
+    }
+
+    /// The dataset that runs for a reader. If its boundaries are to be learnt, this waits for them for a while.
+    ///
+    /// # Errors
+    /// Those of the worker that could not learn them; `Unavailable` if they are not known in time, and the client does not ask
+    /// again.
+    pub(super) async fn with_boundaries(
+        &self,
+        wanted: Wanted,
+        request: &v1::OpenIterationRequest,
+    ) -> Result<Awaited> {
+        let dataset = match &wanted {
+            Wanted::Bound(_, dataset) => (**dataset).clone(),
+            Wanted::Known(id) => self.read_durable(|state| find(state, id).cloned()).await??,
+        };
+        let Some(place) = dataset.unlearnt.clone() else { return Ok(Awaited::Runs(wanted)) };
+        let (definition, dataset) = (dataset.identity, Arc::new(dataset));
+        let asks_again = request.boundaries_wait_ms > 0;
+        let poll = Duration::from_millis(request.boundaries_wait_ms).min(POLL);
+        let until = self.clock.now() + if asks_again { poll } else { LONG_POLL };
+        loop {
+            if let Some(runs) = self.running(&dataset).await? {
+                return Ok(Awaited::Runs(runs));
+            }
+            let mut waiting = self.wait_for_boundaries(&dataset, &place)?;
+            // They may have been learnt just before the wait began.
+            if let Some(runs) = self.running(&dataset).await? {
+                return Ok(Awaited::Runs(runs));
+            }
+            let settled = waiting.outcome.wait_for(|outcome| !matches!(outcome, Outcome::Open));
+            let left = until.saturating_sub(self.clock.now());
+            let outcome = tokio::select! {
+                biased;
+                settled = settled => settled.map_or(Outcome::Learnt, |outcome| outcome.clone()),
+                () = self.clock.sleep(left) => Outcome::Open,
+            };
+            match outcome {
+                Outcome::Learnt => {}
+                Outcome::Failed(e) => return Err(e),
+                Outcome::Open if asks_again => {
+                    return Ok(Awaited::Learning(self.learning.describe(definition)));
+                }
+                Outcome::Open => return Err(not_yet(&self.learning.describe(definition))),
+            }
+        }
+    }
+
+    /// The dataset with the boundaries that were learnt; none if they are not known.
+    async fn running(&self, dataset: &Dataset) -> Result<Option<Wanted>> {
+        let known = self
+            .read_durable(|state| {
+                let learnt = state.learnt.get(&dataset.identity)?.clone();
+                let payloads = state.datasets.get(&learnt.dataset)?.payloads;
+                Some((learnt, payloads))
+            })
+            .await?;
+        let Some((learnt, payloads)) = known else { return Ok(None) };
+        if payloads == dataset.payloads {
+            return Ok(Some(Wanted::Known(learnt.dataset)));
+        }
+        // The same code in another form, whose dataset is chosen as for any other definition.
+        let stages: Vec<_> = learnt.stages.iter().map(from_journal).collect();
+        let runs = self.running_definition(dataset, &stages).await?;
+        let (bound, dataset) = self.datasets.bind(&runs).await?;
+        Ok(Some(Wanted::Bound(bound, Box::new(dataset))))
+    }
+
+    /// # Errors
+    /// `ResourceExhausted` if boundaries of too many datasets are being learnt.
+    fn wait_for_boundaries(&self, dataset: &Arc<Dataset>, place: &str) -> Result<Waiting<'_>> {
+        let (definition, asked) = (dataset.identity, self.clock.now());
+        let mut all = self.learning.pending.lock();
+        let limit = self.config.memory.datasets;
+        if all.len() >= limit && !all.contains_key(&definition) {
+            return Err(Error::exhausted(format!(
+                "{place}: the boundaries of {limit} datasets are being learnt, and the dispatcher may hold no more; try \
+                 again later, or start it with more --max-datasets"
+            )));
+        }
+        let pending = all.entry(definition).or_insert_with(|| Pending {
+            dataset: Arc::clone(dataset),
+            place: place.to_string(),
+            learner: None,
+            lost: Vec::new(),
+            readers: 0,
+            asked,
+            outcome: watch::Sender::default(),
+        });
+        pending.readers += 1;
+        Ok(Waiting { core: self, definition, outcome: pending.outcome.subscribe() })
+    }
+}
+
+/// Whether a dataset has the boundaries that were learnt for this spelling of a definition.
+pub(super) fn is_learnt_from(state: &State, dataset: &DatasetId, definition_json: &str) -> bool {
+    let spelling = spelling(definition_json);
+    state.learnt.values().any(|l| l.dataset == *dataset && l.spelling == spelling)
+}
+
+/// Names the spelling of a definition.
+fn spelling(definition_json: &str) -> Fingerprint {
+    Fingerprint(hash128(definition_json.as_bytes()))
+}
+
+/// What was learnt for a dataset.
+pub(super) fn boundaries_of(state: &State, dataset: &DatasetId) -> Vec<v1::LearntBoundaries> {
+    let learnt = state.learnt.values().find(|l| l.dataset == *dataset);
+    let of_stage = |of: &StageBoundaries| v1::LearntBoundaries {
+        stage: of.stage,
+        boundaries: of.boundaries.clone(),
+        rows: of.rows,
+    };
+    learnt.into_iter().flat_map(|l| &l.stages).map(of_stage).collect()
+}
+
+/// What was learnt for a dataset that a state does not fit; empty: nothing.
+pub(super) fn boundaries_text(state: &State, dataset: &DatasetId) -> String {
+    let all: Vec<_> =
+        boundaries_of(state, dataset).into_iter().map(|of| from_proto(of).to_string()).collect();
+    match all.is_empty() {
+        true => String::new(),
+        false => format!(
+            ". The boundaries that were learnt here are {}: if the first rows have changed, give those of the state as a list",
+            all.join(", ")
+        ),
+    }
+}
+
+/// # Errors
+/// `FailedPrecondition` naming the stage if a worker learnt other boundaries than those that are journaled.
+fn check_same(known: &Learnt, learnt: &[LearntBoundaries], worker: &str) -> Result<()> {
+    let journaled: Vec<_> = known.stages.iter().map(from_journal).collect();
+    let same =
+        |(a, b): (&LearntBoundaries, &LearntBoundaries)| (a.stage, &a.boundaries) == (b.stage, &b.boundaries);
+    let differs = journaled.iter().zip(learnt).find(|pair| !same(*pair));
+    let (first, other) = match differs {
+        Some((first, other)) => (first.to_string(), other.to_string()),
+        None if journaled.len() == learnt.len() => return Ok(()),
+        None => (format!("{} stages", journaled.len()), format!("{} stages", learnt.len())),
+    };
+    Err(Error::failed_precondition(format!(
+        "{worker} learnt {other}, and before {first} was learnt from the same definition, which holds: the source has \
+         changed, or a stage above gives other rows each time; give the boundaries as a list if the first ones are not wanted"
+    )))
+}
+
+fn all_lost(pending: &Pending) -> Error {
+    Error::failed_precondition(format!(
+        "{}: its boundaries were not learnt, because each worker was lost that learnt them: {}; see the logs of these \
+         workers, or give the boundaries as a list",
+        pending.place,
+        pending.lost.join(", ")
+    ))
+}
+
+fn not_yet(learning: &v1::Learning) -> Error {
+    let who = match learning.worker.as_str() {
+        "" => "no worker learns them yet".to_string(),
+        worker => format!("{worker} learns them"),
+    };
+    Error::unavailable(format!("{}: its boundaries are not known yet: {who}; try again", learning.stage))
+}
+
+fn from_proto(learnt: v1::LearntBoundaries) -> LearntBoundaries {
+    let v1::LearntBoundaries { stage, boundaries, rows } = learnt;
+    LearntBoundaries { stage: usize::try_from(stage).unwrap_or(usize::MAX), boundaries, rows }
+}
+
+fn from_journal(learnt: &StageBoundaries) -> LearntBoundaries {
+    let stage = usize::try_from(learnt.stage).unwrap_or(usize::MAX);
+    LearntBoundaries { stage, boundaries: learnt.boundaries.clone(), rows: learnt.rows }
+}
+
+fn to_journal(learnt: &LearntBoundaries) -> Result<StageBoundaries> {
+    let stage = u32::try_from(learnt.stage).map_err(|_| Error::internal("a stage's index is too large"))?;
+    Ok(StageBoundaries { stage, boundaries: learnt.boundaries.clone(), rows: learnt.rows })
+}
