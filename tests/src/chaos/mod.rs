@@ -11,13 +11,17 @@
 //! continues from the last state; in others the readers are consumers that get equally many elements; in some of all of these
 //! the dispatcher loses its state folder.
 
+mod checkpoints;
 mod dataset;
+mod faults;
 mod lab;
 pub mod ledger;
 mod logs;
 mod plan;
 pub mod proxy;
+mod random;
 pub mod reader;
+mod readers;
 mod verify;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
