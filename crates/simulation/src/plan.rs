@@ -148,7 +148,7 @@ impl Plan {
             // Not drawn, so that what is drawn for a seed stays.
             is_in_rounds: matches!(division, Division::Consumers { .. })
                 && if is_of_consumers { !seed.is_multiple_of(6) } else { seed % 2 == 1 },
-            packs: is_of_consumers && seed % 6 != 0 && seed % 3 == 1,
+            packs: is_of_consumers && seed % 3 == 1,
             saves_states: is_of_consumers,
             resumes_after: resumes.then(|| r.between(1, splits * SPLIT_ROWS)),
             // A reader with a worker of its own, or one that takes rows of another job, may read all that is left before the other

@@ -196,7 +196,10 @@ impl Group {
             2 => window(random, "drop"),
             3 => rounds(random, Balance::Bucket),
             4 => rounds(random, Balance::Tokens),
-            5 => rounds(random, if seed / KINDS % 2 == 0 { Balance::Bucket } else { Balance::Tokens }),
+            5 => rounds(
+                random,
+                if (seed / KINDS).is_multiple_of(2) { Balance::Bucket } else { Balance::Tokens },
+            ),
             6 | 7 => Group::Share,
             8 => Group::State,
             _ => Group::Consumers,
