@@ -13,12 +13,12 @@ use crate::log::EventLog;
 /// A disk that outlives the dispatchers that write to it. Clones are the same disk.
 #[derive(Clone)]
 pub(crate) struct Disk {
-    content: MemoryJournal,
     inner: Arc<Mutex<Inner>>,
     log: EventLog,
 }
 
 struct Inner {
+    content: MemoryJournal,
     /// The dispatcher that may write: an earlier one is dead, whatever it still tries.
     writer: u64,
     /// Writes until one fails.
@@ -30,9 +30,20 @@ struct Inner {
 
 impl Disk {
     pub(crate) fn new(log: EventLog) -> Self {
-        let leases = Leases { state: State::default(), issued: BTreeMap::new() };
-        let inner = Inner { writer: 0, fails_after: None, loses_lease: None, leases };
-        Self { content: MemoryJournal::default(), inner: Arc::new(Mutex::new(inner)), log }
+        let (content, leases) = (MemoryJournal::default(), Leases::default());
+        let inner = Inner { content, writer: 0, fails_after: None, loses_lease: None, leases };
+        Self { inner: Arc::new(Mutex::new(inner)), log }
+    }
+
+    /// Loses everything.
+    pub(crate) fn clear(&self) {
+        let mut inner = self.inner.lock();
+        (inner.content, inner.leases) = Default::default();
+        self.log.event(format_args!("the disk is empty"));
+    }
+
+    fn content(&self) -> MemoryJournal {
+        self.inner.lock().content.clone()
     }
 
     /// The journal for a dispatcher that starts now.
@@ -66,7 +77,7 @@ struct SimJournal {
 
 impl Journal for SimJournal {
     fn replay(&mut self) -> Result<Vec<Vec<Update>>> {
-        self.disk.content.replay()
+        self.disk.content().replay()
     }
 
     fn append(&mut self, groups: &[Vec<Update>]) -> Result<u64> {
@@ -78,7 +89,7 @@ impl Journal for SimJournal {
             if *left == 0 {
                 inner.fails_after = None;
                 let (written, _) = groups.split_at(groups.len() / 2);
-                self.disk.content.append(written)?;
+                inner.content.append(written)?;
                 written.iter().for_each(|group| inner.leases.observe(group, &self.disk.log));
                 self.disk.log.event(format_args!("the disk fails with {} groups", groups.len()));
                 return Err(Error::unavailable("the disk failed"));
@@ -96,14 +107,14 @@ impl Journal for SimJournal {
                 *left -= 1;
             }
         }
-        let bytes = self.disk.content.append(&kept)?;
+        let bytes = inner.content.append(&kept)?;
         self.disk.log.event(format_args!("{} groups are durable, {bytes} bytes", groups.len()));
         groups.iter().for_each(|group| inner.leases.observe(group, &self.disk.log));
         Ok(bytes)
     }
 
     fn stored(&self) -> Result<Box<dyn Stored>> {
-        self.disk.content.stored()
+        self.disk.content().stored()
     }
 
     fn describe(&self) -> String {
@@ -112,6 +123,7 @@ impl Journal for SimJournal {
 }
 
 /// Checks leases as they become durable: no split is with two running tasks, and none is handed out as new twice.
+#[derive(Default)]
 struct Leases {
     state: State,
     /// Who got each split for the first time.

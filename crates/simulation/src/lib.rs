@@ -8,6 +8,8 @@
 //! cargo run -p caju-simulation -- --seeds 10000      # many seeds, each in a process of its own
 //! cargo run -p caju-simulation -- --seed 4711        # one seed, with every event
 //! cargo run -p caju-simulation -- --scenario sharing # several jobs that share rows
+//! cargo run -p caju-simulation -- --scenario rounds  # consumers that are killed and go on from their states
+//! cargo run -p caju-simulation -- --scenario absences # readers that stand still, a dispatcher that loses its state
 //! ```
 //!
 //! # Why not `turmoil`
@@ -19,7 +21,12 @@
 //! and randomness are replaced (`ambient`).
 
 mod ambient;
+mod consumers;
 mod disk;
+mod faults;
+mod gate;
+mod inflict;
+mod launches;
 mod log;
 mod network;
 mod pipe;
@@ -27,6 +34,7 @@ mod plan;
 mod random;
 mod reader;
 mod reader_record;
+mod requests;
 mod run;
 mod sharing;
 mod tap;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::faults::{CLIENT_TIMEOUT, Fault, Host};
 use crate::pipe::Quality;
 use crate::random::Random;
 use crate::sharing::Sharing;
@@ -20,13 +21,14 @@ const ROW_BYTES: u64 = 16;
 const SHARED_ROW_BYTES: u64 = 32;
 /// Bytes of a row with a list of at most 13 integers.
 const LIST_ROW_BYTES: u64 = 136;
+/// The most items of the list of a row that is read in rounds.
+pub(crate) const MAX_ITEMS: u64 = 13;
 /// The first lengths of the classes of rows that are read in rounds, but for the first class.
-pub(crate) const CLASSES: [i64; 2] = [4, 8];
+const CLASSES: [i64; 2] = [4, 8];
 /// Rows after which a reader's user works on them for a while.
 pub(crate) const ROWS_PER_PAUSE: usize = 64;
-/// The timeouts of the cluster.
+/// How long the dispatcher waits for a worker that does not report.
 pub(crate) const WORKER_TIMEOUT: Duration = Duration::from_secs(3);
-pub(crate) const CLIENT_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The length of a row that is read in rounds, as an expression.
 const LENGTH: &str = "id * 7919 % 13";
@@ -64,50 +66,10 @@ pub enum Scenario {
     OneJob,
     /// Several jobs that share the rows they compute.
     Sharing,
-}
-
-/// A fault.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Fault {
-    /// A worker dies, silently if its machine loses power, and is started again after a time.
-    KillWorker { worker: usize, is_silent: bool, back: Duration },
-    /// The dispatcher dies and is started again.
-    KillDispatcher { back: Duration },
-    /// The disk fails at the write after this number of writes; the dispatcher ends and is started again.
-    FailDisk { writes: u64 },
-    /// Nothing passes between two hosts for a time, or nothing in one direction.
-    Partition { between: (Host, Host), one_way: bool, lasts: Duration },
-    /// Every connection of a host breaks.
-    Cut { host: Host },
-    /// A worker's machine is cut off from all peers for a time: they see a worker that makes no progress.
-    Isolate { worker: usize, lasts: Duration },
-    /// One more worker comes.
-    AddWorker,
-    /// A worker is drained.
-    DrainWorker { worker: usize },
-    /// A reader dies.
-    KillReader { reader: usize },
-    /// The dispatcher dies when it has opened an epoch for the reader after this number of readers, before it answers, and is
-    /// started again.
-    LoseOpen { after: u64, back: Duration },
-}
-
-/// Whose machine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Host {
-    Dispatcher,
-    Worker(usize),
-    Reader(usize),
-}
-
-impl fmt::Display for Host {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Host::Dispatcher => f.write_str("dispatcher"),
-            Host::Worker(w) => write!(f, "worker-{w}"),
-            Host::Reader(r) => write!(f, "reader-{r}"),
-        }
-    }
+    /// Consumers, most of which read in rounds. They are killed, and continue from their states.
+    Rounds,
+    /// One job with several readers that stand still, and a dispatcher that loses its state.
+    Absences,
 }
 
 /// A run.
@@ -120,6 +82,10 @@ pub(crate) struct Plan {
     pub(crate) division: Division,
     /// Consumers get their elements in one order of rounds.
     pub(crate) is_in_rounds: bool,
+    /// The rows of a round's elements are packed by their numbers of items.
+    pub(crate) packs: bool,
+    /// Consumers save their states, and continue from them.
+    pub(crate) saves_states: bool,
     /// Every reader stops after this number of rows, and others read on from their states.
     pub(crate) resumes_after: Option<u64>,
     /// Readers that read on say that they belong to one attempt.
@@ -148,18 +114,30 @@ impl Plan {
     /// The plan of a seed.
     pub(crate) fn of(seed: u64, scenario: Scenario) -> Self {
         let shares = scenario == Scenario::Sharing;
-        let mut r = Random::new(seed, if shares { 11 } else { 10 });
+        let is_of_consumers = scenario == Scenario::Rounds;
+        let purpose = match scenario {
+            Scenario::OneJob => 10,
+            Scenario::Sharing => 11,
+            Scenario::Rounds => 12,
+            Scenario::Absences => 13,
+        };
+        let mut r = Random::new(seed, purpose);
         let workers = usize::try_from(r.between(1, 5)).unwrap_or(1);
-        let readers = usize::try_from(r.between(1, 5)).unwrap_or(1);
+        let readers = usize::try_from(r.between(if is_of_consumers { 2 } else { 1 }, 5)).unwrap_or(1);
         let splits = r.between(3, if shares { 12 } else { 21 });
         let division = match r.between(0, 10) {
             _ if shares => Division::Dynamic,
+            _ if is_of_consumers => Division::Consumers { pads: r.permille(500) },
             0 => Division::ByRow,
             1 => Division::Consumers { pads: r.permille(500) },
             _ => Division::Dynamic,
         };
         let is_dynamic = division == Division::Dynamic;
-        let caching = if r.permille(250) && is_dynamic { Caching::PutGet } else { Caching::Compute };
+        let caching = if r.permille(250) && (is_dynamic || is_of_consumers) {
+            Caching::PutGet
+        } else {
+            Caching::Compute
+        };
         let resumes = r.permille(150) && is_dynamic && caching == Caching::Compute;
         let mut plan = Self {
             rows: splits * SPLIT_ROWS - r.between(0, SPLIT_ROWS),
@@ -168,11 +146,15 @@ impl Plan {
             caching,
             division,
             // Not drawn, so that what is drawn for a seed stays.
-            is_in_rounds: matches!(division, Division::Consumers { .. }) && seed % 2 == 1,
+            is_in_rounds: matches!(division, Division::Consumers { .. })
+                && if is_of_consumers { !seed.is_multiple_of(6) } else { seed % 2 == 1 },
+            packs: is_of_consumers && seed % 3 == 1,
+            saves_states: is_of_consumers,
             resumes_after: resumes.then(|| r.between(1, splits * SPLIT_ROWS)),
             // A reader with a worker of its own, or one that takes rows of another job, may read all that is left before the other
             // one comes: then only an attempt says that they belong together (`docs/guarantees.md`).
-            names_attempt: resumes && ((seed / 2).is_multiple_of(2) || seed % 5 == 2 || shares),
+            names_attempt: is_of_consumers
+                || resumes && ((seed / 2).is_multiple_of(2) || seed % 5 == 2 || shares),
             is_deterministic: r.permille(150) && is_dynamic,
             shuffles: r.permille(250),
             filters: r.permille(250),
@@ -204,6 +186,11 @@ impl Plan {
             plan.sharing = Some(sharing);
         }
         plan.draw_faults(&mut r);
+        match scenario {
+            Scenario::Rounds => plan.draw_losses_of_consumers(&mut r),
+            Scenario::Absences => plan.draw_absences(&mut r),
+            _ => {}
+        }
         if seed % 4 == 1 {
             // Not drawn, so that what is drawn for a seed stays.
             let back = Duration::from_millis(200 + seed % 1_000);
@@ -267,6 +254,61 @@ impl Plan {
         self.faults.sort_by_key(|(at, _)| *at);
     }
 
+    /// Consumers die, or stand still for a shorter or longer time than the dispatcher waits; or the dispatcher loses its state.
+    fn draw_losses_of_consumers(&mut self, r: &mut Random) {
+        let span = self.expected_ms() * self.epochs();
+        for _ in 0..r.between(1, 4) {
+            let consumer = r.index(self.readers);
+            let fault = match r.between(0, 100) {
+                0..=39 => Fault::KillConsumers { back: r.ms(1, 5_000) },
+                40..=59 => Fault::KillConsumer { consumer, back: r.ms(1, 5_000) },
+                60..=74 => Fault::PauseReader { reader: consumer, lasts: r.ms(50, 8_000) },
+                75..=84 => {
+                    Fault::PauseReader { reader: consumer, lasts: CLIENT_TIMEOUT + r.ms(5_000, 15_000) }
+                }
+                _ => Fault::LoseState { back: r.ms(5, 6_000) },
+            };
+            self.faults.push((r.ms(0, span), fault));
+        }
+        self.faults.sort_by_key(|(at, _)| *at);
+    }
+
+    /// Readers stand still for a shorter or longer time than the dispatcher waits, or the dispatcher loses its state.
+    fn draw_absences(&mut self, r: &mut Random) {
+        let span = self.expected_ms() * self.epochs();
+        for _ in 0..r.between(1, 3) {
+            let lasts = r.ms(50, 8_000);
+            self.faults.push((r.ms(0, span), Fault::PauseReader { reader: r.index(self.readers), lasts }));
+        }
+        let may_lose_readers =
+            self.division == Division::Dynamic && self.resumes_after.is_none() && self.readers > 1;
+        let kills_reader = self.has(|f| matches!(f, Fault::KillReader { .. }));
+        let reader = r.index(self.readers);
+        if r.permille(500) && !kills_reader && !self.is_in_rounds {
+            // What a reader took comes again if it does not come back to a dispatcher that has lost its state.
+            self.faults.push((r.ms(0, span), Fault::LoseState { back: r.ms(5, 6_000) }));
+        } else if may_lose_readers && !kills_reader {
+            let lasts = CLIENT_TIMEOUT + r.ms(5_000, 15_000);
+            self.faults.push((r.ms(0, span), Fault::PauseReader { reader, lasts }));
+        }
+        self.faults.sort_by_key(|(at, _)| *at);
+    }
+
+    /// Whether some fault is of a kind.
+    pub(crate) fn has(&self, kind: impl Fn(&Fault) -> bool) -> bool {
+        self.faults.iter().any(|(_, fault)| kind(fault))
+    }
+
+    /// Whether the dispatcher loses its state.
+    pub(crate) fn loses_state(&self) -> bool {
+        self.has(|f| matches!(f, Fault::LoseState { .. }))
+    }
+
+    /// Whether a reader stands still for so long that the dispatcher expels it.
+    pub(crate) fn expels(&self, reader: usize) -> bool {
+        self.has(|f| f.expels_reader() && matches!(f, Fault::PauseReader { reader: of, .. } if *of == reader))
+    }
+
     /// About how long an epoch lasts without faults, in milliseconds.
     fn expected_ms(&self) -> u64 {
         let (workers, readers) = (self.workers as u64, self.readers as u64);
@@ -295,9 +337,12 @@ impl Plan {
                     .push(json!({ "with_columns": { "tokens": format!("array_repeat(id, {LENGTH} + 1)") } }));
                 steps.extend(self.shuffle());
                 let size = self.batch.unwrap_or(1);
-                steps.push(json!({ "bucket_by_length": {
-                    "length": LENGTH, "boundaries": CLASSES, "batch_sizes": size, "pad": true,
-                } }));
+                steps.push(match self.packs {
+                    true => json!({ "batch": size }),
+                    false => json!({ "bucket_by_length": {
+                        "length": LENGTH, "boundaries": CLASSES, "batch_sizes": size, "pad": true,
+                    } }),
+                });
             }
             None => {
                 steps.extend(self.shuffle());
@@ -332,6 +377,19 @@ impl Plan {
         self.sharing.as_ref().map_or(1, |sharing| sharing.jobs.len())
     }
 
+    /// The most tasks of an epoch: workers that are lost and come again have others.
+    pub(crate) fn most_tasks(&self) -> usize {
+        let more = |f: &&(Duration, Fault)| {
+            f.1.may_lose_a_worker() || matches!(f.1, Fault::AddWorker | Fault::LoseState { .. })
+        };
+        self.workers + self.faults.iter().filter(more).count()
+    }
+
+    /// The number of classes of elements.
+    pub(crate) fn classes(&self) -> usize {
+        if self.is_in_rounds && !self.packs { CLASSES.len() + 1 } else { 1 }
+    }
+
     /// The values of `id` that the readers of an epoch get, in order.
     pub(crate) fn expected(&self) -> impl Iterator<Item = i64> + use<> {
         let filters = self.filters;
@@ -346,7 +404,13 @@ impl Plan {
             None if self.is_in_rounds => LIST_ROW_BYTES,
             None => ROW_BYTES,
         };
-        self.buffer_bytes + usize::try_from(self.max_chunk_rows() * row_bytes).unwrap_or(usize::MAX)
+        let rows = self.max_chunk_rows() + self.packed_rows();
+        self.buffer_bytes + usize::try_from(rows * row_bytes).unwrap_or(usize::MAX)
+    }
+
+    /// Rows that wait until eight rounds are there, which are packed together.
+    fn packed_rows(&self) -> u64 {
+        if self.packs { 8 * self.readers as u64 * self.batch.unwrap_or(1) } else { 0 }
     }
 
     /// Rows of the largest chunk. Batches of the engine grow from `batch_rows` to eight times that where rows cost little, so
@@ -366,19 +430,6 @@ impl Plan {
     }
 }
 
-impl Fault {
-    /// Whether the tasks of a worker may be lost with it.
-    fn may_lose_a_worker(&self) -> bool {
-        matches!(
-            self,
-            Fault::KillWorker { .. }
-                | Fault::Isolate { .. }
-                | Fault::Cut { .. }
-                | Fault::Partition { between: (_, Host::Worker(_)) | (Host::Worker(_), _), .. }
-        )
-    }
-}
-
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} rows, {} workers, {} readers", self.rows, self.workers, self.readers)?;
@@ -394,6 +445,8 @@ impl fmt::Display for Plan {
             (self.shuffles, "shuffle"),
             (self.filters, "filter"),
             (resumes, "resumes"),
+            (self.is_in_rounds, "in rounds"),
+            (self.packs, "packed"),
         ] {
             if says {
                 write!(f, ", {word}")?;

@@ -10,11 +10,15 @@ use caju_types::{Error, Result};
 use caju_wire::Network;
 
 use crate::ambient;
+use crate::launches::{Saved, Step};
 use crate::plan::{ROWS_PER_PAUSE, class_of};
 use crate::random::Random;
-use crate::reader_record::Epoch;
+use crate::reader_record::{Epoch, Shape, with_epochs};
 use crate::sharing::DRAWN;
 use crate::world::World;
+
+/// Elements from one saved state of a consumer to the next.
+const ELEMENTS_PER_STATE: u64 = 5;
 
 /// Reads every epoch of the plan.
 ///
@@ -26,9 +30,9 @@ pub(crate) async fn read_epochs(world: &World, reader: usize, network: Network) 
     for epoch in 0..world.plan().epochs() {
         let request = world.request(reader, epoch)?;
         match world.plan().resumes_after {
-            None => drop(read_part(world, reader, &client, request, u64::MAX).await?),
+            None => drop(read_part(world, reader, &client, request, (0, u64::MAX)).await?),
             Some(rows) => {
-                let state = read_part(world, reader, &client, request.clone(), rows).await?;
+                let (state, _) = read_part(world, reader, &client, request.clone(), (0, rows)).await?;
                 let states = world.gather_states(reader, state).await;
                 let job = format!("{} on", request.job);
                 let attempt = world
@@ -36,36 +40,41 @@ pub(crate) async fn read_epochs(world: &World, reader: usize, network: Network) 
                     .names_attempt
                     .then(|| Attempt { id: "the only one".to_string(), rank: u32::try_from(reader).ok() });
                 let request = ReadRequest { job, states, states_of_all: true, attempt, ..request };
-                drop(read_part(world, reader, &client, request, u64::MAX).await?);
+                drop(read_part(world, reader, &client, request, (0, u64::MAX)).await?);
             }
         }
     }
     Ok(())
 }
 
-/// Reads until the end of an epoch, or until the user has a number of rows.
-async fn read_part(
+/// Reads until the end of an epoch, or until the user has a number of rows, behind a number of elements. Gives the reader's
+/// state and iteration.
+pub(crate) async fn read_part(
     world: &World,
     reader: usize,
     client: &Client,
     request: ReadRequest,
-    most_rows: u64,
-) -> Result<ReaderState> {
+    (elements, most_rows): (u64, u64),
+) -> Result<(ReaderState, u64)> {
     let number = request.epoch;
     let mut open = client.read(request).await?;
     // The state of a reader that reads on names those before it until it has rows.
     let me = open.client_number();
     world.log().event(format_args!("reader-{reader} opens epoch {number} as client {me}"));
-    with_epochs(world, reader, |parts| parts.push(Epoch { number, client: me, ..Epoch::default() }));
-    let read = take_rows(world, reader, &mut open, most_rows).await;
+    with_epochs(world.record(reader), |parts| parts.push(Epoch { number, client: me, ..Epoch::default() }));
+    let iteration = open.iteration().0;
+    let read = take_rows(world, reader, &mut open, (number, elements, most_rows)).await;
     let missing = open.incomplete().map(|i| (i.rows_missing, i.rows_unknown));
-    with_epochs(world, reader, |parts| {
+    with_epochs(world.record(reader), |parts| {
         if let Some(last) = parts.last_mut() {
             (last.is_over, last.missing) = (matches!(read, Ok(true)), missing);
-            last.left = ambient::elapsed();
+            (last.is_left, last.left) = (true, ambient::elapsed());
         }
     });
     let state = open.state()?;
+    if matches!(read, Ok(true)) {
+        save(world, reader, &open, (number, u64::MAX))?;
+    }
     open.close().await;
     match &read {
         Ok(is_over) => {
@@ -73,17 +82,16 @@ async fn read_part(
         }
         Err(e) => world.log().event(format_args!("reader-{reader} fails in epoch {number}: {e}")),
     }
-    read.map(|_| state)
-}
-
-fn with_epochs(world: &World, reader: usize, change: impl FnOnce(&mut Vec<Epoch>)) {
-    if let Some(record) = world.record(reader) {
-        change(&mut record.lock().epochs);
-    }
+    read.map(|_| (state, iteration))
 }
 
 /// True at the end of the epoch.
-async fn take_rows(world: &World, reader: usize, open: &mut Reader, most_rows: u64) -> Result<bool> {
+async fn take_rows(
+    world: &World,
+    reader: usize,
+    open: &mut Reader,
+    (epoch, mut elements, most_rows): (u64, u64, u64),
+) -> Result<bool> {
     let mut random = Random::new(reader as u64, 30);
     let pace = u64::try_from(world.plan().times_of(reader).1.as_micros()).unwrap_or(0);
     let (mut since_pause, mut rows) = (0, 0);
@@ -99,13 +107,15 @@ async fn take_rows(world: &World, reader: usize, open: &mut Reader, most_rows: u
         }
         // A reader that opened its epoch again has another number since.
         world.observed().handed(open.client_number(), ids.len() as u64);
-        with_epochs(world, reader, |parts| {
+        with_epochs(world.record(reader), |parts| {
             if let Some(last) = parts.last_mut() {
                 last.elements += 1;
                 if let Some(lists) = element.batch.column_by_name("tokens") {
                     let lists = lists.as_list::<i32>();
-                    let lengths = (0..lists.len()).map(|row| lists.value_length(row)).collect();
-                    last.shapes.push((ids.iter().map(|id| class_of(*id)).collect(), lengths));
+                    let lengths =
+                        || (0..lists.len()).map(|row| u64::try_from(lists.value_length(row)).unwrap_or(0));
+                    let classes = ids.iter().map(|id| class_of(*id)).collect();
+                    last.shapes.push(Shape { classes, lengths: lengths().collect(), items: lengths().sum() });
                 }
                 if !element.is_padding {
                     last.ids.extend_from_slice(ids);
@@ -116,6 +126,10 @@ async fn take_rows(world: &World, reader: usize, open: &mut Reader, most_rows: u
                 }
             }
         });
+        elements += 1;
+        if elements % ELEMENTS_PER_STATE == 0 {
+            save(world, reader, open, (epoch, elements))?;
+        }
         rows += ids.len() as u64;
         if rows >= most_rows {
             return Ok(false);
@@ -127,4 +141,18 @@ async fn take_rows(world: &World, reader: usize, open: &mut Reader, most_rows: u
         }
     }
     Ok(true)
+}
+
+/// Saves the state of a consumer behind an element.
+fn save(world: &World, reader: usize, open: &Reader, step: Step) -> Result<()> {
+    if !world.plan().saves_states {
+        return Ok(());
+    }
+    let state = open.state()?;
+    with_epochs(world.record(reader), |parts| {
+        let (number, Some(last)) = (parts.len(), parts.last()) else { return };
+        let (elements, ids, shapes) = (last.elements, last.ids.len(), last.shapes.len());
+        world.consumers().save(reader, step, Saved { state, parts: number, elements, ids, shapes });
+    });
+    Ok(())
 }

@@ -7,9 +7,12 @@ use caju_types::Error;
 use serde::{Deserialize, Serialize};
 
 use crate::ambient;
+use crate::consumers::read_as_consumer;
 use crate::disk::Disk;
+use crate::faults::CLIENT_TIMEOUT;
+use crate::inflict::inflict;
 use crate::log::EventLog;
-use crate::plan::{CLASSES, CLIENT_TIMEOUT, Division, Fault, Host, Plan, Scenario};
+use crate::plan::{Division, MAX_ITEMS, Plan, Scenario};
 use crate::reader::read_epochs;
 use crate::reader_record::{Epoch, Shape};
 use crate::sharing::Sharing;
@@ -77,12 +80,17 @@ async fn simulate(
     world.start_dispatcher().await;
     (0..plan.workers).chain(plan.colocated_worker()).for_each(|w| world.start_worker(w));
     for reader in 0..plan.readers {
-        let read = |world: World, network| async move { read_epochs(&world, reader, network).await };
+        let read = |world: World, network| async move {
+            match world.plan().saves_states {
+                true => read_as_consumer(&world, reader, network).await,
+                false => read_epochs(&world, reader, network).await,
+            }
+        };
         world.start_reader(reader, read);
     }
     for (at, fault) in &plan.faults {
         let (world, fault) = (world.clone(), *fault);
-        world.clone().after(*at, async move { inflict(&world, fault).await });
+        world.clone().after(*at, async move { inflict(&world, fault) });
     }
     let watching = watch_memory(&world);
     tokio::select! {
@@ -108,58 +116,6 @@ async fn simulate(
         violations: log.violations(),
         errors,
     })
-}
-
-async fn inflict(world: &World, fault: Fault) {
-    world.log().event(format_args!("{fault:?}"));
-    let (network, again) = (world.network().clone(), world.clone());
-    match fault {
-        Fault::KillWorker { worker, is_silent, back } => {
-            world.kill_worker(worker, is_silent);
-            world.after(back, async move { again.start_worker(worker) });
-        }
-        Fault::KillDispatcher { back } => {
-            if world.kill_dispatcher() {
-                world.after(back, async move { again.start_dispatcher().await });
-            }
-        }
-        Fault::LoseOpen { after, back } => {
-            let lost = world.observed().lose_open_after(after);
-            world.after(Duration::ZERO, async move {
-                // The reader may have come before.
-                if lost.await.is_ok() && again.kill_dispatcher() {
-                    tokio::time::sleep(back).await;
-                    again.start_dispatcher().await;
-                }
-            });
-        }
-        Fault::FailDisk { writes } => world.disk().fail_after(writes),
-        Fault::Partition { between: (a, b), one_way, lasts } => {
-            let mut links = vec![(a.to_string(), b.to_string())];
-            if !one_way {
-                links.push((b.to_string(), a.to_string()));
-            }
-            links.iter().for_each(|(a, b)| network.block(a, b, true));
-            world.after(lasts, async move { links.iter().for_each(|(a, b)| network.block(a, b, false)) });
-        }
-        Fault::Cut { host } => network.cut(&host.to_string()),
-        Fault::Isolate { worker, lasts } => {
-            let name = Host::Worker(worker).to_string();
-            let readers = (0..world.plan().readers).map(Host::Reader);
-            let others: Vec<String> = readers.chain([Host::Dispatcher]).map(|h| h.to_string()).collect();
-            let set = move |is_blocked| {
-                for other in &others {
-                    network.block(&name, other, is_blocked);
-                    network.block(other, &name, is_blocked);
-                }
-            };
-            set(true);
-            world.after(lasts, async move { set(false) });
-        }
-        Fault::AddWorker => world.start_worker(world.next_worker()),
-        Fault::DrainWorker { worker } => world.drain_worker(worker),
-        Fault::KillReader { reader } => world.kill_reader(reader),
-    }
 }
 
 /// Checks the bytes that wait in workers, for as long as it is polled.
@@ -188,7 +144,15 @@ fn check(world: &World) -> Vec<String> {
     let (plan, log) = (world.plan(), world.log());
     let mut errors = Vec::new();
     let is_even = matches!(plan.division, Division::Consumers { .. });
-    let readers = world.outcomes();
+    let mut readers = world.outcomes();
+    for outcome in &mut readers {
+        let is_expelled = |e: &&Error| e.message().contains("client timeout of");
+        let expelled = outcome.error.as_ref().filter(|_| plan.expels(outcome.reader)).filter(is_expelled);
+        if let (Some(e), false) = (expelled, plan.saves_states) {
+            errors.push(format!("reader-{}: {e}", outcome.reader));
+            outcome.killed = outcome.paused;
+        }
+    }
     for Outcome { reader, killed, error, .. } in &readers {
         let Some(error) = error.as_ref().filter(|_| killed.is_none()) else { continue };
         // Documented: what a lost worker has given out of the last rows cannot be made even.
@@ -266,7 +230,8 @@ fn check_rows(world: &World, epoch: u64, readers: &[(usize, bool, Vec<Epoch>)], 
     // and whose leave reached no dispatcher.
     let mut got: BTreeMap<i64, u32> = BTreeMap::new();
     for (is_killed, part) in parts() {
-        let may_come_again = is_killed || !part.is_over && !world.observed().has_left(part.client);
+        let is_certain = part.is_over || part.is_certain;
+        let may_come_again = is_killed || !is_certain && !world.observed().has_left(part.client);
         for id in &part.ids {
             *got.entry(*id).or_default() += u32::from(!may_come_again);
         }
@@ -281,9 +246,8 @@ fn check_rows(world: &World, epoch: u64, readers: &[(usize, bool, Vec<Epoch>)], 
     }
     let missing: Vec<i64> = plan.expected().filter(|id| !got.contains_key(id)).collect();
     // Elements that do not fill a last round of consumers are dropped, in each class.
-    let classes = if plan.is_in_rounds { CLASSES.len() + 1 } else { 1 };
     let drops = plan.division == Division::Consumers { pads: false };
-    let elements = if drops { (plan.readers - 1) * classes } else { 0 };
+    let elements = if drops { (plan.readers - 1) * plan.classes() } else { 0 };
     let may_miss = elements as u64 * plan.batch.unwrap_or(1);
     let skips = readers.first().is_some_and(|(reader, ..)| plan.is_relaxed(*reader));
     if missing.len() as u64 > may_miss && !skips && !unknown && !may_leave_rows {
@@ -302,25 +266,56 @@ fn check_rows(world: &World, epoch: u64, readers: &[(usize, bool, Vec<Epoch>)], 
 /// dispatcher, which does not know what that one had got.
 fn check_evenness(world: &World, readers: &[(usize, bool, Vec<Epoch>)]) {
     let parts = || readers.iter().flat_map(|(_, _, parts)| parts);
-    let elements: Vec<u64> = parts().filter(|p| p.is_over).map(|p| p.elements).collect();
-    let is_incomplete = parts().any(|p| p.missing.is_some());
+    let of_reader = |(_, _, parts): &(usize, bool, Vec<Epoch>)| -> Option<u64> {
+        let counts = |part: &&Epoch| part.is_over || part.is_certain;
+        parts.iter().any(|part| part.is_over).then(|| parts.iter().filter(counts).map(|p| p.elements).sum())
+    };
+    let elements: Vec<u64> = readers.iter().filter_map(of_reader).collect();
+    // Consumers that go on from their states lose nothing.
+    let is_incomplete = !world.plan().saves_states && parts().any(|p| p.missing.is_some());
     let is_even = is_incomplete || elements.windows(2).all(|pair| pair[0] == pair[1]);
     if matches!(world.plan().division, Division::Consumers { .. }) && !is_even {
         world.log().violation(format!("consumers got {elements:?} elements"));
     }
-    check_rounds(world, &parts().map(|part| part.shapes.as_slice()).collect::<Vec<_>>());
+    let shapes_of = |(_, _, parts): &(usize, bool, Vec<Epoch>)| -> Vec<Shape> {
+        parts.iter().flat_map(|part| part.shapes.iter().cloned()).collect()
+    };
+    let consumers: Vec<Vec<Shape>> = readers.iter().map(shapes_of).collect();
+    if world.plan().packs {
+        check_packed_rounds(world, &consumers);
+    } else {
+        check_rounds(world, &consumers);
+    }
 }
 
 /// The n-th elements of all consumers are of one class, and their lists of one length.
-fn check_rounds(world: &World, consumers: &[&[Shape]]) {
-    let rounds = consumers.iter().map(|shapes| shapes.len()).max().unwrap_or(0);
+fn check_rounds(world: &World, consumers: &[Vec<Shape>]) {
+    let rounds = consumers.iter().map(Vec::len).max().unwrap_or(0);
     for round in 0..rounds {
         let mut of_round = consumers.iter().filter_map(|shapes| shapes.get(round));
         let Some(first) = of_round.next() else { continue };
-        let is_one = first.0.len() == 1 && first.1.len() == 1;
-        if !is_one || of_round.any(|shape| shape != first) {
+        let is_one = first.classes.len() == 1 && first.lengths.len() == 1;
+        let is_like = |shape: &Shape| (&shape.classes, &shape.lengths) == (&first.classes, &first.lengths);
+        if !is_one || !of_round.all(is_like) {
             let shapes: Vec<_> = consumers.iter().map(|shapes| shapes.get(round)).collect();
             world.log().violation(format!("round {round} is mixed: {shapes:?}"));
+            return;
+        }
+    }
+}
+
+/// The n-th elements of all consumers differ by the items of one row at most. Rows that fill no round of one task make the last
+/// rounds, which are not packed.
+fn check_packed_rounds(world: &World, consumers: &[Vec<Shape>]) {
+    let rounds = consumers.iter().map(Vec::len).max().unwrap_or(0);
+    for round in 0..rounds.saturating_sub(world.plan().most_tasks()) {
+        let items = || consumers.iter().filter_map(|shapes| shapes.get(round)).map(|shape| shape.items);
+        let (least, most) = (items().min().unwrap_or(0), items().max().unwrap_or(0));
+        if most - least > MAX_ITEMS {
+            let items: Vec<u64> = items().collect();
+            world
+                .log()
+                .violation(format!("round {round} of {rounds} has unequal numbers of items: {items:?}"));
             return;
         }
     }
@@ -329,7 +324,10 @@ fn check_rounds(world: &World, consumers: &[&[Shape]]) {
 /// What a reader acknowledged is what its user took.
 fn check_acknowledgements(world: &World, reader: usize, part: &Epoch) {
     let (said, got) = (world.observed().acknowledged(part.client), part.ids.len() as u64);
-    if said != got && !matches!(world.plan().division, Division::Consumers { .. }) {
+    // A dispatcher that lost its state gives a reader another number.
+    let is_known =
+        !matches!(world.plan().division, Division::Consumers { .. }) && !world.plan().loses_state();
+    if said != got && is_known {
         world.log().violation(format!("reader-{reader} took {got} rows and acknowledged {said}"));
     }
 }

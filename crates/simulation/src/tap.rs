@@ -23,8 +23,8 @@ use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Extensions, Request, Response, Status};
 
 use crate::ambient;
+use crate::faults::CLIENT_TIMEOUT;
 use crate::log::EventLog;
-use crate::plan::CLIENT_TIMEOUT;
 
 /// Connections that wait for the server.
 const BACKLOG: usize = 16;
@@ -89,6 +89,11 @@ impl Observed {
         let (lost, is_lost) = oneshot::channel();
         self.0.lock().loses_open = Some((readers, lost));
         is_lost
+    }
+
+    /// The dispatcher has lost its state: a call that is made again makes another reader.
+    pub(crate) fn forget_calls(&self) {
+        self.0.lock().opened.clear();
     }
 
     /// A client's user was handed more rows.
@@ -349,7 +354,9 @@ dispatcher! {
         &self,
         mut request: Request<v1::OpenIterationRequest>,
     ) -> Answer<v1::OpenIterationResponse> {
-        let call = request.get_ref().request_id.to_vec();
+        let mut call = request.get_ref().request_id.to_vec();
+        // A reader opens its epoch again with the call that opened it.
+        call.extend(request.get_ref().reattached_client.to_be_bytes());
         if self.observed.0.lock().spoil == Some(Spoil::ForgetCall) {
             request.get_mut().request_id.clear();
         }

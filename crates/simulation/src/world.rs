@@ -3,14 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use caju_client::{
-    Balance, Client, ClientConfig, Consumer, LostReaders, ReadRequest, ReaderState, Sharing, Uneven,
-};
+use caju_client::{Client, ClientConfig, ReaderState};
 use caju_dispatcher::{Dispatcher, DispatcherConfig, DispatcherHandle, EngineCatalog, Timers, WorkerList};
 use caju_engine::WindowUsage;
 use caju_kernels::{Limits, Registry};
-use caju_pipeline::DatasetDef;
-use caju_proto::v1::ProcessingMode;
 use caju_runtime::{CpuPool, IoCounters, Stores, SystemClock, Task, Tasks, log_failure};
 use caju_sources::SourceContext;
 use caju_types::{Error, Result};
@@ -21,9 +17,12 @@ use tokio::sync::watch;
 
 use crate::ambient;
 use crate::disk::Disk;
+use crate::faults::{CLIENT_TIMEOUT, Host};
+use crate::gate::Gate;
+use crate::launches::Launches;
 use crate::log::EventLog;
 use crate::network::SimNetwork;
-use crate::plan::{CLIENT_TIMEOUT, Caching, Division, Host, Plan, WORKER_TIMEOUT};
+use crate::plan::{Caching, Division, Plan, WORKER_TIMEOUT};
 use crate::random::Random;
 use crate::reader_record::{Epoch, ReaderRecord};
 use crate::tap::{self, Observed};
@@ -56,6 +55,9 @@ struct Inner {
     dispatcher: Mutex<Option<Running>>,
     workers: Mutex<Vec<WorkerProcess>>,
     records: Vec<Mutex<ReaderRecord>>,
+    /// Readers stand still while theirs is closed.
+    gates: Vec<Gate>,
+    consumers: Launches,
     /// Readers that have ended.
     ended: watch::Sender<usize>,
     /// The states of readers that stopped.
@@ -81,6 +83,8 @@ impl World {
         let network = SimNetwork::new(Random::new(seed, 20), plan.quality, log.clone());
         Ok(Self(Arc::new(Inner {
             records: (0..plan.readers).map(|_| Mutex::default()).collect(),
+            gates: (0..plan.readers).map(|_| Gate::default()).collect(),
+            consumers: Launches::new(plan.readers),
             plan,
             log,
             network,
@@ -121,6 +125,11 @@ impl World {
     /// What a reader has done so far.
     pub(crate) fn record(&self, reader: usize) -> Option<&Mutex<ReaderRecord>> {
         self.0.records.get(reader)
+    }
+
+    /// When consumers die.
+    pub(crate) fn consumers(&self) -> &Launches {
+        &self.0.consumers
     }
 
     /// Does something later.
@@ -329,7 +338,10 @@ impl World {
         let name = Host::Reader(reader).to_string();
         let (world, reading) = (self.clone(), read(self.clone(), self.0.network.start_host(&name)));
         let running = self.0.tasks.spawn("a reader", async move {
-            let ended = reading.await;
+            let ended = match world.0.gates.get(reader) {
+                Some(gate) => gate.pass(reading).await,
+                None => reading.await,
+            };
             if let Some(record) = world.record(reader) {
                 record.lock().ended(ended);
             }
@@ -338,6 +350,13 @@ impl World {
         if let Some(record) = self.record(reader) {
             record.lock().running = Some(running);
         }
+    }
+
+    /// A reader stands still from now on, or no longer.
+    pub(crate) fn pause_reader(&self, reader: usize, stands_still: bool) {
+        self.0.gates.get(reader).into_iter().for_each(|gate| gate.close(stands_still));
+        let Some(record) = self.record(reader).filter(|_| stands_still) else { return };
+        record.lock().paused = Some(ambient::elapsed());
     }
 
     /// Kills a reader.
@@ -384,45 +403,6 @@ impl World {
         Client::connect(DISPATCHER, config).await
     }
 
-    /// What every reader asks for.
-    ///
-    /// # Errors
-    /// If the plan's definition is none.
-    pub(crate) fn request(&self, reader: usize, epoch: u64) -> Result<ReadRequest> {
-        let plan = &self.0.plan;
-        let def = DatasetDef::from_json(&plan.definition(reader))?;
-        let shared = plan.sharing.as_ref().map(|s| s.name_of(reader));
-        let (job, seed) = shared.unwrap_or_else(|| ("train".to_string(), None));
-        let policy = if plan.caching == Caching::PutGet { "hint:stored" } else { "compute" };
-        Ok(ReadRequest {
-            job,
-            epoch,
-            seed,
-            sharing: match plan.sharing {
-                Some(_) if plan.is_relaxed(reader) => Sharing::Relaxed { trainer_id: None },
-                Some(_) => Sharing::Exact { trainer_id: None },
-                None => Sharing::AsJob,
-            },
-            policy: policy.to_string(),
-            mode: if plan.division == Division::ByRow {
-                ProcessingMode::Data
-            } else {
-                ProcessingMode::Dynamic
-            },
-            consumer: self.consumer(reader),
-            lost_readers: LostReaders::Allow,
-            ..ReadRequest::of(def)
-        })
-    }
-
-    fn consumer(&self, reader: usize) -> Option<Consumer> {
-        let Division::Consumers { pads } = self.0.plan.division else { return None };
-        let (index, count) = (u32::try_from(reader).ok()?, u32::try_from(self.0.plan.readers).ok()?);
-        let uneven = if pads { Uneven::Pad } else { Uneven::Drop };
-        let balance = if self.0.plan.is_in_rounds { Balance::Bucket } else { Balance::None };
-        Some(Consumer { uneven, balance, ..Consumer::new(index, count) })
-    }
-
     /// Gives a reader's state, and waits for those of all readers of its job.
     pub(crate) async fn gather_states(&self, reader: usize, state: ReaderState) -> Vec<ReaderState> {
         self.0.states.send_modify(|states| states.push((reader, state)));
@@ -449,8 +429,8 @@ impl World {
     pub(crate) fn outcomes(&self) -> Vec<Outcome> {
         let of = |(reader, record): (usize, &Mutex<ReaderRecord>)| {
             let record = record.lock();
-            let (killed, epochs, error) = (record.killed, record.epochs.clone(), record.error.clone());
-            Outcome { reader, killed, epochs, error }
+            let (killed, paused) = (record.killed, record.paused);
+            Outcome { reader, killed, paused, epochs: record.epochs.clone(), error: record.error.clone() }
         };
         self.0.records.iter().enumerate().map(of).collect()
     }
@@ -466,6 +446,8 @@ fn worker_address(host: &str) -> String {
 pub(crate) struct Outcome {
     pub(crate) reader: usize,
     pub(crate) killed: Option<Duration>,
+    /// When it stood still for the last time.
+    pub(crate) paused: Option<Duration>,
     pub(crate) epochs: Vec<Epoch>,
     pub(crate) error: Option<Error>,
 }

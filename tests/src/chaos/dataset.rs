@@ -13,6 +13,19 @@ pub(super) const EPOCH_MS: u64 = 3_000;
 pub(super) const BATCH: u64 = 50;
 /// Files of [`Dataset::Files`].
 const FILES: u64 = 6;
+/// The column of lists.
+pub(super) const LISTS: &str = "tokens";
+/// The items of a row's list less one, as an expression.
+const LENGTH: &str = "id * 7919 % 13";
+/// The most items of a row's list.
+pub(super) const MAX_ITEMS: u64 = 13;
+/// The first lengths of the classes of rows, but for the first class.
+pub(super) const CLASSES: [i64; 2] = [4, 8];
+
+/// The class of a row's length.
+pub(super) fn class_of(id: i64) -> usize {
+    CLASSES.partition_point(|first| *first <= id * 7919 % 13)
+}
 
 /// What a job reads. Each has a hint, `stored`, and takes its time below that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,10 +36,16 @@ pub(super) enum Dataset {
     Files,
     /// Numbers of which some are filtered out; the batches are mapped.
     Mapped,
+    /// Numbers with lists, in batches of like lengths, whose lists are padded.
+    Classes,
+    /// Numbers with lists, in batches.
+    Lists,
 }
 
 impl Dataset {
-    pub(super) const ALL: [Self; 3] = [Self::Range, Self::Files, Self::Mapped];
+    pub(super) const ALL: [Self; 5] = [Self::Range, Self::Files, Self::Mapped, Self::Classes, Self::Lists];
+    /// Those without lists.
+    pub(super) const FLAT: [Self; 3] = [Self::Range, Self::Files, Self::Mapped];
 
     /// Writes the source files of all datasets to a folder.
     pub(super) fn write_sources(folder: &Path) {
@@ -57,18 +76,34 @@ impl Dataset {
                 let map = json!({ "map": { "y": "id * 5", "id": "id" } });
                 (range, vec![json!({ "filter": "id % 3 <> 0" }), hint, sleep, batch, map])
             }
+            Self::Classes | Self::Lists => {
+                let list = format!("array_repeat(id, {LENGTH} + 1)");
+                let columns = json!({ "with_columns": { "x": "id * 3 + 1", LISTS: list } });
+                let classes = json!({ "bucket_by_length": {
+                    "length": LENGTH, "boundaries": CLASSES, "batch_sizes": BATCH, "pad": true,
+                } });
+                let last = if self == Self::Classes { classes } else { batch };
+                (range, vec![columns, hint, sleep, last])
+            }
         };
         json!({ "source": source, "steps": steps })
     }
 
-    /// The rows, as text.
+    /// The rows, as text, without their lists.
     pub(super) fn rows(self) -> HashSet<String> {
         let all = 0..SOURCE_ROWS;
         match self {
-            Self::Range => all.map(|id| format!("{id}|{}", id * 3 + 1)).collect(),
+            Self::Range | Self::Classes | Self::Lists => {
+                all.map(|id| format!("{id}|{}", id * 3 + 1)).collect()
+            }
             Self::Files => all.map(|id| format!("{id}|name of {id}")).collect(),
             Self::Mapped => all.filter(|id| id % 3 != 0).map(|id| format!("{}|{id}", id * 5)).collect(),
         }
+    }
+
+    /// The number of classes of rows that fill elements of their own.
+    pub(super) fn classes(self) -> usize {
+        if self == Self::Classes { CLASSES.len() + 1 } else { 1 }
     }
 
     /// The time that a row takes on its worker, in microseconds.

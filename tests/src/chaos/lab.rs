@@ -1,30 +1,28 @@
 //! The processes of a round.
 
-use std::path::PathBuf;
-use std::process::Command;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use caju_client::Balance;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::plan::{Action, CLIENT_TIMEOUT_MS, Group, Mode, Plan, WORKER_TIMEOUT_MS};
+use super::faults::{Action, CLIENT_TIMEOUT_MS, Damage, WORKER_TIMEOUT_MS};
+use super::plan::{Group, Mode, Plan};
 use super::proxy::{Proxy, free_port};
-use super::reader::Settings;
+use super::readers::Readers;
 use super::verify::{self, Rules, Taken};
 use super::{Fixture, copy_folder, logs};
-use crate::binary::chaos_reader;
 use crate::process::{PATIENCE, Process, caju_in};
 
-/// The file with the reader's last state.
-const CHECKPOINT: &str = "checkpoint.json";
 /// How long a process may take to drain and end.
 const STOP: Duration = Duration::from_secs(40);
 
 /// A server behind a proxy.
 #[derive(Debug)]
-struct Behind {
+pub(super) struct Behind {
     port: u16,
-    proxy: Proxy,
+    pub(super) proxy: Proxy,
     process: Option<Process>,
 }
 
@@ -41,28 +39,17 @@ impl Behind {
     }
 }
 
-#[derive(Debug)]
-struct Reader {
-    process: Process,
-    /// What it took.
-    ledger: PathBuf,
-    /// Its place among the readers.
-    index: usize,
-}
-
 /// A cluster with the readers of one job.
 pub(super) struct Lab {
     folder: TempDir,
     /// The folder of the sources.
     sources: String,
-    plan: Plan,
-    dispatcher: Behind,
+    pub(super) plan: Plan,
+    pub(super) dispatcher: Behind,
     workers: Vec<Behind>,
-    readers: Vec<Reader>,
-    /// The places and ledgers of readers that were killed.
-    killed: Vec<(usize, PathBuf)>,
+    pub(super) readers: Readers,
     /// The logs of processes that have ended.
-    past: Vec<(String, String)>,
+    pub(super) past: Vec<(String, String)>,
 }
 
 impl Lab {
@@ -75,12 +62,12 @@ impl Lab {
         let definition = plan.dataset.definition(fixture.sources(), row_us).to_string();
         std::fs::write(folder.path().join("pipeline.json"), definition).unwrap();
         let (dispatcher, workers) = (Behind::new(), (0..plan.workers).map(|_| Behind::new()).collect());
-        let (readers, killed, past) = (Vec::new(), Vec::new(), Vec::new());
         let sources = fixture.sources().display().to_string();
-        let mut lab = Self { folder, sources, plan, dispatcher, workers, readers, killed, past };
+        let (readers, past) = (Readers::default(), Vec::new());
+        let mut lab = Self { folder, sources, plan, dispatcher, workers, readers, past };
         lab.start_dispatcher();
         (0..lab.workers.len()).for_each(|w| lab.start_worker(w));
-        (0..lab.plan.readers).for_each(|index| lab.start_reader(index));
+        (0..lab.plan.first_readers()).for_each(|index| lab.start_reader(index));
         lab
     }
 
@@ -109,54 +96,17 @@ impl Lab {
         let args =
             [&args[..], &["--cpu-threads", "1", "--connect-timeout", "60s", "--allow-read", &self.sources]]
                 .concat();
+        let (window, spilled) = (sharing_flags(self.plan.group), self.folder.path().display().to_string());
+        let mut args = [args, window.iter().map(String::as_str).collect()].concat();
+        if !window.is_empty() {
+            args.extend(["--sharing-spill-dir", &spilled]);
+        }
         worker.process = Some(Process::caju(self.folder.path(), &args));
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    /// A path in the folder of the round.
+    pub(super) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
-    }
-
-    /// Starts a reader of an index. A reader with a checkpoint continues the ledger of its predecessor.
-    fn start_reader(&mut self, index: usize) {
-        let saves = self.plan.group == Group::State;
-        let consumers = (self.plan.group == Group::Consumers).then_some(self.plan.readers);
-        let settings = Settings {
-            dispatcher: self.dispatcher.proxy.address(),
-            pipeline: self.path("pipeline.json"),
-            epochs: self.plan.epochs(),
-            policy: if self.plan.mode == Mode::Compute { "compute" } else { "hint:stored" }.to_string(),
-            allows_lost_readers: self.plan.kills_readers(),
-            consumer: consumers.map(|n| (u32::try_from(index).unwrap(), u32::try_from(n).unwrap())),
-            ledger: self.path(&format!("reader-{index}-{}.ledger", self.killed.len())),
-            checkpoint: saves.then(|| self.path(CHECKPOINT)),
-        };
-        let mut command = Command::new(chaos_reader());
-        command.arg(serde_json::to_string(&settings).unwrap());
-        let process = Process::start(command, format!("reader {index}"));
-        let reader = Reader { process, ledger: settings.ledger, index };
-        self.readers.insert(index.min(self.readers.len()), reader);
-    }
-
-    /// Kills a reader, unless it has ended. What it took stays in its ledger.
-    fn kill_reader(&mut self, at: usize) -> bool {
-        if self.readers[at].process.has_ended() {
-            return false;
-        }
-        let reader = self.readers.remove(at);
-        self.kill("reader", Some(reader.process));
-        if self.plan.group != Group::State {
-            self.killed.push((reader.index, reader.ledger));
-        }
-        true
-    }
-
-    /// Waits until the reader has saved a state.
-    fn wait_for_checkpoint(&self) {
-        let deadline = Instant::now() + PATIENCE;
-        while !self.path(CHECKPOINT).exists() && !self.readers[0].process.has_ended() {
-            assert!(Instant::now() < deadline, "no state was ever saved");
-            std::thread::park_timeout(Duration::from_millis(10));
-        }
     }
 
     /// The whole round: what happened, in a line.
@@ -170,18 +120,12 @@ impl Lab {
             }
             self.act(action);
         }
-        let (mut ledgers, mut codes) = (Vec::new(), Vec::new());
-        for reader in std::mem::take(&mut self.readers) {
-            let ended = reader.process.wait_at_most(PATIENCE);
-            self.past.push(("reader".into(), ended.stderr.clone()));
-            codes.push(ended.code);
-            ledgers.push((reader.index, reader.ledger));
-        }
+        self.wait_for_readers()?;
         let wall = begin.elapsed();
-        self.check_epochs(&ledgers, &codes)?;
+        self.check_epochs()?;
         self.stop()?;
         self.check_logs()?;
-        Ok(format!("{:.1} s, {}", wall.as_secs_f64(), self.plan))
+        Ok(format!("{:.1} s, {}, {}", wall.as_secs_f64(), self.readers, self.plan))
     }
 
     fn act(&mut self, action: Action) {
@@ -210,28 +154,23 @@ impl Lab {
             Action::CutDispatcher => self.dispatcher.proxy.cut(),
             Action::StallDispatcher => self.dispatcher.proxy.stall(true),
             Action::UnstallDispatcher => self.dispatcher.proxy.stall(false),
-            Action::StopReader(r) => self.readers[r].process.signal("STOP"),
-            Action::ContinueReader(r) => self.readers[r].process.signal("CONT"),
-            Action::KillReader(r) | Action::ReturnConsumer(r) => {
-                if self.kill_reader(r) {
-                    self.start_reader(r);
-                }
+            Action::StartReader(r) => self.start_reader(r),
+            Action::StopReader(r) | Action::SleepReader(r) => self.signal_reader(r, "STOP"),
+            Action::ContinueReader(r) => self.signal_reader(r, "CONT"),
+            Action::KillReader(r) | Action::RestartReader(r) | Action::ReturnConsumer(r) => {
+                self.replace_reader(r);
             }
-            Action::RestartReader => {
-                self.wait_for_checkpoint();
-                if self.kill_reader(0) {
-                    self.start_reader(0);
-                }
-            }
-            Action::LoseState => {
+            Action::RestartConsumers => self.restart_consumers(),
+            Action::LoseState(damage) => {
                 let process = self.dispatcher.process.take();
                 self.kill("dispatcher", process);
-                drop(std::fs::remove_dir_all(self.path("state")));
+                damage_state(&self.path("state"), damage);
             }
         }
     }
 
-    fn kill(&mut self, who: &str, process: Option<Process>) {
+    /// Kills a process, and waits for its end.
+    pub(super) fn kill(&mut self, who: &str, process: Option<Process>) {
         let Some(process) = process else { return };
         process.signal("KILL");
         process.wait_for_end();
@@ -255,30 +194,32 @@ impl Lab {
         }
     }
 
-    /// Compares what the readers took with the rows of each epoch. `living`: those that were not killed.
-    fn check_epochs(&self, living: &[(usize, PathBuf)], codes: &[Option<i32>]) -> Result<(), String> {
+    /// Compares what the readers took with the rows of each epoch.
+    fn check_epochs(&self) -> Result<(), String> {
         let rules = Rules {
-            consumers: if self.plan.group == Group::Consumers { self.plan.readers } else { 0 },
-            forgets_acknowledgements: self.plan.forgets_acknowledgements(),
+            consumers: self.plan.consumers().unwrap_or(0),
+            balance: match self.plan.group {
+                Group::Rounds(rounds) => rounds.balance,
+                _ => Balance::None,
+            },
+            // Each task leaves less than a round.
+            unpacked_rounds: self.plan.tasks(),
+            classes: self.plan.dataset.classes(),
+            forgets_acknowledgements: self.plan.loses_state(),
         };
         let rows = self.plan.dataset.rows();
-        // Which rows a killed reader took is not known to a dispatcher that was restarted just before: that is an error.
-        let mut may_fail = false;
         for epoch in 0..self.plan.epochs() {
-            let of = |readers: &[(usize, PathBuf)], is_killed| -> Vec<Taken> {
-                readers.iter().map(|(seat, path)| Taken::of(path, epoch, *seat, is_killed)).collect()
+            let taken = self.readers.taken(epoch);
+            let jobs: Vec<&[Taken]> = match self.plan.group {
+                Group::Trainers(_) => taken.chunks(1).collect(),
+                _ => vec![&taken],
             };
-            let taken = [of(living, false), of(&self.killed, true)].concat();
-            may_fail |= taken.iter().filter_map(|t| t.end).any(|e| e.is_unknown);
-            if let Err(problem) = verify::check(&rows, &taken, rules) {
-                return Err(format!("epoch {epoch}: {problem}; readers ended with {codes:?}"));
+            for (job, taken) in jobs.into_iter().enumerate() {
+                verify::check(&rows, taken, rules)
+                    .map_err(|problem| format!("epoch {epoch} of job {job}: {problem}"))?;
             }
         }
-        may_fail &= self.plan.kills_readers() && rules.forgets_acknowledgements;
-        match may_fail || codes.iter().all(|code| *code == Some(0)) {
-            true => Ok(()),
-            false => Err(format!("readers ended with {codes:?}")),
-        }
+        Ok(())
     }
 
     /// Ends every server in order.
@@ -328,8 +269,41 @@ impl Lab {
         let of = |who: &str, log: &str| format!("---- {who}\n{log}");
         let servers = self.workers.iter().map(|w| ("worker", w)).chain([("dispatcher", &self.dispatcher)]);
         let running = servers.filter_map(|(who, s)| Some((who, s.process.as_ref()?.errors())));
-        let readers = self.readers.iter().map(|r| ("reader", r.process.errors()));
+        let readers = self.readers.running.iter().map(|r| ("reader", r.process.errors()));
         let past = self.past.iter().map(|(who, log)| of(who, log));
         past.chain(running.chain(readers).map(|(who, log)| of(who, &log))).collect::<Vec<_>>().join("\n")
     }
+}
+
+/// The settings of the window in which workers hold rows for trainers.
+fn sharing_flags(group: Group) -> Vec<String> {
+    let Group::Trainers(window) = group else { return Vec::new() };
+    let bytes = window.bytes.to_string();
+    let flags = ["--sharing-window", &bytes, "--sharing-backlog", &bytes, "--sharing-lag", window.lag];
+    flags.iter().map(ToString::to_string).chain(["--sharing-wait".into(), "200ms".into()]).collect()
+}
+
+/// What happens to the state folder of a dispatcher that is away.
+fn damage_state(state: &Path, damage: Damage) {
+    let Some(database) = largest_file(state).filter(|_| damage != Damage::Delete) else {
+        drop(std::fs::remove_dir_all(state));
+        return;
+    };
+    match damage {
+        Damage::Truncate => {
+            let file = std::fs::File::options().write(true).open(database).unwrap();
+            file.set_len(file.metadata().unwrap().len() / 3).unwrap();
+        }
+        _ => std::fs::write(database, "this is no database").unwrap(),
+    }
+}
+
+/// The largest file of a folder and those below it.
+fn largest_file(folder: &Path) -> Option<PathBuf> {
+    let entries = std::fs::read_dir(folder).ok()?.map_while(Result::ok);
+    let files = entries.filter_map(|entry| {
+        let path = entry.path();
+        if path.is_dir() { largest_file(&path) } else { Some(path) }
+    });
+    files.max_by_key(|path| path.metadata().map_or(0, |m| m.len()))
 }

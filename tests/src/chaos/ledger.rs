@@ -1,5 +1,6 @@
 //! What a reader's user took, in a file that outlives the reader.
 
+use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek as _, SeekFrom, Write as _};
 use std::path::Path;
@@ -14,8 +15,11 @@ pub enum Entry {
     Element {
         /// The epoch.
         epoch: u64,
-        /// Its rows, as text. None: it repeats an element of another consumer.
+        /// Its rows, as text, without their lists. None: it repeats an element of another consumer.
         rows: Vec<String>,
+        /// Its lists, where the rows have such.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        lists: Option<Lists>,
     },
     /// An epoch ended, with the dispatcher's final report.
     End {
@@ -30,6 +34,17 @@ pub enum Entry {
         /// Elements that no consumer got, so that all have equally many.
         surplus_elements: u64,
     },
+}
+
+/// The lists of an element.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lists {
+    /// The classes of its rows.
+    pub classes: BTreeSet<usize>,
+    /// The lengths of its lists, with what pads them.
+    pub lengths: BTreeSet<u64>,
+    /// The items of all lists.
+    pub items: u64,
 }
 
 /// A ledger for writing. A written line survives even if the process is killed right afterwards.

@@ -1,6 +1,7 @@
 //! Which warnings and errors the faults of a round announce. Every other one fails the round.
 
-use super::plan::{Action, Plan};
+use super::faults::{Action, Damage};
+use super::plan::{Group, Plan};
 
 /// Lines that a fault may cause: part of the line, and whether the plan has such a fault.
 type Rule = (&'static str, fn(&Plan) -> bool);
@@ -20,15 +21,25 @@ const RULES: &[Rule] = &[
     ("the worker could not register again", disturbs_anything),
     // Rows of a task that was lost and came back under another name.
     ("rows came twice and are skipped", disturbs_anything),
-    // A reader was killed: its tasks are fenced, and the others say what is missing.
-    ("the epoch will be incomplete", Plan::kills_readers),
-    ("vanished", Plan::kills_readers),
+    // A reader was killed or expelled: its tasks are fenced, and the others say what is missing.
+    ("the epoch will be incomplete", Plan::loses_readers),
+    ("vanished", Plan::loses_readers),
     ("error: incomplete: rows of this epoch are missing or came twice", |p| {
-        p.kills_readers() && p.kills_dispatcher()
+        p.loses_readers() && p.kills_dispatcher()
     }),
     // A dispatcher that lost its state, or a consumer: readers open the epoch again.
     ("the epoch is opened again behind the rows that were taken", reopens),
-    ("is gone before the end of the epoch", |p| p.has(|a| matches!(a, Action::ReturnConsumer(_)))),
+    ("is gone before the end of the epoch", loses_consumers),
+    // A state folder whose database is damaged.
+    ("it is set aside as", |p| {
+        p.has(|a| matches!(a, Action::LoseState(Damage::Truncate | Damage::Overwrite)))
+    }),
+    // A reader that slept for longer than the client timeout.
+    ("client timeout of", sleeps),
+    // Consumers that read in rounds go on from their states of one step alone.
+    ("the consumers are at different steps", |p| {
+        matches!(p.group, Group::Rounds(_)) && (loses_consumers(p) || p.loses_state())
+    }),
     ("a connection ended", disturbs_anything),
     ("the end of a task could not be reported", disturbs_anything),
 ];
@@ -40,16 +51,29 @@ fn disturbs_workers(plan: &Plan) -> bool {
             Action::KillWorker(_) | Action::StopWorker(_) | Action::StallWorker(_) | Action::CutWorker(_)
         )
     }) || plan.has(|a| matches!(a, Action::StallDispatcher | Action::StopDispatcher))
-        || plan.kills_readers()
+        || plan.loses_readers()
+        || sleeps(plan)
 }
 
 fn reopens(plan: &Plan) -> bool {
-    plan.has(|a| matches!(a, Action::LoseState | Action::ReturnConsumer(_)))
+    plan.loses_state() || loses_consumers(plan)
+}
+
+/// A consumer is killed, or expelled because it makes no progress.
+fn loses_consumers(plan: &Plan) -> bool {
+    let is_lost = |a: &Action| {
+        matches!(a, Action::ReturnConsumer(_) | Action::RestartConsumers | Action::SleepReader(_))
+    };
+    plan.consumers().is_some() && plan.has(is_lost)
+}
+
+fn sleeps(plan: &Plan) -> bool {
+    plan.has(|a| matches!(a, Action::SleepReader(_)))
 }
 
 fn disturbs_dispatcher(plan: &Plan) -> bool {
     plan.has(|a| {
-        let killed = matches!(a, Action::KillDispatcher | Action::CutDispatcher | Action::LoseState);
+        let killed = matches!(a, Action::KillDispatcher | Action::CutDispatcher | Action::LoseState(_));
         killed || matches!(a, Action::StopDispatcher | Action::StallDispatcher)
     })
 }

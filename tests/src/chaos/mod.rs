@@ -7,17 +7,22 @@
 //!
 //! Each reader writes the rows of an element to a file before it asks for the next element, which acknowledges the first one.
 //! So the rows of a reader that is killed are known, too, and epochs are compared row by row (`verify.rs`). The other readers
-//! accept its death (`LostReaders::Allow`). In some rounds the reader saves its state from time to time, is killed, and
-//! continues from the last state; in others the readers are consumers that get equally many elements; in some of all of these
-//! the dispatcher loses its state folder.
+//! accept its death (`LostReaders::Allow`). In some rounds readers save their states from time to time, are killed, and
+//! continue from them; in some they are consumers that get equally many elements, or that read in rounds; in some they are
+//! trainers that share their rows. Readers also sleep for longer than the client timeout (`readers.rs`), and in some of all of
+//! these the dispatcher loses its state folder.
 
+mod checkpoints;
 mod dataset;
+mod faults;
 mod lab;
 pub mod ledger;
 mod logs;
 mod plan;
 pub mod proxy;
+mod random;
 pub mod reader;
+mod readers;
 mod verify;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -2,42 +2,14 @@
 
 use std::fmt;
 
-use super::dataset::{Dataset, EPOCH_MS};
+use caju_client::{Balance, Uneven};
 
-/// Faults of a round that may lose workers. A split that is lost with three workers that died fails its epoch, by design.
-const MAX_LOSSES: usize = 2;
-/// The worker timeout of the cluster, in milliseconds.
-pub(super) const WORKER_TIMEOUT_MS: u64 = 1_000;
-/// The client timeout of the cluster, in milliseconds: readers are paused for less.
-pub(super) const CLIENT_TIMEOUT_MS: u64 = 6_000;
+use super::dataset::Dataset;
+use super::faults::Action;
+use super::random::Random;
 
-/// Random numbers from a seed: SplitMix64.
-#[derive(Debug, Clone)]
-pub(super) struct Random(u64);
-
-impl Random {
-    /// The numbers of a seed.
-    pub(super) fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// A number from `from` to below `to`.
-    pub(super) fn between(&mut self, from: u64, to: u64) -> u64 {
-        from + self.next() % (to - from).max(1)
-    }
-
-    fn index(&mut self, len: usize) -> usize {
-        usize::try_from(self.between(0, len as u64)).unwrap()
-    }
-}
+/// Rounds after which the kinds of readers come again.
+const KINDS: u64 = 10;
 
 /// How the splits of a round are run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,62 +22,37 @@ pub(super) enum Mode {
     Get,
 }
 
-/// How the readers of a round divide the epoch.
+/// Who gets which rows of the epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Group {
-    /// They share its rows as they come.
+    /// Readers share its rows as they come.
     Share,
     /// One reader, which saves its state from time to time, and continues from it.
     State,
     /// Two consumers, which get equally many elements.
     Consumers,
+    /// Trainers, each of which gets all rows. They share the computation, and save their states.
+    Trainers(Window),
+    /// Consumers that read in rounds, and save their states.
+    Rounds(Rounds),
 }
 
-/// Something that happens to a process or a connection.
+/// The window in which workers hold rows for several trainers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Action {
-    /// `kill -9` of a worker.
-    KillWorker(usize),
-    /// The worker is started again under its address.
-    ReturnWorker(usize),
-    /// One more worker.
-    AddWorker,
-    /// SIGSTOP of a worker.
-    StopWorker(usize),
-    /// SIGCONT of a worker.
-    ContinueWorker(usize),
-    /// All connections of a worker break.
-    CutWorker(usize),
-    /// No byte reaches or leaves a worker's port.
-    StallWorker(usize),
-    /// Bytes reach the worker again.
-    UnstallWorker(usize),
-    /// `kill -9` of the dispatcher.
-    KillDispatcher,
-    /// The dispatcher is started again under its address.
-    ReturnDispatcher,
-    /// SIGSTOP of the dispatcher.
-    StopDispatcher,
-    /// SIGCONT of the dispatcher.
-    ContinueDispatcher,
-    /// All connections to the dispatcher break.
-    CutDispatcher,
-    /// No byte reaches or leaves the dispatcher.
-    StallDispatcher,
-    /// Bytes reach the dispatcher again.
-    UnstallDispatcher,
-    /// SIGSTOP of a reader.
-    StopReader(usize),
-    /// SIGCONT of a reader.
-    ContinueReader(usize),
-    /// `kill -9` of a reader, and a new one in its place.
-    KillReader(usize),
-    /// `kill -9` of the reader, and a new one that continues from its last state.
-    RestartReader,
-    /// `kill -9` of a consumer, which comes back under its index.
-    ReturnConsumer(usize),
-    /// `kill -9` of the dispatcher, whose state folder is deleted then.
-    LoseState,
+pub(super) struct Window {
+    /// What happens to a trainer that falls behind: the value of `--sharing-lag`.
+    pub(super) lag: &'static str,
+    /// Bytes of the window.
+    pub(super) bytes: u64,
+}
+
+/// How consumers read in rounds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Rounds {
+    /// What the elements of a round have in common.
+    pub(super) balance: Balance,
+    /// What happens to the last elements.
+    pub(super) uneven: Uneven,
 }
 
 /// What a round does.
@@ -123,8 +70,10 @@ pub(super) struct Plan {
     pub(super) workers: usize,
     /// Readers of the job.
     pub(super) readers: usize,
-    /// How they divide the epoch.
+    /// Who gets which rows.
     pub(super) group: Group,
+    /// How long the user of each reader works on an element, in microseconds.
+    pub(super) paces_us: Vec<u64>,
     /// What happens, in the order of its time in milliseconds since the first row.
     pub(super) actions: Vec<(u64, Action)>,
 }
@@ -133,104 +82,92 @@ impl Plan {
     /// The round of a seed.
     pub(super) fn of(seed: u64) -> Self {
         let mut random = Random::new(seed);
+        // 90 seeds in a row have each mode with each dataset and each group.
         let mode = [Mode::Compute, Mode::Put, Mode::Get][usize::try_from(seed % 3).unwrap()];
-        // Nine seeds in a row have every mode with every dataset.
-        let dataset = Dataset::ALL[usize::try_from((seed / 3 + seed) % 3).unwrap()];
         let journal = ["sled", "redb"][random.index(2)];
-        let (workers, readers) = (random.index(3) + 2, random.index(2) + 1);
-        let (group, readers) = match random.index(4) {
-            0 => (Group::State, 1),
-            1 => (Group::Consumers, 2),
-            _ => (Group::Share, readers),
+        let (workers, group) = (random.index(3) + 2, Group::draw(seed, &mut random));
+        let dataset = match group {
+            Group::Rounds(rounds) if rounds.balance == Balance::Bucket => Dataset::Classes,
+            Group::Rounds(_) => Dataset::Lists,
+            _ => Dataset::FLAT[usize::try_from((seed / 3 + seed) % 3).unwrap()],
         };
-        let mut plan = Self { seed, dataset, mode, journal, workers, readers, group, actions: Vec::new() };
-        let (faults, mut losses) = (random.between(2, 6), 0);
-        for _ in 0..faults {
-            plan.add_fault(&mut random, &mut losses);
+        let readers = match group {
+            Group::State => 1,
+            Group::Share | Group::Consumers => 2,
+            Group::Trainers(_) | Group::Rounds(_) => random.index(2) + 2,
+        };
+        let mut plan = Self {
+            seed,
+            dataset,
+            mode,
+            journal,
+            workers,
+            readers,
+            group,
+            paces_us: vec![0; readers],
+            actions: Vec::new(),
+        };
+        if let Group::Trainers(_) = group {
+            // Trainers that begin late or are slow leave the window.
+            for reader in 1..readers {
+                plan.paces_us[reader] = random.pick(&[0, 1_000, 5_000]);
+                plan.actions.push((random.between(0, 1_500), Action::StartReader(reader)));
+            }
         }
-        plan.add_special_fault(&mut random);
-        plan.actions.sort_by_key(|(at, _)| *at);
+        plan.draw_faults(&mut random);
         plan
     }
 
-    fn add_fault(&mut self, random: &mut Random, losses: &mut usize) {
-        let at = random.between(0, EPOCH_MS * 9 / 10);
-        let (worker, reader) = (random.index(self.workers), random.index(self.readers));
-        let mut push = |after: u64, action| self.actions.push((at + after, action));
-        let loses = *losses < MAX_LOSSES;
-        match random.index(10) {
-            0 | 1 if loses => {
-                *losses += 1;
-                push(0, Action::KillWorker(worker));
-                let back =
-                    if random.index(3) == 0 { Action::AddWorker } else { Action::ReturnWorker(worker) };
-                push(random.between(0, 1_500), back);
-            }
-            2 if loses => {
-                *losses += 1;
-                push(0, Action::StopWorker(worker));
-                push(random.between(100, WORKER_TIMEOUT_MS * 2), Action::ContinueWorker(worker));
-            }
-            3 if loses => {
-                *losses += 1;
-                push(0, Action::StallWorker(worker));
-                push(random.between(100, WORKER_TIMEOUT_MS * 2), Action::UnstallWorker(worker));
-            }
-            4 if loses => {
-                *losses += 1;
-                push(0, Action::StallDispatcher);
-                push(random.between(100, WORKER_TIMEOUT_MS * 2), Action::UnstallDispatcher);
-            }
-            5 => push(0, Action::CutWorker(worker)),
-            6 => push(0, Action::CutDispatcher),
-            7 => {
-                push(0, Action::StopReader(reader));
-                push(random.between(100, CLIENT_TIMEOUT_MS / 3), Action::ContinueReader(reader));
-            }
-            8 if self.group == Group::Share && self.readers > 1 => push(0, Action::KillReader(reader)),
-            9 => {
-                push(0, Action::StopDispatcher);
-                push(random.between(100, WORKER_TIMEOUT_MS * 2), Action::ContinueDispatcher);
-            }
-            _ => {
-                push(0, Action::KillDispatcher);
-                push(random.between(0, 2_000), Action::ReturnDispatcher);
-            }
-        }
+    /// Readers that are there from the beginning. The other ones begin later.
+    pub(super) fn first_readers(&self) -> usize {
+        if matches!(self.group, Group::Trainers(_)) { 1 } else { self.readers }
     }
 
-    /// What only rounds of some kind can bear. It comes in the first half of the epoch: a reader that is at its end does not
-    /// come back.
-    fn add_special_fault(&mut self, random: &mut Random) {
-        let (at, reader) = (random.between(0, EPOCH_MS / 2), random.index(self.readers));
-        let loses_state = random.index(2) == 0;
-        match self.group {
-            Group::State => self.actions.push((at, Action::RestartReader)),
-            // Who is back without a state needs what the dispatcher knew of it.
-            Group::Consumers if !loses_state => self.actions.push((at, Action::ReturnConsumer(reader))),
-            _ => {}
-        }
-        let kills = self.has(|a| matches!(a, Action::KillReader(_) | Action::ReturnConsumer(_)));
-        if loses_state && !kills {
-            let at = random.between(0, EPOCH_MS / 2);
-            self.actions.push((at, Action::LoseState));
-            self.actions.push((at + random.between(0, 2_000), Action::ReturnDispatcher));
-        }
+    /// Whether readers save their states, and continue from them.
+    pub(super) fn saves_states(&self) -> bool {
+        matches!(self.group, Group::State | Group::Trainers(_) | Group::Rounds(_))
     }
 
-    /// Whether a reader is killed: then rows that its user took are missing for the others.
-    pub(super) fn kills_readers(&self) -> bool {
-        self.has(|a| matches!(a, Action::KillReader(_)))
+    /// The number of consumers, if the readers are such.
+    pub(super) fn consumers(&self) -> Option<usize> {
+        matches!(self.group, Group::Consumers | Group::Rounds(_)).then_some(self.readers)
     }
 
-    /// Whether the dispatcher may not know what a killed reader had acknowledged: it has lost its journal.
-    pub(super) fn forgets_acknowledgements(&self) -> bool {
-        self.has(|a| *a == Action::LoseState)
+    /// Whether rows that a reader's user took may be missing for the other readers.
+    pub(super) fn loses_readers(&self) -> bool {
+        self.group == Group::Share
+            && self.has(|a| matches!(a, Action::KillReader(_) | Action::SleepReader(_)))
+    }
+
+    /// Whether the dispatcher loses its journal.
+    pub(super) fn loses_state(&self) -> bool {
+        self.has(|a| matches!(a, Action::LoseState(_)))
     }
 
     /// Epochs of the job: rows that are stored are read in the second one.
     pub(super) fn epochs(&self) -> u64 {
         if self.mode == Mode::Put { 2 } else { 1 }
+    }
+
+    /// The most tasks of an epoch: workers that come again have others.
+    pub(super) fn tasks(&self) -> usize {
+        let again = |a: &Action| {
+            matches!(
+                a,
+                Action::AddWorker
+                    | Action::ReturnWorker(_)
+                    | Action::ContinueWorker(_)
+                    | Action::UnstallWorker(_)
+                    | Action::UnstallDispatcher
+                    | Action::LoseState(_)
+            )
+        };
+        self.workers + self.actions.iter().filter(|(_, a)| again(a)).count()
+    }
+
+    /// When a reader begins.
+    pub(super) fn begin_of(&self, reader: usize) -> u64 {
+        self.actions.iter().find(|(_, a)| *a == Action::StartReader(reader)).map_or(0, |(at, _)| *at)
     }
 
     /// Whether the dispatcher is killed.
@@ -244,13 +181,43 @@ impl Plan {
     }
 }
 
+impl Group {
+    /// Ten seeds in a row have six rounds of trainers and of consumers in rounds, and four of the other groups.
+    fn draw(seed: u64, random: &mut Random) -> Self {
+        let window = |random: &mut Random, lag| {
+            Group::Trainers(Window { lag, bytes: random.pick(&[32 << 10, 256 << 10, 1 << 30]) })
+        };
+        let rounds = |random: &mut Random, balance| {
+            Group::Rounds(Rounds { balance, uneven: random.pick(&[Uneven::Drop, Uneven::Pad]) })
+        };
+        match seed % KINDS {
+            0 => window(random, "spill"),
+            1 => window(random, "throttle"),
+            2 => window(random, "drop"),
+            3 => rounds(random, Balance::Bucket),
+            4 => rounds(random, Balance::Tokens),
+            5 => rounds(
+                random,
+                if (seed / KINDS).is_multiple_of(2) { Balance::Bucket } else { Balance::Tokens },
+            ),
+            6 | 7 => Group::Share,
+            8 => Group::State,
+            _ => Group::Consumers,
+        }
+    }
+}
+
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { seed, dataset, mode, journal, workers, readers, group, actions } = self;
+        let Self { seed, dataset, mode, journal, workers, readers, group, paces_us, actions } = self;
         write!(
             f,
-            "seed {seed}: {dataset:?}, {mode:?}, {workers} workers, {readers} readers ({group:?}), {journal}:"
+            "seed {seed}: {dataset:?}, {mode:?}, {workers} workers, {readers} readers ({group:?}), {journal}"
         )?;
+        if paces_us.iter().any(|us| *us > 0) {
+            write!(f, ", {paces_us:?} us per element")?;
+        }
+        f.write_str(":")?;
         for (at, action) in actions {
             write!(f, " {at}ms {action:?}")?;
         }
@@ -261,11 +228,17 @@ impl fmt::Display for Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::chaos::faults::Damage;
+
+    /// The rounds of which docs/guarantees.md reports.
+    fn hundred() -> Vec<Plan> {
+        (1..=100).map(Plan::of).collect()
+    }
 
     #[test]
-    fn a_seed_is_a_plan_and_seeds_try_everything() {
-        let plans: Vec<Plan> = (0..300).map(Plan::of).collect();
-        assert_eq!(plans[7].to_string(), Plan::of(7).to_string());
+    fn a_hundred_seeds_have_ten_rounds_of_every_kind() {
+        let plans = hundred();
+        assert_eq!(plans[7].to_string(), Plan::of(8).to_string(), "a seed is a plan");
         let kinds = [
             |a: &Action| matches!(a, Action::KillWorker(_)),
             |a: &Action| matches!(a, Action::AddWorker),
@@ -277,20 +250,47 @@ mod tests {
             |a: &Action| *a == Action::StallDispatcher,
             |a: &Action| *a == Action::CutDispatcher,
             |a: &Action| matches!(a, Action::StopReader(_)),
+            |a: &Action| matches!(a, Action::SleepReader(_)),
             |a: &Action| matches!(a, Action::KillReader(_)),
-            |a: &Action| *a == Action::RestartReader,
+            |a: &Action| matches!(a, Action::RestartReader(_)),
             |a: &Action| matches!(a, Action::ReturnConsumer(_)),
-            |a: &Action| *a == Action::LoseState,
+            |a: &Action| *a == Action::RestartConsumers,
+            |a: &Action| *a == Action::LoseState(Damage::Delete),
+            |a: &Action| matches!(a, Action::LoseState(Damage::Truncate | Damage::Overwrite)),
         ];
         for (i, kind) in kinds.iter().enumerate() {
-            assert!(plans.iter().filter(|p| p.has(kind)).count() >= 10, "kind {i}");
-        }
-        for dataset in Dataset::ALL {
-            for mode in [Mode::Compute, Mode::Put, Mode::Get] {
-                let both = |p: &&Plan| p.dataset == dataset && p.mode == mode;
-                assert!(plans.iter().filter(both).count() >= 30, "{dataset:?}, {mode:?}");
-            }
+            let rounds = plans.iter().filter(|p| p.has(kind)).count();
+            assert!(rounds >= 10, "kind {i}: {rounds} rounds");
         }
         assert!(plans.iter().all(|p| p.actions.is_sorted_by_key(|(at, _)| *at)));
+    }
+
+    #[test]
+    fn a_hundred_seeds_have_ten_rounds_of_every_group() {
+        let plans = hundred();
+        let groups: [fn(Group) -> bool; 10] = [
+            |g| g == Group::Share,
+            |g| g == Group::State,
+            |g| g == Group::Consumers,
+            |g| matches!(g, Group::Trainers(w) if w.lag == "spill"),
+            |g| matches!(g, Group::Trainers(w) if w.lag == "throttle"),
+            |g| matches!(g, Group::Trainers(w) if w.lag == "drop"),
+            |g| matches!(g, Group::Rounds(r) if r.balance == Balance::Bucket),
+            |g| matches!(g, Group::Rounds(r) if r.balance == Balance::Tokens),
+            |g| matches!(g, Group::Rounds(r) if r.uneven == Uneven::Drop),
+            |g| matches!(g, Group::Rounds(r) if r.uneven == Uneven::Pad),
+        ];
+        for (i, is_of_group) in groups.iter().enumerate() {
+            let rounds = plans.iter().filter(|p| is_of_group(p.group)).count();
+            assert!(rounds >= 10, "group {i}: {rounds} rounds");
+        }
+        for mode in [Mode::Compute, Mode::Put, Mode::Get] {
+            for dataset in Dataset::ALL {
+                assert!(
+                    plans.iter().any(|p| p.dataset == dataset && p.mode == mode),
+                    "{dataset:?}, {mode:?}"
+                );
+            }
+        }
     }
 }

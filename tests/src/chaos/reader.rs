@@ -4,20 +4,27 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use arrow::util::display::array_value_to_string;
-use arrow_array::RecordBatch;
-use caju_client::{Client, ClientConfig, Consumer, LostReaders, ReadRequest, Reader, ReaderState};
+use arrow_array::cast::AsArray as _;
+use arrow_array::types::Int64Type;
+use arrow_array::{Array as _, RecordBatch};
+use caju_client::{
+    Attempt, Balance, Client, ClientConfig, Consumer, LostReaders, ReadRequest, Reader, ReaderState, Sharing,
+    Uneven,
+};
 use caju_pipeline::DatasetDef;
 use caju_types::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-use super::ledger::{Entry, Ledger};
+use super::checkpoints::{Checkpoint, Checkpoints};
+use super::dataset::{LISTS, class_of};
+use super::ledger::{Entry, Ledger, Lists};
 
 /// How long the reader looks for a dispatcher that is away when it starts.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long the reader waits for the workers' last reports of an epoch.
 const FINAL_STATUS: Duration = Duration::from_secs(1);
 /// Elements from one checkpoint to the next.
-const CHECKPOINT_ELEMENTS: usize = 10;
+const CHECKPOINT_ELEMENTS: u64 = 10;
 
 /// What a reader reads, and where it writes.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -34,17 +41,22 @@ pub struct Settings {
     pub allows_lost_readers: bool,
     /// Which consumer of the job it is, of how many.
     pub consumer: Option<(u32, u32)>,
+    /// What the consumers' elements of a round have in common.
+    pub balance: Balance,
+    /// What happens to the last elements of consumers.
+    pub uneven: Uneven,
+    /// Which trainer of the job it is, if the job shares its rows.
+    pub trainer: Option<String>,
+    /// The launch of the program that restores states together.
+    pub attempt: Option<String>,
+    /// How long the user works on an element, in microseconds.
+    pub pace_us: u64,
     /// The file of what was taken.
     pub ledger: PathBuf,
-    /// The file of the checkpoint. If it exists, the reader continues from it.
-    pub checkpoint: Option<PathBuf>,
-}
-
-/// A state of the reader, and what its user had taken by then.
-#[derive(Debug, Serialize, Deserialize)]
-struct Checkpoint {
-    state: String,
-    ledger_bytes: u64,
+    /// Where states are saved.
+    pub checkpoints: Option<Checkpoints>,
+    /// The file of the state to continue from.
+    pub from: Option<PathBuf>,
 }
 
 /// Reads the epochs that are left. Each element is in the ledger before the next one is asked for, which is what
@@ -60,12 +72,22 @@ pub async fn run(settings: &Settings) -> Result<()> {
     let config = ClientConfig { connect_timeout: CONNECT_TIMEOUT, ..ClientConfig::default() };
     let client = Client::connect(&settings.dispatcher, config).await?;
     let first = state.as_ref().map_or(0, |s| s.epoch + u64::from(s.exhausted));
+    let mut after_iteration = 0;
     for epoch in first..settings.epochs {
-        let states = state.iter().filter(|s| s.epoch == epoch).cloned().collect();
-        let request = ReadRequest { states, epoch, ..settings.request(def.clone()) };
+        let states: Vec<_> = state.iter().filter(|s| s.epoch == epoch).cloned().collect();
+        let elements = states.first().map_or(0, |s| s.elements);
+        // As `caju read --state` asks for it.
+        let begins = epoch == first || after_iteration > 0 || settings.attempt.is_some();
+        let restored_beginning = settings.checkpoints.is_some() && begins;
+        let is_behind = !states.is_empty();
+        let request = settings.request(def.clone());
+        let request = ReadRequest { states, epoch, restored_beginning, after_iteration, ..request };
         let mut reader = client.read(request).await?;
-        let taken = settings.take(&mut reader, epoch, &mut ledger).await;
+        let taken = settings.take(&mut reader, (epoch, elements), &mut ledger).await;
         let (iteration, incomplete) = (reader.iteration(), reader.incomplete().unwrap_or_default());
+        if is_behind {
+            after_iteration = iteration.0;
+        }
         reader.close().await;
         let status = client.final_status(iteration, FINAL_STATUS).await;
         let end = Entry::End {
@@ -84,53 +106,80 @@ pub async fn run(settings: &Settings) -> Result<()> {
 impl Settings {
     fn request(&self, def: DatasetDef) -> ReadRequest {
         let lost = if self.allows_lost_readers { LostReaders::Allow } else { LostReaders::Fail };
+        let consumer = |(index, count)| Consumer {
+            balance: self.balance,
+            uneven: self.uneven,
+            ..Consumer::new(index, count)
+        };
+        let trainer = |id: &String| Sharing::Exact { trainer_id: Some(id.clone()) };
         ReadRequest {
             job: "train".to_string(),
             policy: self.policy.clone(),
             epochs: self.epochs,
             lost_readers: lost,
-            consumer: self.consumer.map(|(index, count)| Consumer::new(index, count)),
+            consumer: self.consumer.map(consumer),
+            sharing: self.trainer.as_ref().map_or(Sharing::AsJob, trainer),
+            attempt: self.attempt.clone().map(|id| Attempt { id, rank: None }),
             ..ReadRequest::of(def)
         }
     }
 
-    /// Takes an epoch to its end.
-    async fn take(&self, reader: &mut Reader, epoch: u64, ledger: &mut Ledger) -> Result<()> {
-        let mut elements = 0;
+    /// Takes an epoch to its end, behind a number of elements.
+    async fn take(&self, reader: &mut Reader, (epoch, from): (u64, u64), ledger: &mut Ledger) -> Result<()> {
+        let mut elements = from;
         while let Some(element) = reader.next().await? {
             let rows = if element.is_padding { Vec::new() } else { rows_of(&element.batch)? };
-            ledger.write(&Entry::Element { epoch, rows }).map_err(failed)?;
+            let lists = lists_of(&element.batch);
+            ledger.write(&Entry::Element { epoch, rows, lists }).map_err(failed)?;
             elements += 1;
             if elements % CHECKPOINT_ELEMENTS == 0 {
-                self.save(reader, ledger)?;
+                self.save(reader, (epoch, elements), ledger)?;
+            }
+            if self.pace_us > 0 {
+                tokio::time::sleep(Duration::from_micros(self.pace_us)).await;
             }
         }
-        self.save(reader, ledger)
+        self.save(reader, (epoch, u64::MAX), ledger)
     }
 
-    fn save(&self, reader: &Reader, ledger: &Ledger) -> Result<()> {
-        let Some(path) = &self.checkpoint else { return Ok(()) };
+    /// Saves the state behind an element of an epoch.
+    fn save(&self, reader: &Reader, step: (u64, u64), ledger: &Ledger) -> Result<()> {
+        let Some(checkpoints) = &self.checkpoints else { return Ok(()) };
         let checkpoint = Checkpoint { state: reader.state()?.to_json()?, ledger_bytes: ledger.bytes() };
-        let unfinished = path.with_extension("unfinished");
-        let text = serde_json::to_string(&checkpoint).map_err(failed)?;
-        std::fs::write(&unfinished, text).and_then(|()| std::fs::rename(unfinished, path)).map_err(failed)
+        checkpoints.write(step, &checkpoint).map_err(failed)
     }
 
     fn found(&self) -> Result<Option<(ReaderState, u64)>> {
-        let Some(path) = self.checkpoint.as_ref().filter(|path| path.exists()) else { return Ok(None) };
+        let Some(path) = &self.from else { return Ok(None) };
         let text = std::fs::read_to_string(path).map_err(failed)?;
         let found: Checkpoint = serde_json::from_str(&text).map_err(failed)?;
         Ok(Some((ReaderState::from_json(&found.state)?, found.ledger_bytes)))
     }
 }
 
-/// Each row as the text of its values.
+/// Each row as the text of its values, without its list.
 fn rows_of(batch: &RecordBatch) -> Result<Vec<String>> {
+    let schema = batch.schema();
+    let columns: Vec<_> =
+        schema.fields().iter().zip(batch.columns()).filter(|(f, _)| f.name() != LISTS).collect();
     let row = |row| {
-        let values = batch.columns().iter().map(|column| array_value_to_string(column, row));
+        let values = columns.iter().map(|(_, column)| array_value_to_string(column, row));
         values.collect::<Result<Vec<_>, _>>().map(|values| values.join("|")).map_err(failed)
     };
     (0..batch.num_rows()).map(row).collect()
+}
+
+/// The lists of the rows, where they have such.
+fn lists_of(batch: &RecordBatch) -> Option<Lists> {
+    let lists = batch.column_by_name(LISTS)?.as_list::<i32>();
+    let ids = batch.column_by_name("id")?.as_primitive::<Int64Type>().values();
+    let lengths: Vec<u64> = (0..lists.len()).map(|row| lists.value_length(row) as u64).collect();
+    let items = lengths.iter().sum();
+    Some(Lists {
+        classes: ids.iter().map(|id| class_of(*id)).collect(),
+        lengths: lengths.into_iter().collect(),
+        items,
+    })
 }
 
 fn failed(e: impl std::fmt::Display) -> Error {

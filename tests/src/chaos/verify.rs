@@ -3,8 +3,10 @@
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
-use super::dataset::BATCH;
-use super::ledger::{self, Entry};
+use caju_client::Balance;
+
+use super::dataset::{BATCH, MAX_ITEMS};
+use super::ledger::{self, Entry, Lists};
 
 /// Rows that a message names.
 const NAMED: usize = 3;
@@ -18,6 +20,8 @@ pub(super) struct Taken {
     pub(super) is_killed: bool,
     /// The rows of each element.
     pub(super) elements: Vec<Vec<String>>,
+    /// The lists of each element, where rows have such.
+    pub(super) lists: Vec<Lists>,
     /// How the epoch ended for it.
     pub(super) end: Option<End>,
 }
@@ -37,7 +41,10 @@ impl Taken {
         let mut taken = Self { seat, is_killed, ..Self::default() };
         for entry in ledger::read(path) {
             match entry {
-                Entry::Element { epoch: e, rows } if e == epoch => taken.elements.push(rows),
+                Entry::Element { epoch: e, rows, lists } if e == epoch => {
+                    taken.elements.push(rows);
+                    taken.lists.extend(lists);
+                }
                 Entry::End { epoch: e, rows_missing, rows_lost, is_unknown, surplus_elements }
                     if e == epoch =>
                 {
@@ -59,6 +66,12 @@ impl Taken {
 pub(super) struct Rules {
     /// The readers are this number of consumers, which get equally many elements; 0: they share the rows as they come.
     pub(super) consumers: usize,
+    /// What the elements of a round of consumers have in common.
+    pub(super) balance: Balance,
+    /// The most rounds at the end of an epoch whose batches were filled with rows of several tasks, which are not packed.
+    pub(super) unpacked_rounds: usize,
+    /// The classes of elements: consumers may leave out a last round of each.
+    pub(super) classes: usize,
     /// The dispatcher may not know what a killed reader had acknowledged.
     pub(super) forgets_acknowledgements: bool,
 }
@@ -69,7 +82,7 @@ pub(super) struct Rules {
 /// - Each other row was taken by a killed reader. Consumers may leave out a last round.
 /// - What comes again of a killed reader's rows is what it took last: what it had acknowledged does not come again.
 /// - The dispatcher reports the number of rows that killed readers have alone.
-/// - Consumers got equally many elements.
+/// - Consumers got equally many elements, and no round is mixed.
 ///
 /// # Errors
 /// What is wrong, with some of the rows.
@@ -87,7 +100,7 @@ pub(super) fn check(expected: &HashSet<String>, readers: &[Taken], rules: Rules)
     let twice = holders.iter().filter(|(_, h)| h.iter().filter(|r| is_living(r)).count() > 1);
     none("rows were taken twice", twice.map(|(row, _)| row))?;
     let surplus = ends().map(|e| e.surplus_elements).max().unwrap_or(0);
-    if surplus as usize >= rules.consumers.max(1) {
+    if surplus as usize > rules.consumers.saturating_sub(1) * rules.classes.max(1) {
         return Err(format!("{surplus} elements were dropped for {} consumers", rules.consumers));
     }
     let missing: Vec<_> = expected.iter().filter(|row| !holders.contains_key(row.as_str())).collect();
@@ -113,7 +126,33 @@ pub(super) fn check(expected: &HashSet<String>, readers: &[Taken], rules: Rules)
             ));
         }
     }
-    check_evenness(readers, rules, alone)
+    check_evenness(readers, rules, alone)?;
+    check_rounds(readers, rules)
+}
+
+/// The n-th elements of all consumers are of one class and their lists of one length, or they have nearly equally many items.
+fn check_rounds(readers: &[Taken], rules: Rules) -> Result<(), String> {
+    let rounds = readers.iter().map(|taken| taken.lists.len()).max().unwrap_or(0);
+    let mut uneven = Vec::new();
+    for round in 0..rounds {
+        let of_round: Vec<&Lists> = readers.iter().filter_map(|taken| taken.lists.get(round)).collect();
+        let is_one = |lists: &&Lists| {
+            let first = of_round.first().map(|first| (&first.classes, &first.lengths));
+            lists.classes.len() == 1 && first == Some((&lists.classes, &lists.lengths))
+        };
+        if rules.balance == Balance::Bucket && !of_round.iter().all(is_one) {
+            return Err(format!("round {round} is mixed: {of_round:?}"));
+        }
+        let items = of_round.iter().map(|lists| lists.items);
+        let (least, most) = (items.clone().min().unwrap_or(0), items.max().unwrap_or(0));
+        if most - least > MAX_ITEMS && round + rules.unpacked_rounds < rounds {
+            uneven.push((round, least, most));
+        }
+    }
+    match rules.balance == Balance::Tokens && !uneven.is_empty() {
+        true => Err(format!("of {rounds} rounds these have unequal numbers of items: {uneven:?}")),
+        false => Ok(()),
+    }
 }
 
 /// Consumers got equally many elements. Elements of a killed one that came again do not count for it.
@@ -160,14 +199,20 @@ mod tests {
     fn taken(seat: usize, is_killed: bool, elements: &[&[&str]]) -> Taken {
         let text = |rows: &&[&str]| rows.iter().map(ToString::to_string).collect();
         let end = (!is_killed).then(End::default);
-        Taken { seat, is_killed, elements: elements.iter().map(text).collect(), end }
+        Taken { seat, is_killed, elements: elements.iter().map(text).collect(), lists: Vec::new(), end }
     }
 
     fn problem(readers: &[Taken], rules: Rules) -> String {
         check(&dataset(), readers, rules).unwrap_err()
     }
 
-    const SHARED: Rules = Rules { consumers: 0, forgets_acknowledgements: false };
+    const SHARED: Rules = Rules {
+        consumers: 0,
+        balance: Balance::None,
+        unpacked_rounds: 0,
+        classes: 1,
+        forgets_acknowledgements: false,
+    };
     const TWO: Rules = Rules { consumers: 2, ..SHARED };
 
     #[test]
@@ -222,5 +267,31 @@ mod tests {
         let first = taken(0, false, &[&["0", "1"], &["2"]]);
         let killed = taken(1, true, &[&["3"], &["4"]]);
         check(&dataset(), &[first, killed, taken(1, false, &[&["4", "5"]])], TWO).unwrap();
+    }
+
+    #[test]
+    fn mixed_rounds_are_found() {
+        let of = |class, length, items| Lists { classes: [class].into(), lengths: [length].into(), items };
+        let own = |seat, rows: &[&[&str]], lists: &[Lists]| Taken {
+            lists: lists.to_vec(),
+            ..taken(seat, false, rows)
+        };
+        let check_two = |balance, second: Lists| {
+            let first = own(0, &[&["0", "1"], &["2"]], &[of(0, 3, 6), of(1, 5, 9)]);
+            let second = own(1, &[&["3", "4"], &["5"]], &[of(0, 3, 9), second]);
+            check(&dataset(), &[first, second], Rules { balance, classes: 3, ..TWO })
+        };
+        check_two(Balance::Bucket, of(1, 5, 100)).unwrap();
+        let said = check_two(Balance::Bucket, of(2, 5, 9)).unwrap_err();
+        assert!(said.contains("round 1 is mixed"), "{said}");
+        let said = check_two(Balance::Bucket, of(1, 6, 9)).unwrap_err();
+        assert!(said.contains("round 1 is mixed"), "{said}");
+        check_two(Balance::Tokens, of(2, 6, 9 + MAX_ITEMS)).unwrap();
+        let said = check_two(Balance::Tokens, of(2, 6, 10 + MAX_ITEMS)).unwrap_err();
+        assert!(said.contains("unequal numbers of items: [(1, 9, 23)]"), "{said}");
+        let first = own(0, &[&["0", "1"], &["2"]], &[of(0, 3, 6), of(1, 5, 90)]);
+        let second = own(1, &[&["3", "4"], &["5"]], &[of(0, 3, 9), of(1, 5, 9)]);
+        let rules = Rules { balance: Balance::Tokens, unpacked_rounds: 1, ..TWO };
+        check(&dataset(), &[first, second], rules).unwrap();
     }
 }

@@ -23,6 +23,11 @@ pub(super) struct Beginning {
 }
 
 impl Beginning {
+    /// Whether all readers of the iteration are silent.
+    pub(super) fn finds_silence(&self) -> bool {
+        self.silent.is_some()
+    }
+
     /// Whether it is known which iterations belong to its launch.
     fn names_launch(&self) -> bool {
         self.attempt.is_some() || self.after.is_some()

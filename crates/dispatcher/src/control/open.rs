@@ -51,7 +51,10 @@ impl Core {
         };
         let others = self.await_reader_calls(&request, resume.as_ref()).await?;
         let beginning = self.restored_beginning(&request).await?;
-        self.lose_silent_consumer(&request).await?;
+        // Where all readers are silent the epoch begins again. It does not go on behind what they had taken.
+        if beginning.as_ref().is_none_or(|given| !given.finds_silence()) {
+            self.lose_silent_consumer(&request).await?;
+        }
         let shard_by = self.shards_of_new_job(&request, &wanted).await?;
         let (now, unix_ms) = (self.clock.now(), self.unix_ms());
         let (answer, dataset) = self

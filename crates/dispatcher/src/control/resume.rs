@@ -189,7 +189,12 @@ fn decide_join(
         return JoinDecision::Replace;
     };
     let is_failed = iteration.failure.is_some() && iteration.members.is_empty();
-    if relation == AttemptRelation::Other || relation == AttemptRelation::Same && is_failed {
+    // The readers of a launch all name its attempt. A consumer that comes back alone is not of another launch.
+    let is_of_later_launch = given.attempt.is_some() && iteration.attempt().is_none() && !known.reattached;
+    if relation == AttemptRelation::Other
+        || is_of_later_launch
+        || relation == AttemptRelation::Same && is_failed
+    {
         return JoinDecision::Replace;
     }
     // The readers of one attempt go on together, also when the others are at the end.

@@ -6,6 +6,7 @@ use caju_proto::v1;
 use caju_types::IterationId;
 use serde_json::json;
 
+use super::beginnings;
 use super::fake::{World, open_request, run, split_rows};
 
 const S: Duration = Duration::from_secs(1);
@@ -74,5 +75,31 @@ fn what_a_consumer_acknowledged_is_its_state_when_it_dies_before_its_dispatcher_
         let resume = state.iterations[&again.id].resume.as_deref().expect("as before");
         assert!(resume.taken.rows_of(0).is_some_and(|rows| rows.iter().eq([(0, 2)])));
         assert_eq!(resume.steps_of(0), 2);
+    });
+}
+
+#[test]
+fn consumers_that_were_killed_before_they_saved_a_state_begin_the_epoch_again() {
+    run(async {
+        let w = World::new();
+        let worker = w.worker("a:1").await;
+        let (a, b) = (
+            w.core.open_iteration(consumer(0)).await.unwrap(),
+            w.core.open_iteration(consumer(1)).await.unwrap(),
+        );
+        let id = a.iteration_id;
+        beat(&w, (a.client_id, id), &[], 0).await;
+        let task = beat(&w, (b.client_id, id), &[], 0).await.tasks[0].task_id;
+        w.next(task, worker, 1, 4).await.unwrap();
+        beat(&w, (a.client_id, id), &[(0, 0, 2), (1, 0, 2)], 2).await;
+        // Both are killed. The program is started again from the beginning of the epoch.
+        let restored = |index| v1::OpenIterationRequest { restored_beginning: true, ..consumer(index) };
+        let first = beginnings::open(&w, restored(0), &[]).await.unwrap();
+        assert_ne!(first.iteration_id, id);
+        let again = w.core.snapshot().iterations[&IterationId(first.iteration_id)].clone();
+        assert!(again.resume.is_none(), "it begins behind nothing: {:?}", again.resume);
+        let alive = [(first.client_id, first.iteration_id)];
+        let second = beginnings::open(&w, restored(1), &alive).await.unwrap();
+        assert_eq!(second.iteration_id, first.iteration_id);
     });
 }

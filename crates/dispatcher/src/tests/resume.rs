@@ -321,6 +321,29 @@ fn own_states_of_another_attempt_begin_again() {
     });
 }
 
+/// One reader came back alone, gave its state and left again. Then all of them are started under an attempt.
+#[test]
+fn readers_that_name_an_attempt_do_not_join_those_that_named_none() {
+    run(async {
+        let w = World::new();
+        w.worker("a:1").await;
+        let def = json!({"splits": 8});
+        let alone = w.core.open_iteration(behind(&w, &def, "j", &taken(0), 8).await).await.unwrap();
+        assert_eq!(alone.states_missing, 1);
+        w.close(alone.client_id, alone.iteration_id, vec![]).await;
+        let own = async |reader: u64| v1::OpenIterationRequest {
+            attempt: Some(v1::Attempt { id: "second".into(), ..Default::default() }),
+            ..behind(&w, &def, "j", &taken(0), reader).await
+        };
+        let first = w.core.open_iteration(own(9).await).await.unwrap();
+        assert!(first.iteration_id != alone.iteration_id && first.states_missing == 1);
+        for (reader, missing) in [(8, 1), (7, 0)] {
+            let joined = w.core.open_iteration(own(reader).await).await.unwrap();
+            assert_eq!((joined.iteration_id, joined.states_missing), (first.iteration_id, missing));
+        }
+    });
+}
+
 #[test]
 fn attempts_that_say_too_much_are_refused() {
     run(async {
