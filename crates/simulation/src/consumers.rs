@@ -13,10 +13,11 @@ use crate::reader_record::with_epochs;
 use crate::world::World;
 
 /// What consumers say that go on from their states of one step alone.
-const OUT_OF_STEP: [&str; 4] = [
+const OUT_OF_STEP: [&str; 5] = [
     "the consumers are at different steps",
     "cannot be made even",
     "no elements are left",
+    "those between them would be missing",
     "start all consumers again: the epoch begins again when all have left",
 ];
 /// What a consumer says that came back by itself, and waits for others that have left the epoch.

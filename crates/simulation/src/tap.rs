@@ -63,8 +63,9 @@ struct Inner {
     fenced: BTreeSet<(u64, u64)>,
     /// Clients that said what they had taken when they left.
     left: BTreeSet<u64>,
-    /// The reader that each call to open an epoch has made, and when.
-    opened: BTreeMap<Vec<u8>, (u64, Duration)>,
+    /// The reader that each call to open an epoch has made in each of its iterations, and when. Where the epoch began again since,
+    /// a repeated call makes another reader.
+    opened: BTreeMap<(Vec<u8>, u64), (u64, Duration)>,
     /// The answer to the reader after this number of readers is lost.
     loses_open: Option<(u64, oneshot::Sender<()>)>,
 }
@@ -114,9 +115,9 @@ impl Observed {
 
 impl Inner {
     /// The dispatcher has opened an epoch for a client. True if its answer is lost.
-    fn on_opened(&mut self, call: Vec<u8>, client: u64) -> bool {
+    fn on_opened(&mut self, call: Vec<u8>, iteration: u64, client: u64) -> bool {
         let now = ambient::elapsed();
-        let (first, at) = *self.opened.entry(call).or_insert((client, now));
+        let (first, at) = *self.opened.entry((call, iteration)).or_insert((client, now));
         // A reader that did not come back in time is expelled, and then another one.
         if first != client && now < at + CLIENT_TIMEOUT {
             self.log.violation(format!("one call has made client {first} and client {client}"));
@@ -361,7 +362,8 @@ dispatcher! {
             request.get_mut().request_id.clear();
         }
         let answer = self.dispatcher.clone().open_iteration(without_extensions(request)).await?;
-        if self.observed.0.lock().on_opened(call, answer.get_ref().client_id) {
+        let opened = answer.get_ref();
+        if self.observed.0.lock().on_opened(call, opened.iteration_id, opened.client_id) {
             // The dispatcher is about to die.
             std::future::pending::<()>().await;
         }

@@ -36,6 +36,7 @@ pub(super) fn get_or_create(
         return Ok(Some(iteration.id));
     }
     let attempt = known.and_then(Iteration::attempt).cloned();
+    let bases = known.map(Iteration::bases).unwrap_or_default();
     let known = known.map(|i| i.id);
     if let (Some(id), Some(given)) = (known, &resume)
         && let Some(joined) = resume::join(
@@ -63,6 +64,8 @@ pub(super) fn get_or_create(
             own.replace(before);
         }
         // What readers took since the state was taken is read again, whatever became of it.
+        given.bases = bases;
+        reattach::check_bases(&given)?;
         return open_new(core, txn, job, epoch, at_ms, Begin::Behind(given)).map(Some);
     }
     let mut by = beginning.and_then(|b| b.attempt.clone());

@@ -64,7 +64,8 @@ pub(super) fn add(txn: &mut Txn<'_>, iteration: IterationId, given: &Resume) -> 
     // Whether they fit each other is known before anything changes.
     let mut all = known.resume.as_deref().cloned().unwrap_or_default();
     all.extend(given)?;
-    let fits = consumers::check_steps(known.even.as_ref().map(|e| &e.consumers), &all.steps);
+    let fits = check_bases(&all)
+        .and_then(|()| consumers::check_steps(known.even.as_ref().map(|e| &e.consumers), &all.steps));
     if let Err(error) = fits {
         // Readers that come back by themselves cannot bring other states: the others would wait for this one in vain.
         if all.reattached {
@@ -75,6 +76,19 @@ pub(super) fn add(txn: &mut Txn<'_>, iteration: IterationId, given: &Resume) -> 
     }
     txn.apply(Update::StatesGiven { iteration, states: Box::new(given.clone()) });
     Ok(())
+}
+
+/// Whether no state is older than what the others say of its consumer.
+///
+/// # Errors
+/// `FailedPrecondition` that names the consumer.
+pub(super) fn check_bases(given: &Resume) -> Result<()> {
+    let Some((consumer, elements, had)) = given.outdated_consumer() else { return Ok(()) };
+    Err(Error::failed_precondition(format!(
+        "the state of consumer {consumer} has {elements} elements, and by the states of other consumers it had {had} when the epoch \
+         went on after the loss of a consumer or of the dispatcher's state: those between them would be missing; start all \
+         consumers from states that were all saved before that, or all after it"
+    )))
 }
 
 /// Whether an epoch that does not run was read by others meanwhile.

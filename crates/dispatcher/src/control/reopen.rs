@@ -69,6 +69,7 @@ pub(super) fn resume(
         needed: iteration.own_members().collect(),
         reopen_reason: why.to_string(),
         fallback_states,
+        bases: iteration.bases(),
         attempt: iteration.attempt().cloned().map(Box::new),
         ..Resume::default()
     }

@@ -1,6 +1,6 @@
 //! States of readers, as they come with the opening of an epoch.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use caju_proto::v1;
 use caju_types::{ClientId, Error, IterationId, JobName, Result, TakenRows};
@@ -51,6 +51,7 @@ pub(super) fn parse(request: &v1::OpenIterationRequest) -> Result<Option<Resume>
             reattached: request.reattached_client != 0,
             reopen_reason: String::new(),
             fallback_states: None,
+            bases: BTreeMap::new(),
             attempt: attempt.clone().map(Box::new),
             steps: state.steps.iter().map(|s| (s.consumer, s.elements)).collect(),
             taken: match state.taken_short.is_empty() {

@@ -41,6 +41,9 @@ use super::{
 /// job are notified by the answers to their next heartbeats: each with a long list of tasks for each other reader would be gigabytes.
 pub const READERS_NOTIFIED: usize = 16;
 
+/// The most earlier iterations of an epoch whose beginnings are remembered. States are of the last ones.
+const MAX_BASES: usize = 8;
+
 /// One epoch of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Iteration {
@@ -321,6 +324,19 @@ impl Iteration {
         let consumer = self.members.get(&client).and_then(|m| m.consumer);
         let resume = self.resume.as_deref().filter(|r| r.missing() == 0);
         consumer.and_then(|c| Some(resume?.steps_of(c))).unwrap_or(0)
+    }
+
+    /// What a reading of the epoch that goes on from states of this one has to know of them; see [`Resume::bases`].
+    pub fn bases(&self) -> BTreeMap<IterationId, BTreeMap<u32, u64>> {
+        let Some(resume) = self.resume.as_deref() else { return BTreeMap::new() };
+        let mut bases = resume.bases.clone();
+        if resume.missing() == 0 && !resume.steps.is_empty() {
+            bases.insert(self.id, resume.steps.clone());
+        }
+        while bases.len() > MAX_BASES {
+            bases.pop_first();
+        }
+        bases
     }
 
     /// Whether it waits for the state of a reader of an earlier iteration.

@@ -52,6 +52,10 @@ pub struct Resume {
     /// States for consumers that come back without one. The stored name is older than this one.
     #[serde(default, rename = "stand_ins", skip_serializing_if = "Option::is_none")]
     pub fallback_states: Option<Box<FallbackStates>>,
+    /// Of earlier iterations of the epoch that went on from states: the elements that the user of each consumer had got by then.
+    /// A state of such an iteration has these elements of all consumers.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub bases: BTreeMap<IterationId, BTreeMap<u32, u64>>,
     /// The launch of the user's program that gave the states, if its readers say so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempt: Option<Box<Attempt>>,
@@ -90,6 +94,18 @@ impl Resume {
     /// begin at the same step.
     pub fn steps_of(&self, consumer: u32) -> u64 {
         self.steps.get(&consumer).or_else(|| self.steps.values().max()).copied().unwrap_or(0)
+    }
+
+    /// A consumer whose state is older than what states of the other ones say that it had got, with the two numbers of elements:
+    /// those between them would be missing.
+    pub fn outdated_consumer(&self) -> Option<(u32, u64, u64)> {
+        let base = self.bases.get(&self.of)?;
+        // All may be of the time before.
+        self.given.difference(&self.earlier).next()?;
+        base.iter().find_map(|(consumer, had)| {
+            let elements = *self.steps.get(consumer)?;
+            (elements < *had).then_some((*consumer, elements, *had))
+        })
     }
 
     /// The state of a consumer that comes back without one, from what it had acknowledged; none if its state was given.
@@ -171,6 +187,7 @@ impl Resume {
         self.at_least = self.at_least.max(more.at_least);
         self.reattached |= more.reattached;
         self.steps.extend(&more.steps);
+        self.bases.extend(more.bases.iter().map(|(of, steps)| (*of, steps.clone())));
         if self.attempt.is_none() {
             self.attempt.clone_from(&more.attempt);
         }
@@ -212,6 +229,45 @@ impl Resume {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The state of a consumer, which has some elements, of an iteration. The second iteration went on from states of the first.
+    fn state_of(consumer: u32, iteration: u64, elements: u64) -> Resume {
+        Resume {
+            of: IterationId(iteration),
+            behind: (1..iteration).map(IterationId).collect(),
+            given: [ClientId(10 * iteration + u64::from(consumer))].into(),
+            num_given: 1,
+            steps: [(consumer, elements)].into(),
+            ..Resume::default()
+        }
+    }
+
+    #[test]
+    fn a_state_from_before_the_epoch_went_on_does_not_go_with_one_from_after_it() {
+        let bases = || [(IterationId(2), [(0, 5), (1, 7)].into())].into();
+        for (states, outdated) in [
+            ([state_of(0, 2, 6), state_of(1, 2, 8)], None),
+            ([state_of(0, 2, 6), state_of(1, 1, 6)], Some((1, 6, 7))),
+            ([state_of(1, 1, 6), state_of(0, 2, 6)], Some((1, 6, 7))),
+            // It has taken nothing since.
+            ([state_of(0, 2, 6), state_of(1, 1, 7)], None),
+            // All go back to before it.
+            ([state_of(0, 1, 4), state_of(1, 1, 4)], None),
+        ] {
+            let mut all = Resume { bases: bases(), ..states[0].clone() };
+            all.extend(&states[1]).unwrap();
+            assert_eq!(all.outdated_consumer(), outdated, "{states:?}");
+            let waiting = Resume {
+                of: IterationId(2),
+                behind: [IterationId(1)].into(),
+                reattached: true,
+                ..Resume::default()
+            };
+            let mut all = Resume { bases: bases(), ..waiting };
+            states.iter().for_each(|state| all.extend(state).unwrap());
+            assert_eq!(all.outdated_consumer(), outdated, "{states:?}, one after another");
+        }
+    }
 
     #[test]
     fn a_journal_line_of_an_epoch_that_was_opened_again_keeps_its_stored_names() {
