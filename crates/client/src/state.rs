@@ -283,6 +283,7 @@ impl ReaderState {
             all_readers: self.all_readers.iter().copied().collect(),
             taken: self.taken.encode().into(),
             taken_short: self.taken.encode_short().into(),
+            rows: self.rows,
             steps: self
                 .steps
                 .iter()

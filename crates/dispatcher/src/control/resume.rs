@@ -52,6 +52,7 @@ pub(super) fn parse(request: &v1::OpenIterationRequest) -> Result<Option<Resume>
             reopen_reason: String::new(),
             fallback_states: None,
             bases: BTreeMap::new(),
+            rows: rows_of(state),
             attempt: attempt.clone().map(Box::new),
             steps: state.steps.iter().map(|s| (s.consumer, s.elements)).collect(),
             taken: match state.taken_short.is_empty() {
@@ -65,6 +66,14 @@ pub(super) fn parse(request: &v1::OpenIterationRequest) -> Result<Option<Resume>
         }
     }
     Ok(all)
+}
+
+/// The rows of the only reader whose state it is, if they are known. Those of consumers have copies in them.
+fn rows_of(state: &v1::ReaderState) -> BTreeMap<ClientId, u64> {
+    match state.readers[..] {
+        [reader] if state.rows > 0 && state.steps.is_empty() => [(ClientId(reader), state.rows)].into(),
+        _ => BTreeMap::new(),
+    }
 }
 
 /// The least number of states. Each consumer gives its own: there are as many as consumers, whichever of them know of each

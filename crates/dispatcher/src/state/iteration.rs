@@ -32,8 +32,8 @@ use caju_types::{ClientId, DatasetId, IterationId, JobName, Secret, TaskId, Work
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Acknowledged, Attempt, Even, Failure, Feed, FeedId, LostReader, Missing, Mode, Resume, TargetWorkers,
-    Task, TaskState,
+    Acknowledged, Attempt, Base, Even, Failure, Feed, FeedId, LostReader, Missing, Mode, Resume,
+    TargetWorkers, Task, TaskState,
 };
 
 /// The most readers of an iteration that are all notified at once when a further one has come, or one of them has taken its first rows:
@@ -327,11 +327,11 @@ impl Iteration {
     }
 
     /// What a reading of the epoch that goes on from states of this one has to know of them; see [`Resume::bases`].
-    pub fn bases(&self) -> BTreeMap<IterationId, BTreeMap<u32, u64>> {
+    pub fn bases(&self) -> BTreeMap<IterationId, Base> {
         let Some(resume) = self.resume.as_deref() else { return BTreeMap::new() };
         let mut bases = resume.bases.clone();
-        if resume.missing() == 0 && !resume.steps.is_empty() {
-            bases.insert(self.id, resume.steps.clone());
+        if resume.missing() == 0 {
+            bases.insert(self.id, Base { steps: resume.steps.clone(), rows: resume.rows.clone() });
         }
         while bases.len() > MAX_BASES {
             bases.pop_first();

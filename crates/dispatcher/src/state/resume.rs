@@ -52,10 +52,13 @@ pub struct Resume {
     /// States for consumers that come back without one. The stored name is older than this one.
     #[serde(default, rename = "stand_ins", skip_serializing_if = "Option::is_none")]
     pub fallback_states: Option<Box<FallbackStates>>,
-    /// Of earlier iterations of the epoch that went on from states: the elements that the user of each consumer had got by then.
-    /// A state of such an iteration has these elements of all consumers.
+    /// Of readers that are no consumers: the number of rows that the user of each had got, where it is known.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub bases: BTreeMap<IterationId, BTreeMap<u32, u64>>,
+    pub rows: BTreeMap<ClientId, u64>,
+    /// Of earlier iterations of the epoch that went on from states: what users had got by then. A state of such an iteration has
+    /// it of all readers.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub bases: BTreeMap<IterationId, Base>,
     /// The launch of the user's program that gave the states, if its readers say so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempt: Option<Box<Attempt>>,
@@ -67,6 +70,28 @@ pub struct Resume {
     pub recount: bool,
     /// The rows that were taken.
     pub taken: TakenRows,
+}
+
+/// What users had got when an iteration went on from their states.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Base {
+    /// The elements of each consumer.
+    pub steps: BTreeMap<u32, u64>,
+    /// The rows of other readers, where they are known.
+    pub rows: BTreeMap<ClientId, u64>,
+}
+
+/// A reader whose state is older than what states of the others say that it had got.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outdated {
+    /// For people.
+    pub reader: String,
+    /// Elements of a consumer, or rows, by its state.
+    pub given: u64,
+    /// The same, by the states of others. What is between them would be missing.
+    pub had: u64,
+    /// What is counted.
+    pub what: &'static str,
 }
 
 /// States for consumers that come back without one: what they had acknowledged.
@@ -96,16 +121,22 @@ impl Resume {
         self.steps.get(&consumer).or_else(|| self.steps.values().max()).copied().unwrap_or(0)
     }
 
-    /// A consumer whose state is older than what states of the other ones say that it had got, with the two numbers of elements:
-    /// those between them would be missing.
-    pub fn outdated_consumer(&self) -> Option<(u32, u64, u64)> {
+    /// A reader whose state is older than what the states of others say that it had got; none if there is none such.
+    pub fn outdated(&self) -> Option<Outdated> {
         let base = self.bases.get(&self.of)?;
         // All may be of the time before.
         self.given.difference(&self.earlier).next()?;
-        base.iter().find_map(|(consumer, had)| {
-            let elements = *self.steps.get(consumer)?;
-            (elements < *had).then_some((*consumer, elements, *had))
-        })
+        let consumer = base.steps.iter().find_map(|(consumer, had)| {
+            let given = *self.steps.get(consumer)?;
+            let (reader, had, what) = (format!("consumer {consumer}"), *had, "elements");
+            (given < had).then_some(Outdated { reader, given, had, what })
+        });
+        let reader = |client: &ClientId| {
+            let (given, had) = (*self.rows.get(client)?, *base.rows.get(client)?);
+            let (reader, what) = (format!("the reader that states name as {client}"), "rows");
+            (given < had).then_some(Outdated { reader, given, had, what })
+        };
+        consumer.or_else(|| self.earlier.iter().find_map(reader))
     }
 
     /// The state of a consumer that comes back without one, from what it had acknowledged; none if its state was given.
@@ -187,7 +218,8 @@ impl Resume {
         self.at_least = self.at_least.max(more.at_least);
         self.reattached |= more.reattached;
         self.steps.extend(&more.steps);
-        self.bases.extend(more.bases.iter().map(|(of, steps)| (*of, steps.clone())));
+        self.rows.extend(&more.rows);
+        self.bases.extend(more.bases.iter().map(|(of, base)| (*of, base.clone())));
         if self.attempt.is_none() {
             self.attempt.clone_from(&more.attempt);
         }
@@ -244,11 +276,14 @@ mod tests {
 
     #[test]
     fn a_state_from_before_the_epoch_went_on_does_not_go_with_one_from_after_it() {
-        let bases = || [(IterationId(2), [(0, 5), (1, 7)].into())].into();
+        let base = Base { steps: [(0, 5), (1, 7)].into(), ..Base::default() };
+        let bases = || [(IterationId(2), base.clone())].into();
+        let found = |all: &Resume| all.outdated().map(|o| (o.reader, o.given, o.had));
+        let outdated = Some(("consumer 1".to_owned(), 6, 7));
         for (states, outdated) in [
             ([state_of(0, 2, 6), state_of(1, 2, 8)], None),
-            ([state_of(0, 2, 6), state_of(1, 1, 6)], Some((1, 6, 7))),
-            ([state_of(1, 1, 6), state_of(0, 2, 6)], Some((1, 6, 7))),
+            ([state_of(0, 2, 6), state_of(1, 1, 6)], outdated.clone()),
+            ([state_of(1, 1, 6), state_of(0, 2, 6)], outdated.clone()),
             // It has taken nothing since.
             ([state_of(0, 2, 6), state_of(1, 1, 7)], None),
             // All go back to before it.
@@ -256,7 +291,7 @@ mod tests {
         ] {
             let mut all = Resume { bases: bases(), ..states[0].clone() };
             all.extend(&states[1]).unwrap();
-            assert_eq!(all.outdated_consumer(), outdated, "{states:?}");
+            assert_eq!(found(&all), outdated, "{states:?}");
             let waiting = Resume {
                 of: IterationId(2),
                 behind: [IterationId(1)].into(),
@@ -265,7 +300,7 @@ mod tests {
             };
             let mut all = Resume { bases: bases(), ..waiting };
             states.iter().for_each(|state| all.extend(state).unwrap());
-            assert_eq!(all.outdated_consumer(), outdated, "{states:?}, one after another");
+            assert_eq!(found(&all), outdated, "{states:?}, one after another");
         }
     }
 

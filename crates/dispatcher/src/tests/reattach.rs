@@ -238,3 +238,47 @@ fn a_reader_that_is_silent_is_not_waited_for() {
         assert_eq!(first.iteration_id, second.iteration_id);
     });
 }
+
+/// A reader's state from before the loss of the dispatcher's state, and another one's from after it, miss what the first one took
+/// between its state and the loss.
+#[test]
+fn states_from_before_and_after_the_loss_of_the_dispatchers_state_are_refused_together() {
+    run(async {
+        for is_old_first in [true, false] {
+            let w = World::new();
+            w.worker("a:1").await;
+            let def = json!({"splits": 8});
+            let state = |readers: u64, rows: u64, request: v1::OpenIterationRequest| {
+                let mut request = request;
+                (request.states[0].readers, request.states[0].rows) = (vec![readers], rows);
+                request
+            };
+            let came_back = state(7, 15, back(&w, &def, 7, &taken(0..3)).await);
+            let first = w.core.open_iteration(came_back).await.unwrap();
+            let came_back = state(8, 5, back(&w, &def, 8, &taken(4..5)).await);
+            let second = w.core.open_iteration(came_back).await.unwrap();
+            assert_eq!((second.iteration_id, second.states_missing), (first.iteration_id, 0));
+            w.silence(S * 6, &[(1, "a:1")], &[]).await;
+            // The program is started again. One reader has saved no state since.
+            let given = |request: v1::OpenIterationRequest| v1::OpenIterationRequest {
+                reattached_client: 0,
+                client_secret: Default::default(),
+                num_states: 2,
+                ..request
+            };
+            let old = given(state(7, 10, back(&w, &def, 7, &taken(0..2)).await));
+            let mut new = given(state(second.client_id, 10, back(&w, &def, 8, &taken(0..6)).await));
+            new.states[0].iteration_id = second.iteration_id;
+            new.states[0].behind = vec![5];
+            new.states[0].all_readers = vec![second.client_id];
+            let [one, two] = if is_old_first { [old, new] } else { [new, old] };
+            w.core.open_iteration(one).await.unwrap();
+            let e = w.core.open_iteration(two).await.unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::FailedPrecondition);
+            assert!(
+                e.message().contains("client-7 has 10 rows, and by the states of others it had 15"),
+                "{e}"
+            );
+        }
+    });
+}
