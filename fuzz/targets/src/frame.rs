@@ -84,8 +84,8 @@ fn receive(frame: InFrame, schema: &mut Option<SchemaRef>) -> Result<()> {
 /// The stream with the checksum of every header as it should be.
 fn with_checksums(stream: &[u8]) -> Vec<u8> {
     let mut stream = stream.to_vec();
-    let mut at = 0;
-    while let Some(fixed) = stream.get(at..at + FIXED_LEN) {
+    let mut at = 0_usize;
+    while let Some(fixed) = at.checked_add(FIXED_LEN).and_then(|end| stream.get(at..end)) {
         let header = u64::from(u32::from_le_bytes(fixed[HEADER_LEN].try_into().unwrap()));
         let body = u64::from_le_bytes(fixed[BODY_LEN].try_into().unwrap());
         let begin = at + FIXED_LEN;

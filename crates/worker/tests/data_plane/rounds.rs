@@ -6,6 +6,7 @@ use std::time::Duration;
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, RecordBatch};
 use caju_client::{Balance, Client, Consumer, ReadRequest, Reader, ReaderState, Uneven};
+use caju_proto::v1;
 use caju_types::{ErrorKind, Result};
 use serde_json::{Value, json};
 
@@ -192,6 +193,30 @@ async fn batches_that_rows_of_several_workers_fill_come_last() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cor_08_workers_that_join_begin_with_full_rounds() {
+    for added in [1, 3, 10] {
+        let mut cluster = Cluster::start(3).await;
+        let client = cluster.client().await;
+        let mut readers = open(&client, &bucketed(100_000_000), 7, Balance::Bucket).await;
+        let mut all = take_all(&mut readers, 25).await.unwrap();
+        for _ in 0..added {
+            cluster.add(|_| {}).await;
+        }
+        let begin = std::time::Instant::now();
+        loop {
+            append(&mut all, take_all(&mut readers, 50).await.unwrap());
+            let workers = client.status().await.unwrap().workers;
+            let served = |w: &&v1::WorkerStatus| w.served.is_some_and(|s| s.rows > 0);
+            if workers.iter().filter(served).count() == 3 + added {
+                break;
+            }
+            assert!(begin.elapsed() < PATIENCE, "some worker that joined gives no rows: {workers:?}");
+        }
+        in_rounds(&all);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_epoch_in_rounds_is_whole_whenever_workers_join() {
     for added in [1, 3, 10] {
         let mut cluster = Cluster::start(3).await;
         let mut readers = open(&cluster.client().await, &bucketed(20_000), 7, Balance::Bucket).await;
