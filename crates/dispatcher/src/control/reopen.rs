@@ -21,6 +21,11 @@ pub(super) struct FinalReport {
 /// Whether the epoch of a lost reader is opened again: the reader is a consumer that others wait for, and all that have come
 /// are there. A consumer that is at its end would not come back.
 pub(super) fn must_reopen(state: &State, id: IterationId, client: ClientId) -> bool {
+    can_reopen(state, id, client) && state.iterations.get(&id).is_some_and(|i| !i.has_taken_all(client))
+}
+
+/// Whether the reader is a consumer without which the epoch can be opened again.
+fn can_reopen(state: &State, id: IterationId, client: ClientId) -> bool {
     let Some(iteration) = state.iterations.get(&id).filter(|i| i.failure.is_none()) else { return false };
     let Some(even) = &iteration.even else { return false };
     // One whose user has asked for nothing leaves nothing behind.
@@ -30,7 +35,6 @@ pub(super) fn must_reopen(state: &State, id: IterationId, client: ClientId) -> b
         && even.joined.len() == readers
         && !iteration.awaits_states()
         && iteration.missing.rows == 0
-        && !iteration.has_taken_all(client)
 }
 
 /// The state from which an epoch goes on that is opened again.
@@ -139,17 +143,24 @@ impl Core {
             return Ok(());
         }
         let unix_ms = self.unix_ms();
-        self.commit(|txn| self.lose_client(txn, id, client, unix_ms)).await
+        let has_state = !request.states.is_empty();
+        self.commit(|txn| self.lose_client(txn, id, (client, has_state), unix_ms)).await
     }
 
-    /// A reader that is silent is lost.
-    fn lose_client(&self, txn: &mut Txn<'_>, id: IterationId, client: ClientId, at_ms: u64) -> Result<()> {
+    /// A reader that is silent is lost. The one in its place may have a state: then it goes back, also behind the end of the epoch.
+    fn lose_client(
+        &self,
+        txn: &mut Txn<'_>,
+        id: IterationId,
+        (client, has_state): (ClientId, bool),
+        at_ms: u64,
+    ) -> Result<()> {
         let Some(iteration) = txn.state.iterations.get(&id).filter(|i| i.members.contains_key(&client))
         else {
             return Ok(());
         };
         let mut reports = self.reports.lock();
-        if must_reopen(txn.state, id, client) {
+        if must_reopen(txn.state, id, client) || has_state && can_reopen(txn.state, id, client) {
             let why = why(iteration, client, "it is silent, and another process has come in its place");
             let resume = resume(&reports, iteration, (client, &FinalReport::default()), &why);
             drop(reports);
