@@ -66,7 +66,7 @@ pub(super) fn get_or_create(
         // What readers took since the state was taken is read again, whatever became of it.
         given.bases = bases;
         reattach::check_bases(&given)?;
-        return open_new(core, txn, job, epoch, at_ms, Begin::Behind(given)).map(Some);
+        return open_new(core, txn, job, epoch, at_ms, Begin::Behind(Box::new(given))).map(Some);
     }
     let mut by = beginning.and_then(|b| b.attempt.clone());
     if let (Some(own), Some(before)) = (&mut by, &attempt) {
@@ -114,7 +114,7 @@ pub(super) fn get_or_create(
 /// Where an epoch begins.
 pub(super) enum Begin {
     /// Behind states.
-    Behind(Resume),
+    Behind(Box<Resume>),
     /// At its beginning, which a launch of the user's program may have restored.
     Anew(Option<Attempt>),
 }
@@ -151,11 +151,10 @@ pub(super) fn open_new(
             job.spec.mode
         )));
     }
-    resume::check_shards(num_shards, resume.as_ref())?;
+    resume::check_shards(num_shards, resume.as_deref())?;
     if let Some(resume) = &resume {
         consumers::check_steps(job.spec.consumers.as_ref(), &resume.steps)?;
     }
-    let resume = resume.map(Box::new);
     let job_name = name.clone();
     txn.apply(Update::IterationOpened {
         iteration,

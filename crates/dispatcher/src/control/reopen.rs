@@ -114,7 +114,7 @@ pub(super) fn reopen(
     let failure = Failure::from(&caju_types::Error::unavailable(resume.reopen_reason.clone()));
     txn.apply(Update::IterationFailed { iteration: id, failure });
     txn.apply(Update::IterationDropped { iteration: id });
-    iterations::open_new(core, txn, &job, epoch, at_ms, iterations::Begin::Behind(resume)).map(drop)
+    iterations::open_new(core, txn, &job, epoch, at_ms, iterations::Begin::Behind(Box::new(resume))).map(drop)
 }
 
 /// A consumer that came back without a state asks for elements: what it had acknowledged is used as its state.
