@@ -12,7 +12,7 @@ use caju_pipeline::LearntBoundaries;
 use caju_planner::{JobSample, LocalWorkers, Precedence};
 use caju_proto::v1;
 use caju_runtime::OrderedMutex;
-use caju_types::{DatasetId, Error, ErrorKind, Fingerprint, Result, WorkerId, hash128};
+use caju_types::{DatasetId, Error, ErrorKind, Fingerprint, Result, WorkerId, format_bytes, hash128};
 use tokio::sync::watch;
 
 use super::datasets::{Wanted, find, parse, register};
@@ -28,7 +28,6 @@ const LONG_POLL: Duration = Duration::from_secs(60);
 const FORGET_AFTER: Duration = Duration::from_secs(30);
 /// The workers that may be lost while they learn the same boundaries. As for splits, three are taken for the work's fault.
 const MAX_LOST_LEARNERS: usize = 3;
-
 /// The boundaries that one worker learns concurrently. Each reads rows as a task does.
 const MAX_LEARNING_PER_WORKER: usize = 4;
 
@@ -105,7 +104,7 @@ impl Pending {
         self.readers > 0 || now.saturating_sub(self.asked) < FORGET_AFTER
     }
 
-    /// Whether they are still to be learnt, or their failure is still to be told.
+    /// Whether they are still to be learnt, or a reader has yet to get their failure.
     fn is_kept(&mut self, state: &State, definition: Fingerprint, now: Duration) -> bool {
         if self.is_failed() {
             return self.is_wanted(now);
@@ -125,9 +124,7 @@ impl Pending {
         self.outcome.send_replace(outcome);
         self.is_failed() && self.readers == 0
     }
-}
 
-impl Pending {
     fn sample(&self, definition: Fingerprint) -> JobSample {
         let folded = definition.0 ^ (definition.0 >> 64);
         JobSample {
@@ -329,11 +326,13 @@ impl Core {
         wanted: Wanted,
         request: &v1::OpenIterationRequest,
     ) -> Result<Awaited> {
-        let dataset = match &wanted {
-            Wanted::Bound(_, dataset) => (**dataset).clone(),
-            Wanted::Known(id) => self.read_durable(|state| find(state, id).cloned()).await??,
+        // Definitions may hold many rows, so only those that learn are copied.
+        let learns = |dataset: &Dataset| Some((dataset.unlearnt.clone()?, dataset.clone()));
+        let learning = match &wanted {
+            Wanted::Bound(_, dataset) => learns(dataset),
+            Wanted::Known(id) => self.read_durable(|state| find(state, id).map(learns)).await??,
         };
-        let Some(place) = dataset.unlearnt.clone() else { return Ok(Awaited::Runs(wanted)) };
+        let Some((place, dataset)) = learning else { return Ok(Awaited::Runs(wanted)) };
         let (definition, dataset) = (dataset.identity, Arc::new(dataset));
         let asks_again = request.boundaries_wait_ms > 0;
         let poll = Duration::from_millis(request.boundaries_wait_ms).min(POLL);
@@ -386,15 +385,19 @@ impl Core {
     }
 
     /// # Errors
-    /// `ResourceExhausted` if boundaries of too many datasets are being learnt.
+    /// `ResourceExhausted` if boundaries of too many datasets are being learnt, or of too many bytes of definitions.
     fn wait_for_boundaries(&self, dataset: &Arc<Dataset>, place: &str) -> Result<Waiting<'_>> {
         let (definition, asked) = (dataset.identity, self.clock.now());
         let mut all = self.learning.pending.lock();
-        let limit = self.config.memory.datasets;
-        if all.len() >= limit && !all.contains_key(&definition) {
+        let (limit, limit_bytes) = (self.config.memory.datasets, self.config.memory.dataset_bytes);
+        let held: u64 = all.values().map(|of| of.dataset.bytes()).sum();
+        let is_full = all.len() >= limit || held.saturating_add(dataset.bytes()) > limit_bytes;
+        if is_full && !all.contains_key(&definition) {
             return Err(Error::exhausted(format!(
-                "{place}: the boundaries of {limit} datasets are being learnt, and the dispatcher may hold no more; try \
-                 again later, or start it with more --max-datasets"
+                "{place}: the boundaries of {} datasets ({}) are being learnt, and the dispatcher may hold no more; try again \
+                 later, or start it with more --max-datasets or --max-dataset-bytes",
+                all.len(),
+                format_bytes(held)
             )));
         }
         let pending = all.entry(definition).or_insert_with(|| Pending {

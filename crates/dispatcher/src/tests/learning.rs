@@ -8,6 +8,7 @@ use caju_types::{Error, ErrorKind, Result, TakenRows};
 use serde_json::{Value, json};
 
 use super::fake::{World, open_request, run};
+use crate::config::{DispatcherConfig, MemoryLimits};
 
 const PLACE: &str = "steps[1].bucket_by_length";
 
@@ -136,7 +137,7 @@ fn a_reader_hears_who_learns_and_asks_again() {
         let order = beat(&w, a, &[]).await.remove(0);
         w.clock.advance(Duration::from_secs(5));
         assert!(patient.await.unwrap().unwrap().learning.unwrap().worker.ends_with("at a:1"));
-        // A client that does not ask again is told to try later.
+        // A client that does not ask again gets an error that says to try later.
         let old = opening(&w, open_request(&learns(), "j")).await;
         w.clock.advance(Duration::from_secs(60));
         let e = old.await.unwrap().unwrap_err();
@@ -399,7 +400,7 @@ fn the_boundaries_that_are_learnt_at_a_time_are_as_many_as_datasets() {
         }
         let e = w.core.open_iteration(asks_again(&learns(), "j")).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::ResourceExhausted);
-        assert!(e.message().contains("the boundaries of 2 datasets are being learnt"), "{e}");
+        assert!(e.message().contains("the boundaries of 2 datasets ("), "{e}");
         openings.iter().for_each(Task::abort);
     });
 }
@@ -432,5 +433,22 @@ fn a_worker_learns_a_few_boundaries_at_a_time_and_shows_its_secret() {
         let e = w.core.report_boundaries(nonsense).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::InvalidArgument);
         assert!(w.core.snapshot().learnt.is_empty());
+    });
+}
+
+#[test]
+fn the_definitions_whose_boundaries_are_learnt_are_bounded_in_bytes() {
+    run(async {
+        // A dataset counts a kilobyte and more.
+        let memory = MemoryLimits { dataset_bytes: 2_000, ..MemoryLimits::default() };
+        let w = World::with(|config| DispatcherConfig { memory, ..config });
+        w.worker("a:1").await;
+        let first = opening(&w, asks_again(&learns(), "first")).await;
+        let same = opening(&w, asks_again(&learns(), "same")).await;
+        assert!(!first.is_finished() && !same.is_finished(), "one definition");
+        let other = json!({ "splits": 4, "learns": PLACE });
+        let e = w.core.open_iteration(asks_again(&other, "other")).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::ResourceExhausted);
+        assert!(e.message().contains("--max-dataset-bytes"), "{e}");
     });
 }
