@@ -233,7 +233,7 @@ fn what_cannot_be_learnt_names_the_stage() {
     assert!(summary.stdout.contains("boundaries   steps[2].bucket_by_length: ["), "{}", summary.stdout);
 }
 
-/// Readers that wait are told who learns, and end by their bounds.
+/// Readers that wait know who learns, and end by their bounds.
 #[test]
 fn a_reader_waits_within_its_bounds() {
     let mut cluster = Cluster::start(0);

@@ -40,23 +40,29 @@ async fn beat(
     w.core.client_heartbeat(request).await.unwrap()
 }
 
+/// Two consumers, of which the first one has taken two elements: the worker, the consumers, and their iteration.
+async fn one_has_taken_two(w: &World) -> (u64, [u64; 2], u64) {
+    let worker = w.worker("a:1").await;
+    let (a, b) = (
+        w.core.open_iteration(consumer(0)).await.unwrap(),
+        w.core.open_iteration(consumer(1)).await.unwrap(),
+    );
+    let id = a.iteration_id;
+    beat(w, (a.client_id, id), &[], 0).await;
+    let task = beat(w, (b.client_id, id), &[], 0).await.tasks[0].task_id;
+    w.next(task, worker, 1, 4).await.unwrap();
+    beat(w, (a.client_id, id), &[(0, 0, 2), (1, 0, 2)], 2).await;
+    (worker, [a.client_id, b.client_id], id)
+}
+
 #[test]
 fn what_a_consumer_acknowledged_is_its_state_when_it_dies_before_its_dispatcher_does() {
     run(async {
         let mut w = World::new();
-        let worker = w.worker("a:1").await;
-        let (a, b) = (
-            w.core.open_iteration(consumer(0)).await.unwrap(),
-            w.core.open_iteration(consumer(1)).await.unwrap(),
-        );
-        let id = a.iteration_id;
-        beat(&w, (a.client_id, id), &[], 0).await;
-        let task = beat(&w, (b.client_id, id), &[], 0).await.tasks[0].task_id;
-        w.next(task, worker, 1, 4).await.unwrap();
-        beat(&w, (a.client_id, id), &[(0, 0, 2), (1, 0, 2)], 2).await;
-        beat(&w, (b.client_id, id), &[(2, 0, 2)], 1).await;
+        let (worker, [_, b], id) = one_has_taken_two(&w).await;
+        beat(&w, (b, id), &[(2, 0, 2)], 1).await;
         w.restart();
-        w.silence(S * 62, &[(worker, "a:1")], &[(b.client_id, id)]).await;
+        w.silence(S * 62, &[(worker, "a:1")], &[(b, id)]).await;
         let state = w.core.snapshot();
         assert!(!state.iterations.contains_key(&IterationId(id)), "the epoch is opened again");
         let again = state.iterations.values().next().expect("the epoch waits for its consumers");
@@ -82,16 +88,7 @@ fn what_a_consumer_acknowledged_is_its_state_when_it_dies_before_its_dispatcher_
 fn consumers_that_were_killed_before_they_saved_a_state_begin_the_epoch_again() {
     run(async {
         let w = World::new();
-        let worker = w.worker("a:1").await;
-        let (a, b) = (
-            w.core.open_iteration(consumer(0)).await.unwrap(),
-            w.core.open_iteration(consumer(1)).await.unwrap(),
-        );
-        let id = a.iteration_id;
-        beat(&w, (a.client_id, id), &[], 0).await;
-        let task = beat(&w, (b.client_id, id), &[], 0).await.tasks[0].task_id;
-        w.next(task, worker, 1, 4).await.unwrap();
-        beat(&w, (a.client_id, id), &[(0, 0, 2), (1, 0, 2)], 2).await;
+        let (_, _, id) = one_has_taken_two(&w).await;
         // Both are killed. The program is started again from the beginning of the epoch.
         let restored = |index| v1::OpenIterationRequest { restored_beginning: true, ..consumer(index) };
         let first = beginnings::open(&w, restored(0), &[]).await.unwrap();

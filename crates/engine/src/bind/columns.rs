@@ -101,7 +101,7 @@ pub(super) fn common_schema(children: &[Branch], place: &str) -> Result<SchemaRe
     Ok(first)
 }
 
-/// The columns of all datasets beside each other.
+/// The columns of the first dataset, then those of the second one, and so on.
 pub(super) fn zipped_schema(children: &[Branch], place: &str) -> Result<SchemaRef> {
     let mut fields = Vec::new();
     let mut names = BTreeSet::new();
