@@ -205,7 +205,7 @@ mod tests {
     }
 
     /// What a dispatcher does with these numbers is tested there: `losses`, `a_write_that_does_not_end_is_a_failure_of_the_journal`,
-    /// `a_cache_that_does_not_answer_holds_up_no_job`, `a_lost_worker_is_forgotten_after_an_hour`.
+    /// `a_status_call_leaves_out_the_size_of_a_cache_that_does_not_answer`, `a_lost_worker_is_listed_for_the_time_that_is_set`.
     #[test]
     fn flags_are_the_settings_of_the_dispatcher() {
         let flags = [
