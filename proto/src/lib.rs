@@ -7,6 +7,7 @@
 mod fixtures;
 mod flight_ticket;
 mod modes;
+mod reading_bases;
 mod split_name;
 mod ticket;
 mod version;
@@ -43,6 +44,7 @@ pub mod externalscaler {
 pub use flight_ticket::{read_flight_ticket, sign_flight_ticket};
 pub use modes::{MODES, mode_from_name, mode_name, mode_names};
 pub use prost::bytes::Bytes;
+pub use reading_bases::{reading_bases, reading_bases_to_messages};
 pub use split_name::split_name;
 pub use ticket::ticket;
 pub use version::{

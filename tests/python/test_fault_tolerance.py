@@ -130,6 +130,51 @@ def test_fto_08_dispatcher_and_worker_restart_before_each_epoch(servers):
         assert ids(dataset) == list(range(100))
 
 
+def test_states_from_before_and_from_after_the_loss_of_the_dispatchers_state_are_refused_together_elsewhere(servers):
+    """What a reader took between its older state and the loss would be missing: the later states of the others have it."""
+    s = servers(workers=2, state=False)
+    rows = cj.range(200_000).batch(10)
+
+    def readers(service, job):
+        return [iter(rows.distribute(service, job_name=job)) for _ in range(2)]
+
+    def refused():
+        return pytest.raises(cj.FailedPrecondition, match="rows, and by the states of others it had")
+
+    epochs = readers(s.address, "train")
+    for epoch in epochs * 20:
+        next(epoch)
+    old = [epoch.state_dict() for epoch in epochs]
+    for epoch in epochs * 10:
+        next(epoch)
+    s.restart()
+    new = old
+    while any(state["iteration"] == before["iteration"] for state, before in zip(new, old)):
+        for epoch in epochs:
+            next(epoch)
+        new = [epoch.state_dict() for epoch in epochs]
+    assert all(state["bases"] for state in new) and not any("bases" in state for state in old)
+    taken = [state["rows"] for state in new]
+    for epoch in epochs:
+        epoch.close()
+    with cj.LocalCluster(workers=1) as elsewhere:
+        for n, (one, other) in enumerate([(old[0], new[1]), (new[0], old[1])]):
+            first, second = readers(elsewhere, f"own-{n}")
+            first.load_state_dict(one)
+            with refused():
+                second.load_state_dict(other)
+            first.close()
+            [both, _] = readers(elsewhere, f"all-{n}")
+            with refused():
+                both.load_state_dict([one, other])
+        # All from one side go on.
+        for states, had in [(old, 400), (new, sum(taken))]:
+            first, second = readers(elsewhere, f"train-{had}")
+            second.close()
+            first.load_state_dict(states)
+            assert sum(len(batch["id"]) for batch in first) == 200_000 - had
+
+
 @pytest.mark.parametrize("state", [True, False], ids=["with_state", "without_state"])
 def test_fto_15_a_large_definition_and_a_worker_that_comes_later(servers, state):
     s = servers(workers=0, state=state)

@@ -172,6 +172,27 @@ def test_draws_that_cannot_be_drawn_again_are_warned_of_and_not_frozen(function,
         epoch.state_dict()
 
 
+def test_a_definition_says_that_its_draws_cannot_be_drawn_again():
+    """Where the definition is registered or written to a file, nobody sees the function's code."""
+    rows = cj.range(40).map(shared, schema={"x": "float64"})
+    accepted = cj.range(40).map(shared, schema={"x": "float64"}, random=True)
+    with pytest.raises(cj.InvalidPipeline, match="one draw of function `shared`"):
+        cj.from_yaml(rows.to_yaml()).autocache()
+    with cj.LocalCluster(workers=1) as cluster:
+        epoch = iter(cj.from_dataset_id(cluster, rows.register(cluster)))
+        next(epoch)
+        with pytest.raises(cj.Unimplemented, match="after 1 elements of epoch 0.*`shared` draws from numpy.random.rand"):
+            epoch.state_dict()
+        assert rows.fingerprint == accepted.fingerprint
+        other = iter(accepted.distribute(cluster, job_name="accepted"))
+        next(other)
+        with pytest.raises(cj.Unimplemented, match="the state is 1 elements into epoch 0.*`shared` draws from numpy.random.rand"):
+            iter(rows.distribute(cluster, job_name="rows")).load_state_dict(other.state_dict())
+        # At its end it is exact.
+        list(epoch)
+        assert epoch.state_dict()["exhausted"]
+
+
 @pytest.mark.parametrize("function", [seeded_by_the_row, cajus_own])
 def test_draws_that_can_be_drawn_again_are_fine(function):
     with warnings.catch_warnings():

@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use caju_proto::v1;
-use caju_types::{Listed, Result, RowSet, TakenRows};
+use caju_proto::{reading_bases, v1};
+use caju_types::{Listed, ReadingBases, Result, RowSet, TakenRows};
 use caju_wire::Run;
 use parking_lot::Mutex;
 
@@ -123,6 +123,8 @@ struct Facts {
     /// Rows that were taken before the epoch was opened, for as long as the reader lives.
     all_resumed: Option<Arc<TakenRows>>,
     knows_resumed: bool,
+    /// What users had got when the iteration, and those before it, went on.
+    bases: ReadingBases,
     sized: Vec<(u64, u64)>,
     /// Numbers of rows of splits that the session has not read yet.
     sized_for_session: Vec<(u64, u64)>,
@@ -165,6 +167,20 @@ impl EpochFacts {
             facts.knows_resumed = true;
         }
         Ok(())
+    }
+
+    /// What users had got when the iteration, and those before it, went on. The dispatcher says it once.
+    pub(crate) fn set_bases(&self, bases: &[v1::ReadingBase]) {
+        if !bases.is_empty() {
+            self.inner.lock().bases = reading_bases(bases);
+        }
+    }
+
+    /// What users had got when the iteration went on, and those before it, which a reader of it had got from its state.
+    pub(crate) fn bases(&self, of_state: &ReadingBases) -> ReadingBases {
+        let mut bases = self.inner.lock().bases.clone();
+        bases.extend(of_state);
+        bases
     }
 
     /// Whether what was taken before is known.

@@ -76,6 +76,8 @@ pub struct Reader {
     /// The position at which this reader was opened.
     origin: ReaderState,
     is_resumed: bool,
+    /// Why the epoch cannot be continued exactly.
+    not_exact: Option<String>,
     client: u64,
     stop: Tasks,
     session: Option<Task<()>>,
@@ -92,6 +94,12 @@ impl Reader {
         let schema = schema_from_ipc(&opened.schema_ipc)?
             .ok_or_else(|| Error::internal("the dispatcher sent no schema of the rows"))?;
         let def = DatasetDef::from_json_str(&opened.definition_json)?;
+        let not_exact = def.draws_from().map(|(function, generator)| {
+            format!(
+                "function `{function}` draws from {generator}, and would draw other rows; draw from caju.rng(), or say \
+                 random=True where it is added, if that does not matter"
+            )
+        });
         let shared = Shared::new(config, transfer, opened.in_turn);
         let is_in_rounds = !matches!(request.balance.as_str(), "" | "none");
         let shared = Arc::new(if is_in_rounds { shared.in_rounds() } else { shared });
@@ -107,6 +115,12 @@ impl Reader {
             true => ReaderState::union(states)?,
             false => ReaderState::at_beginning(&opened, request.epoch),
         };
+        if let Some(why) = not_exact.as_ref().filter(|_| origin.is_within_epoch()) {
+            return Err(Error::unimplemented(format!(
+                "the state is {} elements into epoch {}, which cannot be continued exactly here: {why}",
+                origin.elements, origin.epoch
+            )));
+        }
         let lanes = opened.in_turn.then(|| Lanes::new(&opened.slots, origin.turn));
         let client = opened.client_id;
         let stop = Tasks::new();
@@ -144,6 +158,7 @@ impl Reader {
             rows: 0,
             origin,
             is_resumed,
+            not_exact,
             client,
             stop,
             session,
@@ -334,15 +349,37 @@ impl Reader {
         self.assembly = self.assembly.again(slots.map(|slots| Lanes::new(&slots, self.turn)));
     }
 
-    /// The position of this reader: which rows of the epoch its user got, the last element included. It does not wait, and
+    /// The state of this reader: which rows of the epoch its user got, the last element included. It does not wait, and
     /// takes time in proportion to the splits that are partly taken, not to all splits.
     ///
     /// [`crate::ReadRequest::states`] reads the remaining rows, on any dispatcher, with any number of workers and readers. In a
     /// job of several readers the states of all of them are needed.
     ///
     /// # Errors
-    /// None that a user can cause.
+    /// `Unimplemented` within the epoch if it cannot be continued exactly, see [`Reader::not_exact`].
     pub fn state(&self) -> Result<ReaderState> {
+        let state = self.position()?;
+        match self.not_exact.as_ref().filter(|_| state.is_within_epoch()) {
+            None => Ok(state),
+            Some(why) => Err(Error::unimplemented(format!(
+                "a state after {} elements of epoch {} could not be continued exactly: {why}; or take it at an epoch's end",
+                state.elements, state.epoch
+            ))),
+        }
+    }
+
+    /// Why the epoch cannot be continued exactly from a state within it, which is refused: a function of the user draws from a
+    /// generator that caju does not set. None if it can.
+    pub fn not_exact(&self) -> Option<&str> {
+        self.not_exact.as_deref()
+    }
+
+    /// The position of this reader, as [`Reader::state`], also where it is not exact. It is a state for users that decide
+    /// later whether they need it.
+    ///
+    /// # Errors
+    /// None that a user can cause.
+    pub fn position(&self) -> Result<ReaderState> {
         let (listed, mut readers) = self.shared.facts.listed_and_readers();
         // Where others have taken rows since, only a state of this reading says that theirs are needed.
         if self.elements == 0 && !self.over && self.is_resumed && readers.is_empty() {
@@ -368,6 +405,7 @@ impl Reader {
             turn: self.turn,
             taken,
             steps: self.origin.steps_after(self.consumer, self.shared.facts.steps(), self.elements),
+            bases: self.shared.facts.bases(&self.origin.bases),
             ..self.origin.clone()
         })
     }

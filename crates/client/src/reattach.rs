@@ -97,6 +97,7 @@ impl Reopening {
             exhausted: false,
             taken: rows,
             steps: self.origin.steps_after(consumer, shared.facts.steps(), taken.elements()),
+            bases: shared.facts.bases(&self.origin.bases),
             ..self.origin.clone()
         };
         let request = v1::OpenIterationRequest {

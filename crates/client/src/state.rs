@@ -4,14 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use caju_proto::{mode_from_name, mode_name, mode_names, v1};
-use caju_types::{Error, Result, TakenRows, hash128};
+use caju_proto::{mode_from_name, mode_name, mode_names, reading_bases_to_messages, v1};
+use caju_types::{ClientId, Error, IterationId, ReadingBases, Result, TakenRows, hash128};
 use serde::{Deserialize, Serialize};
 
 /// The version of the JSON form.
 const VERSION: u32 = 2;
-/// The most earlier iterations that a state names. A reader that takes nothing across more restarts than this is refused.
-const MAX_BEHIND: usize = 64;
+/// The most earlier iterations that a state names: those of which [`ReaderState::bases`] says what their readers had when a
+/// later one went on. A reader that takes nothing across more restarts than this is refused.
+const MAX_BEHIND: usize = ReadingBases::MAX;
 /// The longest JSON form, in bytes.
 const MAX_JSON_BYTES: usize = 32 << 20;
 
@@ -49,6 +50,9 @@ pub struct ReaderState {
     pub taken: TakenRows,
     /// Of consumers of a job: the number of elements that the user of each got of the epoch.
     pub steps: BTreeMap<u32, u64>,
+    /// What users had got when `iteration`, and iterations of `behind`, went on from their states. An older state of another
+    /// reader is refused by it.
+    pub bases: ReadingBases,
 }
 
 /// The JSON form.
@@ -72,6 +76,8 @@ struct Json {
     taken: String,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     steps: BTreeMap<u32, u64>,
+    #[serde(default, skip_serializing_if = "ReadingBases::is_empty")]
+    bases: ReadingBases,
     /// Of the JSON form without this field. Earlier versions wrote none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     checksum: Option<String>,
@@ -104,6 +110,7 @@ impl ReaderState {
             turn: 0,
             taken: TakenRows::default(),
             steps: BTreeMap::new(),
+            bases: ReadingBases::default(),
         }
     }
 
@@ -128,6 +135,7 @@ impl ReaderState {
             turn: self.turn,
             taken: STANDARD.encode(self.taken.encode_short()),
             steps: self.steps.clone(),
+            bases: self.bases.clone(),
             checksum: None,
         };
         json.checksum = Some(json.sum()?);
@@ -188,13 +196,15 @@ impl ReaderState {
             turn: json.turn,
             taken: TakenRows::decode(&bytes)?,
             steps: json.steps,
+            bases: json.bases,
         })
     }
 
     /// One state with the rows of several readers of the same epoch.
     ///
     /// # Errors
-    /// `InvalidArgument` without a state, and if the states are not of one reading of one epoch.
+    /// `InvalidArgument` without a state, and if the states are not of one reading of one epoch. `FailedPrecondition` for a state
+    /// that is older than what the others say that its reader had got.
     pub fn union(states: &[ReaderState]) -> Result<Self> {
         let (first, others) =
             states.split_first().ok_or_else(|| Error::invalid("the union of no state is not a state"))?;
@@ -211,6 +221,7 @@ impl ReaderState {
             }
             all.taken.extend(&state.taken)?;
             all.steps.extend(&state.steps);
+            all.bases.extend(&state.bases);
             all.readers.extend(&state.readers);
             if is_later {
                 // A reader that has taken nothing since has the state that it began with: its rows are in the others' states.
@@ -233,7 +244,17 @@ impl ReaderState {
             // Several readers have turns of their own.
             all.turn = 0;
         }
+        let counts = |reading: IterationId| reading.0 == all.iteration || all.behind.contains(&reading.0);
+        let outdated =
+            |state: &ReaderState| all.bases.outdated(counts, &state.steps, &state.rows_of_reader());
+        states.iter().find_map(outdated).map_or(Ok(()), |outdated| Err(outdated.refused()))?;
         Ok(all)
+    }
+
+    /// The rows of the only reader whose state it is. Those of consumers have copies in them.
+    fn rows_of_reader(&self) -> BTreeMap<ClientId, u64> {
+        let only = self.readers.first().filter(|_| self.readers.len() == 1 && self.steps.is_empty());
+        only.map(|reader| (ClientId(*reader), self.rows)).into_iter().collect()
     }
 
     /// What identifies the rows that were taken, and by whom: equal for the union of the same states in any order.
@@ -244,6 +265,11 @@ impl ReaderState {
         }
         bytes.extend_from_slice(&self.taken.encode());
         hash128(&bytes).to_le_bytes()
+    }
+
+    /// Whether some elements of the epoch are before it, and others behind it.
+    pub(crate) fn is_within_epoch(&self) -> bool {
+        self.elements > 0 && !self.exhausted
     }
 
     /// The iterations from which a reader continues that restores this state.
@@ -284,6 +310,7 @@ impl ReaderState {
             taken: self.taken.encode().into(),
             taken_short: self.taken.encode_short().into(),
             rows: self.rows,
+            bases: reading_bases_to_messages(&self.bases),
             steps: self
                 .steps
                 .iter()
@@ -295,6 +322,9 @@ impl ReaderState {
 
 #[cfg(test)]
 mod tests {
+    use caju_proto::reading_bases;
+    use caju_types::ReadingBase;
+
     use super::*;
 
     fn state() -> ReaderState {
@@ -316,6 +346,7 @@ mod tests {
             turn: 0,
             taken,
             steps: BTreeMap::new(),
+            bases: ReadingBases::default(),
         }
     }
 
@@ -330,6 +361,62 @@ mod tests {
         let written = r#"{"version":2,"fingerprint":"f","seed":3,"epoch":1,"mode":"dynamic","iteration":5,"readers":[6],
             "all_readers":[6,7],"elements":4,"rows":40,"exhausted":false,"taken":"AQABAAcBCAABAwY="}"#;
         assert_eq!(ReaderState::from_json(written).unwrap(), state());
+    }
+
+    #[test]
+    fn a_state_says_what_its_reading_is_built_on() {
+        let mut state = state();
+        state
+            .bases
+            .insert(IterationId(5), ReadingBase { steps: [(0, 3)].into(), rows: [(ClientId(2), 30)].into() });
+        let text = state.to_json().unwrap();
+        assert!(text.contains(r#""bases":{"5":{"steps":{"0":3},"rows":{"2":30}}}"#), "{text}");
+        assert_eq!(ReaderState::from_json(&text).unwrap(), state);
+        assert_eq!(reading_bases(&state.to_proto().bases), state.bases);
+    }
+
+    /// What the reader took between its state and the beginning of the later reading would be missing.
+    #[test]
+    fn an_older_state_has_no_union_with_one_of_a_later_reading() {
+        let later = |had: u64| {
+            let mut later = ReaderState {
+                iteration: 6,
+                behind: [5].into(),
+                readers: [8].into(),
+                all_readers: [8].into(),
+                ..state()
+            };
+            later.bases.insert(
+                IterationId(6),
+                ReadingBase { rows: [(ClientId(6), had)].into(), ..ReadingBase::default() },
+            );
+            later
+        };
+        for (had, fits) in [(40, true), (41, false)] {
+            for both in [[state(), later(had)], [later(had), state()]] {
+                let union = ReaderState::union(&both);
+                assert_eq!(union.is_ok(), fits, "{union:?}");
+                let message = union.map_or_else(|e| e.message().to_string(), |_| String::new());
+                assert!(
+                    fits || message.contains("client-6 has 40 rows, and by the states of others it had 41"),
+                    "{message}"
+                );
+            }
+        }
+    }
+
+    /// What their readers had when a later reading went on is not known any more.
+    #[test]
+    fn a_state_from_before_the_last_readings_has_no_union_with_a_present_one() {
+        let mut states = vec![state()];
+        for iteration in 6..=6 + ReadingBases::MAX as u64 {
+            let behind = states[states.len() - 1].behind_this();
+            states.push(ReaderState { iteration, behind, readers: [iteration + 100].into(), ..state() });
+        }
+        let last = states[states.len() - 1].clone();
+        assert!(ReaderState::union(&[states[1].clone(), last.clone()]).is_ok());
+        let e = ReaderState::union(&[states[0].clone(), last]).unwrap_err();
+        assert!(e.message().contains("not of one reading"), "{e}");
     }
 
     #[test]

@@ -255,6 +255,9 @@ pub struct PythonFunction {
     pub batched: bool,
     /// Whether it draws random numbers by the row's key (`caju.rng()`).
     pub random: bool,
+    /// A generator other than `caju.rng()` from which it draws: a row that is computed again gets other draws. It is not part
+    /// of the fingerprint.
+    pub draws_from: Option<String>,
     /// The packed function. It is not part of the fingerprint.
     pub payload: bytes::Bytes,
     /// The columns of its result, as an Arrow IPC stream without rows; empty for a filter.

@@ -330,7 +330,7 @@ impl Canonicalizer<'_> {
                         map.insert("payload_sha256".into(), content_name(&f.payload).into());
                     }
                     map.shift_remove("name");
-                    for key in ["timeout", "keeps"] {
+                    for key in ["timeout", "keeps", "draws_from"] {
                         map.shift_remove(key);
                     }
                 }

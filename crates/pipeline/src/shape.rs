@@ -114,6 +114,17 @@ impl DatasetDef {
         Ok(random)
     }
 
+    /// A Python function that draws from a generator which is not caju's, and the name of that generator: rows that are computed
+    /// again get other draws, so an epoch cannot be continued exactly. None if there is none.
+    pub fn draws_from(&self) -> Option<(&str, &str)> {
+        self.source.children().iter().find_map(DatasetDef::draws_from).or_else(|| {
+            self.ops().find_map(|op| match op {
+                StageOp::Python(f) => Some((f.name.as_str(), f.draws_from.as_deref()?)),
+                _ => None,
+            })
+        })
+    }
+
     /// The definition with the seed of a job.
     #[must_use]
     pub fn with_seed(mut self, seed: u64) -> Self {

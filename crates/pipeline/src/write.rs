@@ -189,6 +189,9 @@ fn python(f: &PythonFunction) -> Value {
         "payload": binary::encode(&f.payload),
         "schema": binary::encode(&f.schema),
     });
+    if let Some(generator) = &f.draws_from {
+        map["draws_from"] = json!(generator);
+    }
     if let Some(timeout) = f.timeout {
         map["timeout"] = json!(duration_text(timeout));
     }

@@ -43,6 +43,9 @@ pub(crate) struct Reader {
     seed: u64,
     #[pyo3(get)]
     iteration: u64,
+    /// Why a state within the epoch is refused; None if it is not.
+    #[pyo3(get)]
+    not_exact: Option<String>,
 }
 
 /// The connection of a reader that is not closed.
@@ -61,6 +64,7 @@ impl Reader {
             job: reader.job().to_owned(),
             fingerprint: reader.fingerprint().to_owned(),
             seed: reader.seed(),
+            not_exact: reader.not_exact().map(str::to_owned),
             open: Mutex::new(Some(Open { reader, runtime })),
             last_state: Mutex::default(),
             schema,
@@ -145,7 +149,7 @@ impl Reader {
         detached(|| {
             let open = self.open.lock().take();
             if let Some(Open { reader, runtime }) = open {
-                *self.last_state.lock() = Some(reader.state().and_then(|s| s.to_json()));
+                *self.last_state.lock() = Some(reader.position().and_then(|s| s.to_json()));
                 runtime.finish(async { tokio::time::timeout(timeout, reader.close()).await.is_ok() });
             }
         });
@@ -196,7 +200,7 @@ impl Reader {
         check_fork().into_py(py)?;
         let state = py.detach(|| {
             if let Some(open) = self.open.lock().as_ref() {
-                return open.reader.state().and_then(|s| s.to_json());
+                return open.reader.position().and_then(|s| s.to_json());
             }
             let closed = self.last_state.lock().clone();
             closed.unwrap_or_else(|| Err(Error::cancelled("the reader is being closed")))

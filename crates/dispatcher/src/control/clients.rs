@@ -94,6 +94,7 @@ impl Core {
             steps: iteration.steps_before(client),
             reattach: false,
             resumed: facts.resumed.into(),
+            bases: facts.bases,
             states_missing: facts.states_missing,
             missing_states: facts.missing_states,
             version: iteration.version,

@@ -64,7 +64,8 @@ pub(super) fn get_or_create(
             own.replace(before);
         }
         // What readers took since the state was taken is read again, whatever became of it.
-        given.bases = bases;
+        let of_states = std::mem::replace(&mut given.bases, bases);
+        given.bases.extend(&of_states);
         reattach::check_bases(&given)?;
         return open_new(core, txn, job, epoch, at_ms, Begin::Behind(Box::new(given))).map(Some);
     }

@@ -176,6 +176,7 @@ fn describe(state: &State, client: ClientId, id: IterationId) -> Result<v1::Open
         taking: facts.taking,
         steps: iteration.steps_before(client),
         resumed: facts.resumed.into(),
+        bases: facts.bases,
         states_missing: facts.states_missing,
         missing_states: facts.missing_states,
         mode: mode_of(state, iteration).into(),

@@ -12,7 +12,7 @@ use caju_types::{Error, IterationId, Result};
 use super::reports::Reports;
 use super::{Txn, consumers};
 use crate::config::Timers;
-use crate::state::{Failure, Iteration, Job, Outdated, Resume, State, Update};
+use crate::state::{Failure, Iteration, Job, Resume, State, Update};
 
 /// The most readers that a message names.
 const MAX_NAMED: usize = 8;
@@ -78,17 +78,12 @@ pub(super) fn add(txn: &mut Txn<'_>, iteration: IterationId, given: &Resume) -> 
     Ok(())
 }
 
-/// Whether no state is older than what the others say of its consumer.
+/// Whether no state is older than what the others say of its reader.
 ///
 /// # Errors
 /// `FailedPrecondition` that names the reader.
 pub(super) fn check_bases(given: &Resume) -> Result<()> {
-    let Some(Outdated { reader, given, had, what }) = given.outdated() else { return Ok(()) };
-    Err(Error::failed_precondition(format!(
-        "the state of {reader} has {given} {what}, and by the states of others it had {had} when the epoch went on after the loss \
-         of a consumer or of the dispatcher's state: those between them would be missing; start all readers from states that \
-         were all saved before that, or all after it"
-    )))
+    given.outdated().map_or(Ok(()), |outdated| Err(outdated.refused()))
 }
 
 /// Whether an epoch that does not run was read by others meanwhile.

@@ -51,7 +51,8 @@ pub(super) fn parse(request: &v1::OpenIterationRequest) -> Result<Option<Resume>
             reattached: request.reattached_client != 0,
             reopen_reason: String::new(),
             fallback_states: None,
-            bases: BTreeMap::new(),
+            bases: caju_proto::reading_bases(&state.bases),
+            latest: Some(IterationId(state.iteration_id)),
             rows: rows_of(state),
             attempt: attempt.clone().map(Box::new),
             steps: state.steps.iter().map(|s| (s.consumer, s.elements)).collect(),
@@ -308,6 +309,8 @@ pub(super) struct Facts {
     /// Those of them whose users were handed elements, or are about to be.
     pub(super) taking: Vec<u64>,
     pub(super) resumed: Vec<u8>,
+    /// What users had got when the iteration, and those before it, went on.
+    pub(super) bases: Vec<v1::ReadingBase>,
     pub(super) states_missing: u64,
     /// Of which epoch, and whose they are.
     pub(super) missing_states: String,
@@ -333,6 +336,9 @@ impl Facts {
             readers: readers.map(|c| c.0).collect(),
             taking: taking.map(|c| c.0).collect(),
             present: present.iter().map(|c| c.0).collect(),
+            bases: resumed
+                .map(|_| caju_proto::reading_bases_to_messages(&iteration.bases()))
+                .unwrap_or_default(),
             resumed: resumed.map(|r| r.taken.encode()).unwrap_or_default(),
             states_missing,
             missing_states: if states_missing > 0 { missing_states(iteration) } else { String::new() },

@@ -28,21 +28,20 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use caju_autocache::{CachePlan, Document, SplitModes};
 use caju_engine::ShardBy;
-use caju_types::{ClientId, DatasetId, IterationId, JobName, Secret, TaskId, WorkerId};
+use caju_types::{
+    ClientId, DatasetId, IterationId, JobName, ReadingBase, ReadingBases, Secret, TaskId, WorkerId,
+};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Acknowledged, Attempt, Base, Even, Failure, Feed, FeedId, LostReader, Missing, Mode, Resume,
-    TargetWorkers, Task, TaskState,
+    Acknowledged, Attempt, Even, Failure, Feed, FeedId, LostReader, Missing, Mode, Resume, TargetWorkers,
+    Task, TaskState,
 };
 
 /// The most readers of an iteration that are all notified at once when a further one has come, or one of them has taken its first rows:
 /// their states name it then, and they know whose states are needed if the dispatcher loses its own. The readers of a larger
 /// job are notified by the answers to their next heartbeats: each with a long list of tasks for each other reader would be gigabytes.
 pub const READERS_NOTIFIED: usize = 16;
-
-/// The most earlier iterations of an epoch whose beginnings are remembered. States are of the last ones.
-const MAX_BASES: usize = 8;
 
 /// One epoch of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -327,14 +326,12 @@ impl Iteration {
     }
 
     /// What a reading of the epoch that goes on from states of this one has to know of them; see [`Resume::bases`].
-    pub fn bases(&self) -> BTreeMap<IterationId, Base> {
-        let Some(resume) = self.resume.as_deref() else { return BTreeMap::new() };
+    pub fn bases(&self) -> ReadingBases {
+        let Some(resume) = self.resume.as_deref() else { return ReadingBases::default() };
         let mut bases = resume.bases.clone();
+        bases.retain(&resume.readings());
         if resume.missing() == 0 {
-            bases.insert(self.id, Base { steps: resume.steps.clone(), rows: resume.rows.clone() });
-        }
-        while bases.len() > MAX_BASES {
-            bases.pop_first();
+            bases.insert(self.id, ReadingBase { steps: resume.steps.clone(), rows: resume.rows.clone() });
         }
         bases
     }

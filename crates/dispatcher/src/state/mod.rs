@@ -50,7 +50,7 @@ pub use iteration::{Iteration, Member, READERS_NOTIFIED};
 pub use learnt::{Learnt, StageBoundaries};
 pub use mode::Mode;
 pub use readers::TargetWorkers;
-pub use resume::{Base, FallbackState, FallbackStates, Outdated, Resume};
+pub use resume::{FallbackState, FallbackStates, Resume};
 pub use round_order::{KnownOrder, RoundStep, span};
 pub use saves::{Save, SaveStage, SaveTarget, SaveTotals};
 pub use settling::{LostReader, Missing};

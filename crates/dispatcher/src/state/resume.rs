@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use caju_types::{ClientId, Error, IterationId, Result, RowRanges, TakenRows};
+use caju_types::{ClientId, Error, IterationId, OutdatedState, ReadingBases, Result, RowRanges, TakenRows};
 use serde::{Deserialize, Serialize};
 
 use super::{Attempt, FeedId};
@@ -55,10 +55,12 @@ pub struct Resume {
     /// Of readers that are no consumers: the number of rows that the user of each had got, where it is known.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub rows: BTreeMap<ClientId, u64>,
-    /// Of earlier iterations of the epoch that went on from states: what users had got by then. A state of such an iteration has
-    /// it of all readers.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub bases: BTreeMap<IterationId, Base>,
+    /// What users had got when `of`, and iterations of `behind`, went on from their states.
+    #[serde(default, skip_serializing_if = "ReadingBases::is_empty")]
+    pub bases: ReadingBases,
+    /// The latest iteration of which a state was given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latest: Option<IterationId>,
     /// The launch of the user's program that gave the states, if its readers say so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempt: Option<Box<Attempt>>,
@@ -70,28 +72,6 @@ pub struct Resume {
     pub recount: bool,
     /// The rows that were taken.
     pub taken: TakenRows,
-}
-
-/// What users had got when an iteration went on from their states.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Base {
-    /// The elements of each consumer.
-    pub steps: BTreeMap<u32, u64>,
-    /// The rows of other readers, where they are known.
-    pub rows: BTreeMap<ClientId, u64>,
-}
-
-/// A reader whose state is older than what states of the others say that it had got.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Outdated {
-    /// For people.
-    pub reader: String,
-    /// Elements of a consumer, or rows, by its state.
-    pub given: u64,
-    /// The same, by the states of others. What is between them would be missing.
-    pub had: u64,
-    /// What is counted.
-    pub what: &'static str,
 }
 
 /// States for consumers that come back without one: what they had acknowledged.
@@ -121,22 +101,17 @@ impl Resume {
         self.steps.get(&consumer).or_else(|| self.steps.values().max()).copied().unwrap_or(0)
     }
 
-    /// A reader whose state is older than what the states of others say that it had got; none if there is none such.
-    pub fn outdated(&self) -> Option<Outdated> {
-        let base = self.bases.get(&self.of)?;
-        // All may be of the time before.
-        self.given.difference(&self.earlier).next()?;
-        let consumer = base.steps.iter().find_map(|(consumer, had)| {
-            let given = *self.steps.get(consumer)?;
-            let (reader, had, what) = (format!("consumer {consumer}"), *had, "elements");
-            (given < had).then_some(Outdated { reader, given, had, what })
-        });
-        let reader = |client: &ClientId| {
-            let (given, had) = (*self.rows.get(client)?, *base.rows.get(client)?);
-            let (reader, what) = (format!("the reader that states name as {client}"), "rows");
-            (given < had).then_some(Outdated { reader, given, had, what })
-        };
-        consumer.or_else(|| self.earlier.iter().find_map(reader))
+    /// The iteration, and those that it went on from.
+    pub fn readings(&self) -> BTreeSet<IterationId> {
+        self.behind.iter().copied().chain([self.of]).collect()
+    }
+
+    /// A reader whose state is older than what the states of others say that it had got; none if there is none such. All may
+    /// be of a reading before the latest one: that is compared with nothing.
+    pub fn outdated(&self) -> Option<OutdatedState> {
+        let (latest, readings) = (self.latest?, self.readings());
+        let counts = |reading: IterationId| reading <= latest && readings.contains(&reading);
+        self.bases.outdated(counts, &self.steps, &self.rows)
     }
 
     /// The state of a consumer that comes back without one, from what it had acknowledged; none if its state was given.
@@ -150,6 +125,7 @@ impl Resume {
             reattached: true,
             given: [of.client].into(),
             num_given: 1,
+            latest: Some(self.of),
             steps: [(consumer, of.elements)].into(),
             taken,
             ..Resume::default()
@@ -219,7 +195,8 @@ impl Resume {
         self.reattached |= more.reattached;
         self.steps.extend(&more.steps);
         self.rows.extend(&more.rows);
-        self.bases.extend(more.bases.iter().map(|(of, base)| (*of, base.clone())));
+        self.bases.extend(&more.bases);
+        self.latest = self.latest.max(more.latest);
         if self.attempt.is_none() {
             self.attempt.clone_from(&more.attempt);
         }
@@ -260,6 +237,8 @@ impl Resume {
 
 #[cfg(test)]
 mod tests {
+    use caju_types::ReadingBase;
+
     use super::*;
 
     /// The state of a consumer, which has some elements, of an iteration. The second iteration went on from states of the first.
@@ -269,6 +248,7 @@ mod tests {
             behind: (1..iteration).map(IterationId).collect(),
             given: [ClientId(10 * iteration + u64::from(consumer))].into(),
             num_given: 1,
+            latest: Some(IterationId(iteration)),
             steps: [(consumer, elements)].into(),
             ..Resume::default()
         }
@@ -276,8 +256,9 @@ mod tests {
 
     #[test]
     fn a_state_from_before_the_epoch_went_on_does_not_go_with_one_from_after_it() {
-        let base = Base { steps: [(0, 5), (1, 7)].into(), ..Base::default() };
-        let bases = || [(IterationId(2), base.clone())].into();
+        let mut bases = ReadingBases::default();
+        bases
+            .insert(IterationId(2), ReadingBase { steps: [(0, 5), (1, 7)].into(), ..ReadingBase::default() });
         let found = |all: &Resume| all.outdated().map(|o| (o.reader, o.given, o.had));
         let outdated = Some(("consumer 1".to_owned(), 6, 7));
         for (states, outdated) in [
@@ -289,7 +270,7 @@ mod tests {
             // All go back to before it.
             ([state_of(0, 1, 4), state_of(1, 1, 4)], None),
         ] {
-            let mut all = Resume { bases: bases(), ..states[0].clone() };
+            let mut all = Resume { bases: bases.clone(), ..states[0].clone() };
             all.extend(&states[1]).unwrap();
             assert_eq!(found(&all), outdated, "{states:?}");
             let waiting = Resume {
@@ -298,7 +279,7 @@ mod tests {
                 reattached: true,
                 ..Resume::default()
             };
-            let mut all = Resume { bases: bases(), ..waiting };
+            let mut all = Resume { bases: bases.clone(), ..waiting };
             states.iter().for_each(|state| all.extend(state).unwrap());
             assert_eq!(found(&all), outdated, "{states:?}, one after another");
         }

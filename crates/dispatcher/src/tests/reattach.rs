@@ -240,11 +240,11 @@ fn a_reader_that_is_silent_is_not_waited_for() {
 }
 
 /// A reader's state from before the loss of the dispatcher's state, and another one's from after it, miss what the first one took
-/// between its state and the loss.
+/// between its state and the loss. The dispatcher that went on knows it, and another one knows it from the later state.
 #[test]
 fn states_from_before_and_after_the_loss_of_the_dispatchers_state_are_refused_together() {
     run(async {
-        for is_old_first in [true, false] {
+        for (is_old_first, is_another) in [(true, false), (false, false), (true, true), (false, true)] {
             let w = World::new();
             w.worker("a:1").await;
             let def = json!({"splits": 8});
@@ -258,8 +258,12 @@ fn states_from_before_and_after_the_loss_of_the_dispatchers_state_are_refused_to
             let came_back = state(8, 5, back(&w, &def, 8, &taken(4..5)).await);
             let second = w.core.open_iteration(came_back).await.unwrap();
             assert_eq!((second.iteration_id, second.states_missing), (first.iteration_id, 0));
+            assert!(first.bases.is_empty(), "it is not complete");
+            let me = (first.client_id, first.iteration_id);
+            assert_eq!(w.beat(me.0, me.1, &[], &[]).await.bases, second.bases);
             w.silence(S * 6, &[(1, "a:1")], &[]).await;
             // The program is started again. One reader has saved no state since.
+            let w = if is_another { World::new() } else { w };
             let given = |request: v1::OpenIterationRequest| v1::OpenIterationRequest {
                 reattached_client: 0,
                 client_secret: Default::default(),
@@ -271,6 +275,7 @@ fn states_from_before_and_after_the_loss_of_the_dispatchers_state_are_refused_to
             new.states[0].iteration_id = second.iteration_id;
             new.states[0].behind = vec![5];
             new.states[0].all_readers = vec![second.client_id];
+            new.states[0].bases.clone_from(&second.bases);
             let [one, two] = if is_old_first { [old, new] } else { [new, old] };
             w.core.open_iteration(one).await.unwrap();
             let e = w.core.open_iteration(two).await.unwrap_err();

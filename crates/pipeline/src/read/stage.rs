@@ -134,6 +134,7 @@ fn python(args: &mut Args<'_>) -> Result<StageOp> {
         code: args.need("code")?.text("the digest of the function's code")?,
         batched: args.flag("batched")?,
         random: args.flag("random")?,
+        draws_from: args.get("draws_from").map(|a| a.text("the name of a generator")).transpose()?,
         payload: bytes(&args.need("payload")?)?,
         schema: args.get("schema").map_or(Ok(bytes::Bytes::new()), |a| bytes(&a))?,
         timeout: args.get("timeout").map(|a| a.duration()).transpose()?,

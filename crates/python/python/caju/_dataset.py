@@ -46,8 +46,6 @@ class Dataset(Stages, Epochs):
         self._options: dict[str, Any] = {}
         self._service: Service | None = None
         self._policy = ""
-        # Functions that draw random numbers and do not declare it: the source of the draws, by the function's name.
-        self._draws: dict[str, str] = {}
         self._fresh()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -324,7 +322,9 @@ class Dataset(Stages, Epochs):
 
     def _with(self, step: dict[str, Any]) -> Dataset:
         if "autocache" in step:
-            for name, source in self._draws.items():
+            from ._functions import draws_of
+
+            for name, source in draws_of(self._tree()):
                 raise InvalidPipeline(
                     f"a hint here would store one draw of function `{name}`, which draws from {source}, for all epochs; "
                     "put the hint above it, or draw from caju.rng(), or say random=True where it is added, if draws may "
@@ -360,15 +360,12 @@ class Dataset(Stages, Epochs):
             )
         reads, keeps = names_of("reads", reads), names_of("keeps", keeps)
         given = self if reads is None else self.select(reads)
-        arguments, draws = stage(kind, function, batched, version, schema, timeout, random, given._first_rows)
+        arguments = stage(kind, function, batched, version, schema, timeout, random, given._first_rows)
         if reads is not None:
             arguments["reads"] = reads
         if keeps is not None:
             arguments["keeps"] = keeps
-        out = self._with({"python": arguments})
-        if draws is not None:
-            out._draws = self._draws | {arguments["name"]: draws}
-        return out
+        return self._with({"python": arguments})
 
     def _first_rows(self, batch: int = 0) -> Iterator[dict[str, Any]]:
         """The first rows, computed in this process: one by one, or in batches of the given number of rows."""

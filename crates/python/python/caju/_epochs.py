@@ -42,7 +42,6 @@ class Epochs:
 
     _service: Service | None
     _policy: str
-    _draws: dict[str, str]
 
     def _tree(self) -> dict[str, Any]:
         """The definition as the tree of a pipeline file."""
@@ -191,19 +190,9 @@ class Epochs:
             service.keep,
             epoch,
             reopen,
-            self._not_exact(),
             bool(service.job_name),
             skipped if self._tree().get("on_error", "fail") != "fail" else None,
         )
-
-    def _not_exact(self) -> str | None:
-        """Why a position within an epoch cannot be restored; None if it can."""
-        for name, source in self._draws.items():
-            return (
-                f"function `{name}` draws from {source}, and would draw other rows; draw from caju.rng(), or say random=True "
-                "where it is added, if that does not matter"
-            )
-        return None
 
     def _embedded(self) -> Service:
         # The cluster lives as long as datasets that have used it, with the profiles of their jobs.

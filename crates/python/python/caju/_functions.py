@@ -98,9 +98,9 @@ def stage(
     timeout: float | None,
     random: bool | None,
     rows: Callable[[int], Iterator[dict[str, Any]]],
-) -> tuple[dict[str, Any], str | None]:
-    """The stage's arguments: the function's fingerprint, the pickled function, and its columns. And the source of its random
-    draws other than `caju.rng()`, unless `random` says whether there is one.
+) -> dict[str, Any]:
+    """The stage's arguments: the function's fingerprint, the pickled function, its columns, and the source of its random draws
+    other than `caju.rng()`, unless `random` says whether there is one.
 
     `rows(0)` iterates over the first rows, `rows(n)` over batches of n rows.
     """
@@ -131,8 +131,21 @@ def stage(
         **limit,
     }
     if undeclared is not None:
+        arguments["draws_from"] = undeclared
         warn_of_draws(name_of(function), undeclared)
-    return arguments, undeclared
+    return arguments
+
+
+def draws_of(definition: Any) -> Iterator[tuple[str, str]]:
+    """The functions of a definition that draw random numbers and do not declare it, each with the source of the draws."""
+    if isinstance(definition, dict):
+        if isinstance(definition.get("payload"), str) and isinstance(definition.get("draws_from"), str):
+            yield definition["name"], definition["draws_from"]
+        for value in definition.values():
+            yield from draws_of(value)
+    elif isinstance(definition, (list, tuple)):
+        for value in definition:
+            yield from draws_of(value)
 
 
 def _undeclared(foreign_draws: Sequence[str], random: Any) -> str | None:

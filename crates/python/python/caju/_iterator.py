@@ -97,7 +97,6 @@ class DatasetIterator(Iterator[T], Generic[T]):
         keep: Any,
         epoch: int,
         reopen: Callable[[int, Sequence[str], bool, str | None, bool], Reader | None],
-        not_exact: str | None,
         shared: bool,
         skipped: Callable[[int], tuple[int, list[str]] | None] | None,
     ) -> None:
@@ -109,7 +108,6 @@ class DatasetIterator(Iterator[T], Generic[T]):
         self._keep = keep  # alive: the cluster, if it is in this process
         self._epoch = epoch
         self._reopen = reopen
-        self._not_exact = not_exact
         self._shared = shared  # the job may have other readers
         self._loaded: dict[str, Any] | None = None  # the state that was loaded, until the next element
         self._ended: list[dict[str, Any] | Exception] | None = None  # gets the state when the iterator is dropped
@@ -182,10 +180,11 @@ class DatasetIterator(Iterator[T], Generic[T]):
     def _state_of(self, position: str) -> dict[str, Any]:
         """The state of a position. Refused if the dataset could not continue from it exactly."""
         state: dict[str, Any] = json.loads(position)
-        if self._not_exact is not None and state["elements"] and not state["exhausted"]:
+        not_exact = self._last.not_exact
+        if not_exact is not None and state["elements"] and not state["exhausted"]:
             raise Unimplemented(
                 f"a state after {state['elements']} elements of epoch {self._epoch} could not be continued exactly: "
-                f"{self._not_exact}; or take it at an epoch's end"
+                f"{not_exact}; or take it at an epoch's end"
             )
         return state
 
@@ -214,12 +213,6 @@ class DatasetIterator(Iterator[T], Generic[T]):
             raise InvalidPipeline(f"this is not a state of a caju reader: {e}") from None
         union: dict[str, Any] = json.loads(union_states(texts))
         self._check_place(union["fingerprint"], union["seed"])
-        within = union["elements"] and not union["exhausted"]
-        if within and self._not_exact is not None:
-            raise Unimplemented(
-                f"the state is {union['elements']} elements into epoch {union['epoch']}, which cannot be continued exactly "
-                f"here: {self._not_exact}"
-            )
         exhausted = union["exhausted"]
         # The other readers of a job need the rows of this state, also if nothing is left for this reader.
         alone = exhausted and not self._shared

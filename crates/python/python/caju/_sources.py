@@ -218,7 +218,6 @@ def _combined(source: dict[str, Any], datasets: Sequence[Dataset]) -> Dataset:
     out = _source(source)
     for dataset in datasets:
         out._tables |= dataset._tables
-        out._draws |= dataset._draws
     return out
 
 

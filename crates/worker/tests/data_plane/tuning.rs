@@ -64,6 +64,7 @@ fn through_the_function() -> DatasetDef {
         code: "0a".into(),
         batched: true,
         random: false,
+        draws_from: None,
         payload: bytes::Bytes::from_static(b"-"),
         schema: schema.into(),
         timeout: None,
