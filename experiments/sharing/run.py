@@ -19,6 +19,7 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
+PIPELINES = ("float32", "float32-in-order", "uint8")
 made = set()
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -69,7 +70,7 @@ class Cluster:
     """A dispatcher and one worker with further arguments, by default the window and the backlog of the command."""
 
     def __init__(self, *worker):
-        self.more = worker or ("--sharing-window", args.window, "--sharing-backlog", args.backlog)
+        self.more = worker or ("--sharing-window", args.window, "--sharing-backlog", args.backlog, "--shared-memory", args.shared_memory)
 
     def __enter__(self):
         allow = ["--allow-read", ROOT, "--allow-read", args.data]
@@ -164,7 +165,7 @@ def plot(runs):
     y = lambda cpu: top + (1 - cpu / most) * (height - top - 50)
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="12">',
              f'<line x1="{left}" y1="{y(0):.0f}" x2="{width - 20}" y2="{y(0):.0f}" stroke="black"/>']
-    for name, dash in (("float32", ""), ("uint8", "4 3")):
+    for name, dash in zip(PIPELINES, ("", "4 3", "1 3")):
         for sharing, colour in (("off", "#888"), ("exact", "#c40")):
             line = [(x(r["jobs"]), y(r["cpu_s"])) for r in runs if (r["pipeline"], r["sharing"]) == (name, sharing)]
             points = " ".join(f"{a:.0f},{b:.0f}" for a, b in line)
@@ -179,7 +180,7 @@ def plot(runs):
 def main():
     args.data.mkdir(parents=True, exist_ok=True)
     args.results.mkdir(parents=True, exist_ok=True)
-    cases = [(name, k, sharing) for name in ("float32", "uint8") for k in args.jobs for sharing in ("off", "exact")]
+    cases = [(name, k, sharing) for name in PIPELINES for k in args.jobs for sharing in ("off", "exact")]
     measured = {case: [] for case in cases}
     for _ in range(args.reps):
         for case in cases:
@@ -207,6 +208,7 @@ if __name__ == "__main__":
     parser.add_argument("--reps", type=int, default=3)
     parser.add_argument("--window", default="1GiB")
     parser.add_argument("--backlog", default="64MiB")
+    parser.add_argument("--shared-memory", default="1GiB", help="of the worker, for jobs whose batches are equal")
     parser.add_argument("--build", default="", help="a sentence about the build and the machine, for the table")
     args = parser.parse_args()
     main()

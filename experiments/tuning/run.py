@@ -270,8 +270,10 @@ def table(result):
 
 def main():
     results = HERE / "results"
-    results.mkdir(exist_ok=True)
-    out = args.keep or results / "result.json"
+    data = HERE.parent.parent / "data/tuning"
+    for folder in (results, data):
+        folder.mkdir(parents=True, exist_ok=True)
+    out = args.keep or data / "result.json"
     if not args.keep:
         rows = []
         with tempfile.TemporaryDirectory() as place:
