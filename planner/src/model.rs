@@ -292,15 +292,16 @@ impl<'a> Model<'a> {
     ) -> (TimePerRow, TimePerRow) {
         let Some(overrated) = self.overrated else { return (steady, first) };
         let writes = stored.is_some_and(|s| s.fraction > s.existing);
+        // Nobody has seen the epoch that writes either.
+        let longer = |t: TimePerRow| (t.s_per_row * overrated).min(TIME_PER_ROW_RANGE_S.1);
         let steady = match (self.observed(stored), stored) {
             (Some(rate), _) => {
                 TimePerRow { s_per_row: (1.0 / rate).min(TIME_PER_ROW_RANGE_S.1), observed: true, ..steady }
             }
-            (None, Some(_)) => {
-                TimePerRow { s_per_row: (steady.s_per_row * overrated).min(TIME_PER_ROW_RANGE_S.1), ..steady }
-            }
+            (None, Some(_)) => TimePerRow { s_per_row: longer(steady), ..steady },
             (None, None) => steady,
         };
+        let first = TimePerRow { s_per_row: longer(first), ..first };
         (steady, if writes { first } else { steady })
     }
 

@@ -61,13 +61,22 @@ pub fn replay(log: Vec<Recorded>) -> impl Iterator<Item = (u64, Vec<Action>)> {
 }
 
 /// What follows from a log, for people: a line per action, with the seconds since the first event. Notes for debugging are
-/// left out.
+/// left out. Iterations are called by their epochs.
 ///
 /// # Errors
 /// Those of [`read_log`].
 pub fn describe_replay(text: &str) -> Result<String> {
     let log = read_log(text)?;
     let (events, start) = (log.len(), log.first().map_or(0, |first| first.at_ms));
+    let epochs: Vec<(String, String)> = log
+        .iter()
+        .filter_map(|recorded| match &recorded.event {
+            Event::IterationOpened { iteration, epoch, .. } => {
+                Some((iteration.to_string(), format!("epoch {epoch}")))
+            }
+            _ => None,
+        })
+        .collect();
     let mut decided = false;
     let mut out = String::new();
     for (at_ms, actions) in replay(log) {
@@ -77,7 +86,8 @@ pub fn describe_replay(text: &str) -> Result<String> {
                 continue;
             }
             decided |= matches!(action, Action::Decide { .. } | Action::ChangeDecision { .. });
-            out += &format!("{seconds:9.3} s  {action}\n");
+            let line = format!("{seconds:9.3} s  {action}\n");
+            out += &epochs.iter().fold(line, |line, (iteration, epoch)| line.replace(iteration, epoch));
         }
     }
     if !decided {

@@ -170,6 +170,7 @@ impl Client {
             seed: request.seed.unwrap_or(0),
             has_seed: request.seed.is_some(),
             mode: request.mode.into(),
+            has_full_job: false,
             flight: false,
             flight_worker_id: 0,
             client_id: 0,

@@ -36,6 +36,7 @@ impl Reopening {
             dataset_id: String::new(),
             definition_json: or_own(&request.definition_json, opened.definition_json.clone()),
             job: opened.job.clone(),
+            has_full_job: true,
             seed: opened.seed,
             has_seed: true,
             mode: opened.mode,

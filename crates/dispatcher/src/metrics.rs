@@ -150,6 +150,12 @@ impl Metrics {
         let window = usage().filter_map(|(l, u)| Some((l, u.sharing.as_ref()?.bytes)));
         let help = "Rows that a worker holds for the jobs that share them";
         self.numbers("caju_worker_sharing_bytes", help, window);
+        let hits = usage().filter_map(|(l, u)| Some((l, u.sharing.as_ref()?.hits)));
+        let help = "Splits that tasks of a worker read from the rows that jobs share, since it started";
+        self.numbers("caju_worker_sharing_hits_total", help, hits);
+        let misses = usage().filter_map(|(l, u)| Some((l, u.sharing.as_ref()?.misses)));
+        let help = "Splits that tasks of a worker computed because no job had computed them for them, since it started";
+        self.numbers("caju_worker_sharing_misses_total", help, misses);
         let disk = usage().filter_map(|(l, u)| Some((l, u.sharing.as_ref()?.disk_bytes)));
         let help = "Files with rows that a worker holds for jobs that lag";
         self.numbers("caju_worker_sharing_disk_bytes", help, disk);
@@ -239,7 +245,7 @@ fn len(n: usize) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use caju_proto::v1::{CacheSize, ReaderStatus, SplitStates, TaskServed, WorkerUsage};
+    use caju_proto::v1::{CacheSize, ReaderStatus, SharingUsage, SplitStates, TaskServed, WorkerUsage};
 
     use super::*;
 
@@ -259,7 +265,11 @@ mod tests {
         let worker = |address: &str, state: &str| WorkerStatus {
             address: address.to_owned(),
             state: state.to_owned(),
-            usage: Some(WorkerUsage { disk_tier_bytes: 9, ..Default::default() }),
+            usage: Some(WorkerUsage {
+                disk_tier_bytes: 9,
+                sharing: Some(SharingUsage { hits: 3, misses: 4, ..Default::default() }),
+                ..Default::default()
+            }),
             tuned: [("cpu_threads", "", 8), ("readers", "train", 12), ("buffer_bytes", "", 64)]
                 .map(|(name, job, value)| TunedSetting {
                     name: name.into(),
@@ -284,6 +294,8 @@ mod tests {
             "caju_workers 1".to_owned(),
             "caju_cache_bytes 5".to_owned(),
             r#"caju_worker_tier_bytes{worker="h:1",tier="disk"} 9"#.to_owned(),
+            r#"caju_worker_sharing_hits_total{worker="h:1"} 3"#.to_owned(),
+            r#"caju_worker_sharing_misses_total{worker="h:1"} 4"#.to_owned(),
             r#"caju_worker_cpu_threads{worker="h:1"} 8"#.to_owned(),
             r#"caju_worker_split_readers{worker="h:1",job="train"} 12"#.to_owned(),
             r#"caju_worker_buffer_limit_bytes{worker="h:1"} 64"#.to_owned(),

@@ -48,6 +48,11 @@ async fn stages_stay_where_rows_would_differ() {
             "1.filter stays below 0.with_columns: it reads `y`, which 0.with_columns computes",
         ),
         (
+            // Simplified, it reads nothing. Its text names a column that is not there before.
+            "  - with_columns: { y: 'id % 9' }\n  - filter: 'y is not null'",
+            "1.filter stays below 0.with_columns: it reads `y`, which 0.with_columns computes",
+        ),
+        (
             "  - with_columns: { r: 'random_int(0, 9)' }\n  - filter: 'id > 3'",
             "1.filter stays below 0.with_columns: 0.with_columns draws by the numbers of rows, which this stage changes",
         ),

@@ -1,5 +1,6 @@
 //! Binding: from expressions and a schema to something that can be evaluated.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef};
@@ -71,6 +72,7 @@ impl Registry {
     ) -> Result<BoundExprs> {
         let schema = with_key(input).map_err(|e| e.context(place))?;
         let mut planned = Vec::with_capacity(exprs.len());
+        let mut named = Vec::with_capacity(exprs.len());
         let mut calls = Vec::new();
         let mut random = false;
         for (name, sql, place) in exprs {
@@ -78,6 +80,7 @@ impl Registry {
                 self.rewrite(name, sql, input, &mut calls, &mut random).map_err(|e| e.context(place))?;
             let planner = Planner { builtins: &self.inner.builtins, calls: &calls };
             let plan = planner.plan(tree.clone(), &schema).and_then(|e| {
+                named.push(columns_of(&e, input));
                 let e = if self.inner.fuse { null_as(e, &schema)? } else { e };
                 let e = planner.coerce(e, &schema)?;
                 planner.simplify(if self.inner.fuse { fast(e, &schema)? } else { e }, &schema)
@@ -85,7 +88,7 @@ impl Registry {
             planned.push(plan.map_err(|e| plan_error(&e, sql, input).context(place))?);
         }
         let shared = cse::share(planned).map_err(|e| Error::internal(e.to_string()).context(place))?;
-        physical(place, exprs, shared, input, random, &self.inner.limits)
+        physical(place, exprs, shared, named, input, random, &self.inner.limits)
     }
 
     /// Parses one expression, and replaces our calls in it.
@@ -193,17 +196,26 @@ fn absorb_coalesce(call: &ScalarFunction, schema: &DFSchema) -> Option<ScalarFun
     Some(ScalarFunction::new_udf(Arc::new(ScalarUDF::new_from_impl(kernel)), args))
 }
 
-/// Compiles shared logical expressions to physical ones.
+/// The input columns that an expression names, as sorted indices.
+fn columns_of(expr: &Expr, input: &SchemaRef) -> Vec<usize> {
+    let found: BTreeSet<usize> =
+        expr.column_refs().into_iter().filter_map(|c| input.index_of(&c.name).ok()).collect();
+    found.into_iter().collect()
+}
+
+/// Compiles shared logical expressions to physical ones. The text of an expression may name columns that its simplified form
+/// does not read (`named`): they are read, too, because the text can only be bound where they are.
 fn physical(
     place: &str,
     exprs: &[(&str, &str, String)],
     shared: Shared,
+    named: Vec<Vec<usize>>,
     input: &SchemaRef,
     random: bool,
     limits: &Limits,
 ) -> Result<BoundExprs> {
     let chunk_bytes = limits.chunk_bytes;
-    let mut read: Vec<usize> = Vec::new();
+    let mut read: Vec<usize> = named.concat();
     let mut keyed = false;
     for column in shared.common.iter().map(|(e, _)| e).chain(&shared.exprs).flat_map(Expr::column_refs) {
         match input.index_of(&column.name) {
@@ -243,6 +255,7 @@ fn physical(
     Ok(BoundExprs::new(
         Fields::from(out_fields),
         read,
+        named,
         random,
         Arc::clone(input),
         narrow,

@@ -1,5 +1,6 @@
 //! Evaluation of bound expressions, and finding the row at which an evaluation fails.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions, UInt64Array};
@@ -10,7 +11,6 @@ use caju_types::{Error, ErrorKind, format_bytes};
 use datafusion_common::DataFusionError;
 use datafusion_physical_expr::PhysicalExpr;
 use datafusion_physical_expr::expressions::Column;
-use datafusion_physical_expr::utils::collect_columns;
 
 use crate::infallible::is_infallible;
 use crate::kernel::Fault;
@@ -21,6 +21,8 @@ use crate::kernel::Fault;
 pub struct BoundExprs {
     fields: Fields,
     columns: Vec<usize>,
+    /// For each expression the columns that its text names.
+    named: Arc<[Vec<usize>]>,
     random: bool,
     /// The most bytes that one evaluation may request.
     chunk_bytes: u64,
@@ -81,6 +83,7 @@ impl BoundExprs {
     pub(crate) fn new(
         fields: Fields,
         columns: Vec<usize>,
+        named: Vec<Vec<usize>>,
         random: bool,
         input: SchemaRef,
         narrow: SchemaRef,
@@ -91,7 +94,7 @@ impl BoundExprs {
     ) -> Self {
         let inner = Arc::new(Inner { input, narrow, wide, common, outputs, row_bytes });
         let (chunk_bytes, chunk_steps) = (budget::DEFAULT_BYTES, budget::DEFAULT_STEPS);
-        Self { fields, columns, random, chunk_bytes, chunk_steps, inner }
+        Self { fields, columns, named: named.into(), random, chunk_bytes, chunk_steps, inner }
     }
 
     /// Sets the most bytes that one evaluation may request, and the most steps that it may take.
@@ -109,8 +112,8 @@ impl BoundExprs {
         self.random
     }
 
-    /// The input columns that are read, as sorted indices into the bound schema. The same expressions may be bound to a
-    /// schema without the other columns: they compute the same values.
+    /// The input columns that are read, or that the texts of the expressions name, as sorted indices into the bound schema. The
+    /// same expressions may be bound to a schema without the other columns: they compute the same values.
     pub fn columns(&self) -> &[usize] {
         &self.columns
     }
@@ -125,21 +128,14 @@ impl BoundExprs {
         self.inner.outputs.iter().map(passed).collect()
     }
 
-    /// The input columns on which computed values depend, as sorted indices into the bound schema: those of
+    /// The input columns of expressions that compute something, as sorted indices into the bound schema: those of
     /// [`Self::columns`] that are not only passed on.
     pub fn computed_from(&self) -> Vec<usize> {
-        let computed = self.inner.outputs.iter().filter(|o| !o.expr.is::<Column>()).map(|o| &o.expr);
-        let mut used: Vec<usize> = self
-            .inner
-            .common
-            .iter()
-            .chain(computed)
-            .flat_map(collect_columns)
-            .filter_map(|column| self.columns.get(column.index()).copied())
-            .collect();
-        used.sort_unstable();
-        used.dedup();
-        used
+        let passes = |(column, named): (Option<usize>, &Vec<usize>)| column.is_some_and(|c| named[..] == [c]);
+        let exprs = self.passed().into_iter().zip(self.named.iter());
+        let used: BTreeSet<usize> =
+            exprs.filter(|e| !passes(*e)).flat_map(|(_, named)| named.iter().copied()).collect();
+        used.into_iter().collect()
     }
 
     /// Whether no row can make an evaluation fail, whatever the values of its columns. False where that is not known.

@@ -1,5 +1,6 @@
 //! Chunks: rows with their provenance, and the elements that they form.
 
+use arrow::array::ArrayData;
 use arrow::compute::{concat_batches, take_record_batch};
 use arrow_array::{RecordBatch, UInt32Array};
 use arrow_schema::{DataType, SchemaRef};
@@ -264,6 +265,48 @@ pub fn part_bytes(batch: &RecordBatch, part: &RecordBatch) -> usize {
     bytes.sum()
 }
 
-fn array_bytes(data: &arrow::array::ArrayData) -> usize {
-    data.get_slice_memory_size().unwrap_or_else(|_| data.get_array_memory_size())
+fn array_bytes(data: &ArrayData) -> usize {
+    data.get_slice_memory_size()
+        .unwrap_or_else(|_| data.get_array_memory_size())
+        .saturating_add(viewed_bytes(data))
+}
+
+/// The bytes of values that views refer to, which Arrow's sizes leave out. Shorter values are in the views themselves.
+fn viewed_bytes(data: &ArrayData) -> usize {
+    const MAX_INLINE: usize = 12;
+    match data.data_type() {
+        DataType::Utf8View | DataType::BinaryView => {
+            // The lower 32 bits of a view are the length of its value.
+            let lengths =
+                data.buffer::<u128>(0).iter().take(data.len()).map(|view| (*view & 0xffff_ffff) as usize);
+            lengths.filter(|length| *length > MAX_INLINE).sum()
+        }
+        _ => data.child_data().iter().map(viewed_bytes).sum(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow_array::{Array, ArrayRef, BinaryArray, BinaryViewArray};
+
+    use super::*;
+
+    #[test]
+    fn values_behind_views_count() {
+        let values: Vec<Vec<u8>> = (0..100).map(|n| vec![n; 1000]).collect();
+        let batch = |column: ArrayRef| RecordBatch::try_from_iter([("x", column)]).unwrap();
+        let plain = batch(Arc::new(BinaryArray::from_iter_values(&values)));
+        let views = batch(Arc::new(BinaryViewArray::from_iter_values(&values)));
+        let (plain, of_views) = (batch_bytes(&plain), batch_bytes(&views));
+        assert!(
+            (100_000..105_000).contains(&of_views) && plain.abs_diff(of_views) < 2_000,
+            "{plain}, {of_views}"
+        );
+        let part = batch_bytes(&views.slice(10, 5));
+        assert!((5_000..6_000).contains(&part), "{part}");
+        let short = batch(Arc::new(BinaryViewArray::from_iter_values([[1u8; 12]; 10])));
+        assert_eq!(batch_bytes(&short), 160 + short.column(0).nulls().map_or(0, |_| 2));
+    }
 }

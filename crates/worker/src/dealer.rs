@@ -50,6 +50,7 @@ struct Tail {
     rows: u64,
     behind: Vec<u64>,
     kinds: Vec<v1::TailElement>,
+    row_widths: Vec<u32>,
     has_spare: bool,
 }
 
@@ -170,6 +171,7 @@ impl Dealer {
                 drop_remainder,
                 behind: tail.behind,
                 tail: tail.kinds,
+                row_widths: tail.row_widths,
                 has_spare: tail.has_spare,
             };
             let call = |mut d: Dispatcher| {
@@ -197,11 +199,13 @@ impl Deals {
                 rows: counts.remainders.iter().map(|c| c.rows() as u64).sum(),
                 behind: counts.behind.promised(),
                 kinds: Vec::new(),
+                row_widths: Vec::new(),
                 has_spare: counts.spare.element.is_some(),
             },
             Deals::Rounds(rounds) => {
                 let (kinds, rows) = rounds.tail();
-                Tail { elements: kinds.len() as u64, rows, behind: Vec::new(), kinds, has_spare: false }
+                let (elements, row_widths) = (kinds.len() as u64, rounds.row_widths());
+                Tail { elements, rows, behind: Vec::new(), kinds, row_widths, has_spare: false }
             }
         }
     }

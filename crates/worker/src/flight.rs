@@ -97,6 +97,7 @@ impl FlightOnWorker {
             seed: seed.unwrap_or(0),
             has_seed: seed.is_some(),
             mode: mode.into(),
+            has_full_job: false,
             flight: true,
             flight_worker_id: me.0,
             client_id: 0,

@@ -77,6 +77,8 @@ pub(crate) fn items_per_row(batch: &RecordBatch) -> Vec<u64> {
             DataType::LargeBinary if !has_lists => {
                 add_lengths(&mut items, column.as_binary::<i64>().value_offsets());
             }
+            DataType::Utf8View if !has_lists => add_views(&mut items, column.as_string_view().views()),
+            DataType::BinaryView if !has_lists => add_views(&mut items, column.as_binary_view().views()),
             _ => {}
         }
     }
@@ -89,6 +91,11 @@ fn add_lengths<O: OffsetSizeTrait>(items: &mut [u64], offsets: &[O]) {
             *sum += (end.as_usize() - start.as_usize()) as u64;
         }
     }
+}
+
+/// The lower 32 bits of a view are the length of its value.
+fn add_views(items: &mut [u64], views: &[u128]) {
+    items.iter_mut().zip(views).for_each(|(sum, view)| *sum += (*view & 0xffff_ffff) as u64);
 }
 
 /// The sums of what batches of a round take, for tests: the most expensive batch against the mean.
@@ -107,9 +114,23 @@ fn sizes_of(rounds: &PackedRounds) -> Vec<usize> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use arrow_array::{ArrayRef, StringArray, StringViewArray};
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn texts_behind_views_count_like_others() {
+        let texts = ["".to_owned(), "abc".to_owned(), "x".repeat(100)];
+        let of = |column: ArrayRef| items_per_row(&RecordBatch::try_from_iter([("x", column)]).unwrap());
+        let views = of(Arc::new(StringViewArray::from_iter_values(&texts)));
+        assert_eq!(
+            (views.as_slice(), views.clone()),
+            (&[0, 3, 100][..], of(Arc::new(StringArray::from_iter_values(&texts))))
+        );
+    }
 
     proptest! {
         /// Every row is in one batch, batches keep their sizes, and every round has one for each consumer.

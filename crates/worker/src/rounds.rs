@@ -9,8 +9,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use arrow_array::Array;
 use arrow_array::cast::AsArray;
+use arrow_array::{Array, ArrayRef};
 use arrow_schema::DataType;
 use caju_pipeline::{DatasetDef, StageOp};
 use caju_proto::v1;
@@ -196,6 +196,23 @@ impl Rounds {
         (self.tail.iter().map(kind).collect(), self.remainders.iter().map(|c| c.rows() as u64).sum())
     }
 
+    /// The items of the longest list of each column in the rows that fill no batch, plus 1; 0 for other columns. Nothing where
+    /// the pipeline does not pad.
+    pub(crate) fn row_widths(&self) -> Vec<u32> {
+        let Some(first) = self.remainders.first().filter(|_| self.padding.is_some()) else {
+            return Vec::new();
+        };
+        let longest = |column: usize| {
+            let pieces = self.remainders.iter().flat_map(|chunk| &chunk.pieces);
+            pieces
+                .flat_map(|piece| list_lengths(piece.column(column)))
+                .flatten()
+                .max()
+                .map_or(0, |n| n.saturating_add(1))
+        };
+        (0..first.schema().fields().len()).map(longest).collect()
+    }
+
     /// A part of the tail for one consumer.
     ///
     /// # Errors
@@ -214,9 +231,7 @@ impl Rounds {
             ));
         }
         for chunk in &mut chunks {
-            if !piece.of_rows {
-                *chunk = self.padded(chunk, &piece.pad_to)?;
-            }
+            *chunk = self.padded(chunk, &piece.pad_to)?;
             chunk.round.tail = piece.round;
             if piece.copy {
                 chunk.runs.clear();
@@ -259,25 +274,27 @@ impl Rounds {
             return Vec::new();
         }
         let width = |column: usize| {
-            let mut widths = element.pieces.iter().flat_map(|piece| {
-                let column = piece.column(column);
-                let rows = 0..column.len();
-                match column.data_type() {
-                    DataType::List(_) => {
-                        let list = column.as_list::<i32>();
-                        rows.map(|row| u32::try_from(list.value_length(row)).ok()).collect()
-                    }
-                    DataType::LargeList(_) => {
-                        let list = column.as_list::<i64>();
-                        rows.map(|row| u32::try_from(list.value_length(row)).ok()).collect()
-                    }
-                    _ => vec![None],
-                }
-            });
+            let mut widths = element.pieces.iter().flat_map(|piece| list_lengths(piece.column(column)));
             let first = widths.next().flatten();
             first.filter(|width| widths.all(|w| w == Some(*width))).map_or(0, |width| width.saturating_add(1))
         };
         (0..element.schema().fields().len()).map(width).collect()
+    }
+}
+
+/// The items of each list of a column; one `None` for a column without lists.
+fn list_lengths(column: &ArrayRef) -> Vec<Option<u32>> {
+    let rows = 0..column.len();
+    match column.data_type() {
+        DataType::List(_) => {
+            let list = column.as_list::<i32>();
+            rows.map(|row| u32::try_from(list.value_length(row)).ok()).collect()
+        }
+        DataType::LargeList(_) => {
+            let list = column.as_list::<i64>();
+            rows.map(|row| u32::try_from(list.value_length(row)).ok()).collect()
+        }
+        _ => vec![None],
     }
 }
 

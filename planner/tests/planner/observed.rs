@@ -1,6 +1,6 @@
 //! Rates that options had in epochs of the job that is planned anew.
 
-use caju_planner::{Choice, Measured, Policy, Profile, plan};
+use caju_planner::{Choice, Horizon, Measured, Policy, Profile, plan};
 
 /// What ran is taken as it ran; other snapshots are taken for as overrated as that one was, computing is not.
 #[test]
@@ -45,4 +45,19 @@ fn epochs_that_ran_correct_the_predictions() {
     let profile = observe(predicted[1] / 10.0);
     let again = Profile::from_json(&profile.to_json()).unwrap();
     assert_eq!(rates(&again).0.to_json(), slower.to_json());
+}
+
+/// An epoch that computed was slower than predicted. One that computes and stores would not be faster.
+#[test]
+fn nothing_is_stored_in_the_last_epoch_because_computing_took_longer_than_predicted() {
+    let profile =
+        Profile::from_json(include_str!("../../../tests/golden_plans/design-example.profile.json")).unwrap();
+    let rate = |profile: &Profile| plan(profile, &Policy::Auto).unwrap().options[0].rows_per_s.unwrap();
+    for epochs in [1, 90] {
+        let horizon = Horizon { epochs: Some(epochs), ..profile.horizon.clone() };
+        let observed = vec![Measured { choice: Choice::Compute, rows_per_s: rate(&profile) / 4.0 }];
+        let decision = plan(&Profile { observed, horizon, ..profile.clone() }, &Policy::Auto).unwrap();
+        let stores = decision.choice != Choice::Compute;
+        assert_eq!(stores, epochs == 90, "{epochs}: {}", decision.reason);
+    }
 }

@@ -5,7 +5,9 @@
 //! changed. The rate of the option that was left stays known, and the number of changes is bounded, so that decisions
 //! cannot flap.
 
-use caju_planner::Choice;
+use std::fmt;
+
+use caju_planner::{Choice, format_rate};
 use serde::{Deserialize, Serialize};
 
 use crate::document::Document;
@@ -42,6 +44,27 @@ impl EpochFacts {
     /// The fraction of the splits that was read.
     pub(crate) fn fraction_read(&self) -> f64 {
         self.modes.get as f64 / self.modes.total().max(1) as f64
+    }
+}
+
+/// What is known, for people.
+impl fmt::Display for ReplanState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rate = |rate: u64| format_rate(rate as f64 / 1000.0);
+        let epochs = |n: u32, what: &str| match n {
+            0 => None,
+            1 => Some(format!("{what} in the last epoch")),
+            n => Some(format!("{what} in {n} epochs in a row")),
+        };
+        let known = [
+            self.computed_rate.map(|r| format!("computing gave {} rows/s", rate(r))),
+            self.read_rate.map(|r| format!("reading gave {} rows/s", rate(r))),
+            epochs(self.epochs_worse, "another option was better"),
+            epochs(self.epochs_missed, "less or more was read than was decided"),
+            (self.changes > 0).then(|| format!("changes of the decision: {}", self.changes)),
+        ];
+        let known: Vec<String> = known.into_iter().flatten().collect();
+        f.write_str(&if known.is_empty() { "nothing that counts".to_owned() } else { known.join("; ") })
     }
 }
 

@@ -108,10 +108,22 @@ pub(super) fn check_dataset(consumers: Option<&Consumers>, dataset: &Dataset) ->
             "balance `tokens` packs rows of any length, and this pipeline pads its batches: use `batch`, or balance `bucket`",
         ));
     }
+    let sizes = definition.stages.iter().find_map(|s| match &s.op {
+        StageOp::BucketByLength { batch_sizes, .. } => Some(batch_sizes),
+        _ => None,
+    });
+    if sizes.is_some_and(|sizes| sizes.windows(2).any(|two| two[0] != two[1])) {
+        return Err(Error::invalid(
+            "balance `tokens` packs batches of one number of rows, and this `bucket_by_length` has another number for each \
+             class: give one batch size, use `batch`, or use balance `bucket`",
+        ));
+    }
     let schema = schema_from_ipc(&dataset.schema_ipc)?;
     let is_sized = |field: &Arc<Field>| {
-        use DataType::{Binary, LargeBinary, LargeList, LargeUtf8, List, Utf8};
-        matches!(field.data_type(), List(_) | LargeList(_) | Utf8 | LargeUtf8 | Binary | LargeBinary)
+        use DataType::{Binary, BinaryView, LargeBinary, LargeList, LargeUtf8, List, Utf8, Utf8View};
+        let is_bytes =
+            matches!(field.data_type(), Utf8 | LargeUtf8 | Utf8View | Binary | LargeBinary | BinaryView);
+        is_bytes || matches!(field.data_type(), List(_) | LargeList(_))
     };
     if schema.is_some_and(|schema| !schema.fields().iter().any(is_sized)) {
         return Err(Error::invalid(
@@ -354,6 +366,7 @@ fn reach_tail(txn: &mut Txn<'_>, id: TaskId, worker: WorkerId, request: &v1::Dea
             drop_remainder: request.drop_remainder,
             behind,
             kinds: request.tail.iter().map(kind_of).collect(),
+            row_widths: request.row_widths.clone(),
             has_spare: request.has_spare,
         };
         txn.apply(Update::TailReached { task: id, tail });

@@ -27,8 +27,8 @@ impl Core {
         limits.check_name("a job's name", &request.job)?;
         limits.check_name("a trainer's id", &request.trainer_id)?;
         limits.check_name("a dataset's name", &request.dataset_id)?;
-        request.job = self.job_of_dataset(&request).await?;
-        request.job = sharing::job_name(&request)?;
+        let of_dataset = self.job_of_dataset(&request).await?;
+        request.job = sharing::job_name(&request, of_dataset)?;
         limits.check_name("a policy", &request.policy)?;
         limits.check_name("an encoding", &request.encoding)?;
         limits
@@ -98,7 +98,7 @@ impl Core {
     /// The job's name in the dispatcher. Readers that give one job name and datasets of other identifiers read other jobs, as
     /// in tf.data service: a job over a dataset with a chosen identifier is named `JOB:DATASET`.
     async fn job_of_dataset(&self, request: &v1::OpenIterationRequest) -> Result<String> {
-        if request.job.is_empty() || request.dataset_id.is_empty() {
+        if request.job.is_empty() || request.dataset_id.is_empty() || request.has_full_job {
             return Ok(request.job.clone());
         }
         let (job, id) = (JobName(request.job.clone()), DatasetId(request.dataset_id.clone()));

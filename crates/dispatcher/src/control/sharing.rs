@@ -257,13 +257,14 @@ pub(super) fn wanted(request: &v1::OpenIterationRequest) -> Result<Option<Sharin
     Ok(sharing)
 }
 
-/// The name of the job that a reader reads: each trainer of a job that shares has an iteration of its own.
+/// The name of the job that a reader reads: each trainer of a job that shares has an iteration of its own. `of_dataset` is the
+/// name of the job over its dataset.
 ///
 /// # Errors
-/// `InvalidArgument` without a job name, and together with consumers.
-pub(super) fn job_name(request: &v1::OpenIterationRequest) -> Result<String> {
+/// `InvalidArgument` without a job name, for one that might be that of another job's trainer, and together with consumers.
+pub(super) fn job_name(request: &v1::OpenIterationRequest, of_dataset: String) -> Result<String> {
     if !wanted(request)?.is_some_and(Sharing::is_shared) {
-        return Ok(request.job.clone());
+        return Ok(of_dataset);
     }
     if request.job.is_empty() {
         return Err(Error::invalid("sharing requires a named job: give it a name, which says who shares"));
@@ -273,12 +274,20 @@ pub(super) fn job_name(request: &v1::OpenIterationRequest) -> Result<String> {
             "num_consumers and sharing exclude each other: consumers divide one epoch, and jobs that share have one each",
         ));
     }
-    match request.trainer_id.as_str() {
-        "" => Ok(request.job.clone()),
-        // A reader that opens its epoch again gives the name that it was given.
-        trainer if request.job.ends_with(&format!("@{trainer}")) => Ok(request.job.clone()),
-        trainer => Ok(format!("{}@{trainer}", request.job)),
+    let trainer = request.trainer_id.as_str();
+    // A reader of an older version that opens its epoch again does not say that it gives the name that it was given.
+    let is_full = request.has_full_job || request.reattached_client != 0;
+    if is_full && (trainer.is_empty() || request.job.ends_with(&format!("@{trainer}"))) {
+        return Ok(of_dataset);
     }
+    if request.job.contains('@') {
+        return Err(Error::invalid(format!(
+            "job `{}`: the name of a job that shares has no `@`, because JOB@TRAINER is the job of a trainer; take another name, \
+             or name the trainer apart (--trainer-id, in Python trainer_id=)",
+            request.job
+        )));
+    }
+    Ok(if trainer.is_empty() { of_dataset } else { format!("{of_dataset}@{trainer}") })
 }
 
 /// Whether a job over a dataset can share like that.

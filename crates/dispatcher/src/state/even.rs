@@ -177,7 +177,7 @@ fn deal_rounds(tails: &[(TaskId, &Tail)], even: &Even) -> Result<Deal, Error> {
         return Ok(rounds::by_class(tails, &even.consumers, first));
     }
     let behind = vec![0; even.behind.len()];
-    Ok(rounds::numbered(deal(tails, &behind, even.consumers.uneven)?, first))
+    Ok(rounds::numbered(deal(tails, &behind, even.consumers.uneven)?, tails, first))
 }
 
 impl Iteration {
@@ -206,11 +206,16 @@ impl Iteration {
         Some(deal(&tails, &behind, even.consumers.uneven).map_err(|e| e.context(self.describe())))
     }
 
+    /// A task has computed all of its rows. A feed that it has alone gives no further split: a `take` may leave some.
     pub(super) fn reach_tail(&mut self, id: TaskId, tail: &Tail) {
-        if let Some(task) = self.tasks.get_mut(&id).filter(|t| t.state == TaskState::Active) {
-            task.tail = Some(tail.clone());
-            self.version += 1;
+        let Some(task) = self.tasks.get_mut(&id).filter(|t| t.state == TaskState::Active) else { return };
+        task.tail = Some(tail.clone());
+        if self.exclusive
+            && let Some(feed) = self.feeds.get_mut(&task.feed)
+        {
+            feed.closed = true;
         }
+        self.version += 1;
     }
 
     pub(super) fn dealt(&mut self, deal: &Deal) {

@@ -65,8 +65,15 @@ fn widest<'a>(mut all: impl Iterator<Item = &'a [u32]>) -> Vec<u32> {
     })
 }
 
-/// Numbers what was dealt without classes: the whole elements of each consumer, then the rows that fill batches.
-pub(super) fn numbered(mut deal: Deal, first: u64) -> Deal {
+/// Numbers what was dealt without classes: the whole elements of each consumer, then the rows that fill batches. All are padded
+/// to one shape.
+pub(super) fn numbered(mut deal: Deal, tails: &[(TaskId, &Tail)], first: u64) -> Deal {
+    let mut pad_to: Vec<u32> = Vec::new();
+    for widths in tails.iter().flat_map(|(_, t)| t.kinds.iter().map(|k| &k.widths).chain([&t.row_widths])) {
+        pad_to.resize(pad_to.len().max(widths.len()), 0);
+        pad_to.iter_mut().zip(widths).for_each(|(widest, width)| *widest = (*widest).max(*width));
+    }
+    deal.tasks.iter_mut().flat_map(|(_, pieces)| pieces).for_each(|p| p.pad_to.clone_from(&pad_to));
     let mut given: BTreeMap<u32, u64> = BTreeMap::new();
     for piece in deal.tasks.iter_mut().flat_map(|(_, pieces)| pieces).filter(|p| !p.of_rows) {
         let given = given.entry(piece.consumer).or_default();
@@ -139,6 +146,7 @@ mod tests {
                 drop_remainder: false,
                 behind: Vec::new(),
                 kinds: kinds.iter().map(|(b, w)| TailElement { bucket: Some(*b), widths: vec![*w] }).collect(),
+                row_widths: Vec::new(),
                 has_spare: false,
             }).collect();
             let tails: Vec<_> = (1..).map(TaskId).zip(&tails).collect();

@@ -26,6 +26,9 @@ pub struct Tail {
     /// Of consumers that read in rounds: the elements.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kinds: Vec<TailElement>,
+    /// Of consumers that read in rounds: the items of the longest list of each column in the rows, plus 1; 0: no lists.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub row_widths: Vec<u32>,
     /// Whether an element that was dealt before can be repeated: its place is behind the last one of `elements`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub has_spare: bool,
@@ -224,6 +227,7 @@ mod tests {
             drop_remainder,
             behind: Vec::new(),
             kinds: Vec::new(),
+            row_widths: Vec::new(),
             has_spare: false,
         }
     }

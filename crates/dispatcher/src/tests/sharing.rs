@@ -1,7 +1,7 @@
 //! Tasks of jobs that share get first what is in the window of their worker, then what no other job was given, then the rest.
 
 use caju_proto::{split_name, v1};
-use caju_types::Result;
+use caju_types::{ErrorKind, Result};
 use serde_json::{Value, json};
 
 use super::fake::{World, indices, lost, open_request, run};
@@ -112,5 +112,34 @@ fn jobs_without_a_common_point_get_their_splits_in_order() {
         let opened = world.open(&json!({"splits": 4}), "alone").await;
         let alone = world.next(opened.tasks[0].task_id, worker, 1, 2).await.unwrap();
         assert_eq!(indices(&alone), [0, 1]);
+    });
+}
+
+/// `run@a` is the job of trainer `a` of job `run`. A job of that name would divide its rows.
+#[test]
+fn jobs_that_share_are_not_taken_for_trainers_of_other_jobs() {
+    run(async {
+        let w = World::new();
+        w.worker("a:1").await;
+        let open = async |job: &str, trainer: &str, has_full_job: bool| {
+            let request = v1::OpenIterationRequest {
+                sharing: "exact".into(),
+                trainer_id: trainer.into(),
+                has_full_job,
+                ..open_request(&json!({"splits": 4}), job)
+            };
+            w.core.open_iteration(request).await
+        };
+        let trainer = open("run", "a", false).await.unwrap();
+        assert_eq!(trainer.job, "run@a");
+        for (job, trainer) in [("run@a", ""), ("run@a", "a"), ("x@y", "z")] {
+            let e = open(job, trainer, false).await.unwrap_err();
+            assert!(e.kind() == ErrorKind::InvalidArgument && e.message().contains("has no `@`"), "{e}");
+        }
+        // A reader that opens its epoch again gives the name that it was given.
+        for named in ["a", ""] {
+            let again = open(&trainer.job, named, true).await.unwrap();
+            assert_eq!((again.job, again.iteration_id), (trainer.job.clone(), trainer.iteration_id));
+        }
     });
 }

@@ -272,10 +272,18 @@ fn bind_branch(
     if level.depth == 0 {
         order = StageOrder::of(def, &first, &schemas);
         if !order.is_written() {
-            let (steps, reordered) = bound(&order, &input)?;
-            let as_written = Bound { steps: &first, schemas: &schemas };
-            order = order.checked(def, as_written, Bound { steps: &steps, schemas: &reordered });
-            first = if order.is_written() { first } else { steps };
+            // That it cannot be bound is not expected. The written order can be.
+            match bound(&order, &input) {
+                Err(e) => {
+                    order =
+                        StageOrder::refused(def, &format!("the other order cannot be bound: {}", e.message()))
+                }
+                Ok((steps, reordered)) => {
+                    let as_written = Bound { steps: &first, schemas: &schemas };
+                    order = order.checked(def, as_written, Bound { steps: &steps, schemas: &reordered });
+                    first = if order.is_written() { first } else { steps };
+                }
+            }
         }
     }
     let ops = order.ops(def);

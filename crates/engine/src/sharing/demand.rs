@@ -7,8 +7,12 @@ use std::time::Duration;
 use caju_runtime::Clock;
 use parking_lot::Mutex;
 
-/// Over what time it is averaged whether an output is full. A reader takes rows in bursts: one batch per step, for example.
+/// Over what time it is averaged whether rows are held back. A reader takes rows in bursts: one batch per step, for example.
 const AVERAGED_OVER: Duration = Duration::from_millis(500);
+
+/// For how much of the time rows are held back at a point of a task whose own stages hold them back. Where those stages only take
+/// their share of the cores, rows that are computed twice cost more than the wait: so it is high.
+const MOSTLY_HELD: f64 = 0.9;
 
 /// What the readers of a task take.
 ///
@@ -75,6 +79,33 @@ impl Demand {
     /// holds rows back, or another consumer.
     pub fn is_hungry(&self) -> bool {
         self.hungry.load(Ordering::Relaxed) > 0 && !self.is_full()
+    }
+}
+
+/// For how much of the time the rows at one sharing point of a task are held back by the task's own stages below the point.
+///
+/// Another task that reads the rows there would be as slow as those stages, which it does not have.
+#[derive(Debug)]
+pub(crate) struct HeldBack {
+    clock: Arc<dyn Clock>,
+    output: Mutex<Output>,
+}
+
+impl HeldBack {
+    /// A point at which no row has passed.
+    pub(super) fn new(clock: Arc<dyn Clock>) -> Arc<Self> {
+        let output = Mutex::new(Output { at: clock.now(), ..Output::default() });
+        Arc::new(Self { clock, output })
+    }
+
+    /// Rows have passed, and the stages below do not ask for more (`true`), or they ask again.
+    pub(crate) fn set(&self, is_held: bool) {
+        self.output.lock().set(is_held, self.clock.now());
+    }
+
+    /// Whether rows mostly wait for the stages below.
+    pub(super) fn is_held(&self) -> bool {
+        self.output.lock().share(self.clock.now()) > MOSTLY_HELD
     }
 }
 

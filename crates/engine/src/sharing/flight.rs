@@ -6,6 +6,7 @@ use std::sync::Arc;
 use caju_wire::Chunk;
 use parking_lot::Mutex;
 
+use super::demand::HeldBack;
 use super::job::MayShare;
 use super::member::{SharedRows, SharingMember, Writer};
 use super::shared_split::SplitRef;
@@ -89,6 +90,11 @@ impl Flights {
             self.member.wait_for_spill(chunk.bytes() as u64).await;
         }
         self.put(place, chunk)
+    }
+
+    /// Whether the stages below a place hold its rows back.
+    pub(crate) fn held_back(&self, place: usize) -> Option<Arc<HeldBack>> {
+        self.member.held_back(place)
     }
 
     /// Whether rows go to the window at a place.

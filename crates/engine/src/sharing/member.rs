@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use arrow_array::RecordBatch;
 
-use super::demand::Demand;
+use super::demand::{Demand, HeldBack};
 use super::job::{MayShare, SharingJob};
 use super::point::SharingPoint;
 use super::shared_split::{Found, Next, SharedSplit, SplitRef};
@@ -26,6 +26,8 @@ pub struct SharingMember {
     id: u64,
     points: Vec<SharingPoint>,
     demand: Arc<Demand>,
+    /// Of each point.
+    held_back: Vec<Arc<HeldBack>>,
     pub(super) counters: Counters,
 }
 
@@ -33,12 +35,16 @@ impl SharingWindow {
     /// Adds a task of a job that shares its rows at these points. It leaves when the handle is dropped.
     pub fn join(self: &Arc<Self>, job: SharingJob, points: Vec<SharingPoint>) -> Arc<SharingMember> {
         let demand = Demand::new(Arc::clone(&self.clock));
-        let id = self.add_member(job, points.iter().map(|p| p.key).collect(), Arc::clone(&demand));
+        let held_back: Vec<Arc<HeldBack>> =
+            points.iter().map(|_| HeldBack::new(Arc::clone(&self.clock))).collect();
+        let keys = points.iter().map(|p| p.key).collect();
+        let id = self.add_member(job, keys, (Arc::clone(&demand), held_back.clone()));
         Arc::new(SharingMember {
             window: Arc::clone(self),
             id,
             points,
             demand,
+            held_back,
             counters: Counters::default(),
         })
     }
@@ -68,6 +74,12 @@ impl SharingMember {
     /// The task ends: no other task waits for it, or computes rows for it.
     pub(crate) fn leave(&self) {
         self.window.leave(self.id);
+    }
+
+    /// Whether its own stages hold rows back at a place.
+    pub(super) fn held_back(&self, place: usize) -> Option<Arc<HeldBack>> {
+        let at = self.places().position(|p| p == place)?;
+        self.held_back.get(at).map(Arc::clone)
     }
 
     /// The places of its points, from the source on.
@@ -171,13 +183,13 @@ pub(crate) struct SharedRows {
     batches: usize,
     /// Some of its rows came from disk.
     is_read_back: bool,
-    /// How long this task waited for rows that the readers of another task held back, while its own could take more.
+    /// How long this task waited for rows that another task held back, while its own readers could take more.
     starved: Duration,
 }
 
 impl SharedRows {
-    /// The next rows; [`Next::Unavailable`] if no task has added any within `--sharing-wait`, if the readers of the tasks that
-    /// compute the split held its rows back for that long in total, or if they cannot be read back from disk.
+    /// The next rows; [`Next::Unavailable`] if no task has added any within `--sharing-wait`, if the tasks that compute the
+    /// split, or their readers, held its rows back for that long in total, or if they cannot be read back from disk.
     pub(crate) async fn next(&mut self) -> Next {
         let window = &self.member.window;
         let deadline = window.clock.now() + window.wait();
@@ -210,7 +222,7 @@ impl SharedRows {
                 other => return other,
             }
             let now = window.clock.now();
-            if self.member.demand.is_hungry() && self.split.awaits_readers() {
+            if self.member.demand.is_hungry() && self.split.is_held_back() {
                 self.starved += now.saturating_sub(before);
             }
             before = now;

@@ -16,7 +16,8 @@
 //! A task never depends on another one. It computes the remaining rows of a split itself when the task that computed them
 //! fails, ends, or gives no row for [`SharingSettings::wait`], and when the window had no space for them. Where its own readers
 //! could take more than they get ([`Demand`]), it does so too when the readers of the other task held the rows of the split back
-//! for that long in total, and it begins other splits rather than those.
+//! for that long in total, and it begins other splits rather than those. The stages of the other task below the point may hold
+//! rows back like its readers.
 
 mod demand;
 mod departed;
@@ -30,6 +31,7 @@ mod spill;
 mod stats;
 mod window;
 
+pub(crate) use demand::HeldBack;
 pub use demand::{Demand, FullOutput};
 pub(crate) use flight::{Begin, Flights};
 pub(crate) use job::MayShare;

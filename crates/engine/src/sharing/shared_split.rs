@@ -7,7 +7,7 @@ use caju_wire::batch_bytes;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::demand::Demand;
+use super::demand::{Demand, HeldBack};
 use super::job::SharingJob;
 use super::spill::SpilledBatch;
 
@@ -53,11 +53,20 @@ struct Rows {
     total_bytes: u64,
     /// Writing them to disk failed: it is not tried again.
     stays_in_memory: bool,
-    /// Tasks that compute the split, by their numbers in the window.
-    writers: Vec<(u64, Arc<Demand>)>,
+    /// Tasks that compute the split.
+    writers: Vec<WriterOf>,
     /// Tasks that read it.
     readers: u32,
     state: State,
+}
+
+/// A task that computes a split.
+#[derive(Debug)]
+struct WriterOf {
+    /// Its number in the window.
+    member: u64,
+    demand: Arc<Demand>,
+    held_back: Arc<HeldBack>,
 }
 
 #[derive(Debug)]
@@ -217,24 +226,24 @@ impl SharedSplit {
         matches!(self.rows.lock().batches.first(), Some(Batch::Disk(_)))
     }
 
-    pub(super) fn add_writer(&self, member: u64, demand: Arc<Demand>) {
-        self.rows.lock().writers.push((member, demand));
+    pub(super) fn add_writer(&self, member: u64, demand: Arc<Demand>, held_back: Arc<HeldBack>) {
+        self.rows.lock().writers.push(WriterOf { member, demand, held_back });
     }
 
     /// A task stops computing this split. Returns whether no other task will add its remaining rows.
     pub(super) fn remove_writer(&self, member: u64) -> bool {
         let mut rows = self.rows.lock();
-        if let Some(at) = rows.writers.iter().position(|(id, _)| *id == member) {
+        if let Some(at) = rows.writers.iter().position(|writer| writer.member == member) {
             rows.writers.swap_remove(at);
         }
         rows.writers.is_empty() && rows.state == State::Growing
     }
 
-    /// Whether all tasks that compute it mostly wait for their readers.
-    pub(super) fn awaits_readers(&self) -> bool {
+    /// Whether all tasks that compute it mostly wait for their readers, or for their own stages below the point.
+    pub(super) fn is_held_back(&self) -> bool {
         let rows = self.rows.lock();
         let has_writers = rows.state == State::Growing && !rows.writers.is_empty();
-        has_writers && rows.writers.iter().all(|(_, demand)| demand.is_full())
+        has_writers && rows.writers.iter().all(|w| w.demand.is_full() || w.held_back.is_held())
     }
 
     pub(super) fn add_reader(&self) {

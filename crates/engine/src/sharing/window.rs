@@ -13,7 +13,7 @@ use caju_runtime::Clock;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::demand::Demand;
+use super::demand::{Demand, HeldBack};
 use super::departed::Departed;
 use super::job::SharingJob;
 use super::settings::{SharingLag, SharingSettings};
@@ -86,6 +86,8 @@ struct Member {
     /// It waits for others: they do not wait for it.
     is_waiting: bool,
     demand: Arc<Demand>,
+    /// Whether its own stages hold rows back, of each point.
+    held_back: Vec<Arc<HeldBack>>,
 }
 
 /// What a task finds when it begins a split.
@@ -113,13 +115,25 @@ impl SharingWindow {
     }
 
     /// Adds a task of a job that shares its rows at the points with these keys, from the source on. Returns its number.
-    pub(super) fn add_member(&self, job: SharingJob, keys: Vec<u128>, demand: Arc<Demand>) -> u64 {
+    pub(super) fn add_member(
+        &self,
+        job: SharingJob,
+        keys: Vec<u128>,
+        (demand, held_back): (Arc<Demand>, Vec<Arc<HeldBack>>),
+    ) -> u64 {
         let mut state = self.state.lock();
         let id = state.next_member;
         state.next_member += 1;
         state.unused.retain(|point, _| !keys.contains(point));
-        let member =
-            Member { job, points: keys, had: HashSet::new(), is_out: false, is_waiting: false, demand };
+        let member = Member {
+            job,
+            points: keys,
+            had: HashSet::new(),
+            is_out: false,
+            is_waiting: false,
+            demand,
+            held_back,
+        };
         state.members.insert(id, member);
         state.refresh_all();
         id
@@ -140,13 +154,13 @@ impl SharingWindow {
     }
 
     /// The splits at points of a member that it has not had, the oldest first, at most `most`; by the names of leases. While
-    /// readers of the task could take more than they get, without those whose next rows wait for the readers of another task:
-    /// it computes splits that no task has begun instead.
+    /// readers of the task could take more than they get, without those whose next rows another task holds back: it computes
+    /// splits that no task has begun instead.
     pub(super) fn unread_splits(&self, member: u64, most: usize) -> Vec<u64> {
         let state = self.state.lock();
         let Some(of) = state.members.get(&member) else { return Vec::new() };
         let is_hungry = of.demand.is_hungry();
-        let unread = state.splits.values().filter(|s| of.needs(s) && !(is_hungry && s.awaits_readers()));
+        let unread = state.splits.values().filter(|s| of.needs(s) && !(is_hungry && s.is_held_back()));
         let mut names = Vec::new();
         for split in unread {
             // The window has a split once per point.
@@ -375,14 +389,14 @@ impl State {
     }
 
     /// The points at which rows of a member are of use: for each other task the last one that both have. Without such a task
-    /// the last one of all, for a task that may come.
+    /// all of them, for a task that may come: it may have another one in common.
     fn useful_points(&self, member: u64) -> Vec<usize> {
         let Some(me) = self.members.get(&member) else { return Vec::new() };
         let common = |other: &Member| me.points.iter().rposition(|point| other.points.contains(point));
         let others = self.members.iter().filter(|(id, _)| **id != member);
         let mut useful: Vec<usize> = others.filter_map(|(_, other)| common(other)).collect();
         if useful.is_empty() {
-            useful.extend(me.points.len().checked_sub(1));
+            useful.extend(0..me.points.len());
         }
         useful.sort_unstable();
         useful.dedup();
@@ -393,6 +407,7 @@ impl State {
     fn open(&mut self, member: u64, at: usize, of: SplitRef, name: u64) -> Option<(usize, Arc<SharedSplit>)> {
         let me = self.members.get(&member)?;
         let (job, point, demand) = (me.job, *me.points.get(at)?, Arc::clone(&me.demand));
+        let held_back = Arc::clone(me.held_back.get(at)?);
         let id = SplitId { point, split: of };
         let known = self.by_id.get(&id).and_then(|number| self.splits.get(number));
         let split = match known {
@@ -407,7 +422,7 @@ impl State {
                 split
             }
         };
-        split.add_writer(member, demand);
+        split.add_writer(member, demand, held_back);
         Some((at, split))
     }
 

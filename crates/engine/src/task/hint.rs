@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use caju_types::Result;
 use caju_wire::{Chunk, Run};
@@ -9,7 +10,7 @@ use futures::stream::StreamExt;
 
 use super::{Item, Items};
 use crate::caching::TaskCache;
-use crate::sharing::{Flights, entry_index};
+use crate::sharing::{Flights, HeldBack, entry_index};
 
 /// Renumbers the rows of every split consecutively.
 #[derive(Debug, Default)]
@@ -65,7 +66,7 @@ pub(super) fn at_hint(hint: usize, dirty: bool, items: Items, cache: &Arc<TaskCa
 
 /// Rows that other jobs computed enter here, and rows that this task computed go to the window.
 pub(super) fn at_sharing_point(place: usize, items: Items, sharing: &Arc<Flights>) -> Items {
-    let (sharing, entry) = (Arc::clone(sharing), entry_index(place));
+    let (sharing, entry, held_back) = (Arc::clone(sharing), entry_index(place), sharing.held_back(place));
     let passing = move |item| {
         let sharing = Arc::clone(&sharing);
         async move {
@@ -82,7 +83,28 @@ pub(super) fn at_sharing_point(place: usize, items: Items, sharing: &Arc<Flights
             }
         }
     };
-    items.filter_map(passing).boxed()
+    let passed = items.filter_map(passing).boxed();
+    match held_back {
+        Some(held_back) => with_held_back(passed, held_back),
+        None => passed,
+    }
+}
+
+/// Says for how much of the time nobody asks for the next item.
+fn with_held_back(mut items: Items, held_back: Arc<HeldBack>) -> Items {
+    let mut is_held = false;
+    let asked = move |cx: &mut Context<'_>| {
+        if std::mem::take(&mut is_held) {
+            held_back.set(false);
+        }
+        let polled = items.poll_next_unpin(cx);
+        if matches!(polled, Poll::Ready(Some(_))) {
+            is_held = true;
+            held_back.set(true);
+        }
+        polled
+    };
+    futures::stream::poll_fn(asked).boxed()
 }
 
 async fn pass(

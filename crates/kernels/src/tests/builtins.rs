@@ -98,6 +98,16 @@ fn only_what_is_named_is_read() {
     let out = bound.evaluate(&b, None).unwrap();
     assert_eq!(out.len(), 2);
     assert!(bound.evaluate(&b.project(&[0]).unwrap(), None).is_err());
+    // Simplified, it is `label`. Its text still needs `x` where it is bound.
+    let bound = registry()
+        .bind("s", &[("a".into(), "case when true then label else x end".into())], &b.schema())
+        .unwrap();
+    assert_eq!(
+        (bound.columns(), bound.passed(), bound.computed_from()),
+        (&[0, 2][..], vec![Some(2)], vec![0, 2])
+    );
+    let bound = registry().bind("s", &[("a".into(), "label".into())], &b.schema()).unwrap();
+    assert_eq!((bound.columns(), bound.computed_from()), (&[2][..], vec![]));
 }
 
 #[test]

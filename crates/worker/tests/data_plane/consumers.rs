@@ -114,6 +114,26 @@ async fn every_rank_gets_as_many_elements_at_any_speed() {
     }
 }
 
+/// The splits behind a `take` are never leased.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_epoch_ends_for_all_ranks_where_a_take_ends_it() {
+    for (n, (steps, batch, total)) in [
+        (json!([{"batch": 16}, {"take": 100}]), 16, 100_u64),
+        (json!([{"filter": "id % 2 = 0"}, {"take": 500}, {"batch": 10}]), 10, 50),
+        (json!([{"skip": 30}, {"batch": 16}, {"skip": 3}, {"take": 10}]), 16, 10),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let cluster = Cluster::start(2).await;
+        let def = json!({"source": {"range": {"start": 0, "end": 20_000}}, "steps": steps});
+        let got = epoch(&cluster, &def, &format!("drop-{n}"), 3, Uneven::Drop).await;
+        even(&got, total / 3, batch);
+        let got = epoch(&cluster, &def, &format!("pad-{n}"), 3, Uneven::Pad).await;
+        assert_eq!(even(&got, total.div_ceil(3), batch) as u64, total * batch as u64);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_worker_leaves_nobody_behind() {
     for attempt in 0..3 {

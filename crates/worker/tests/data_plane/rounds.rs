@@ -154,6 +154,18 @@ async fn cor_03_all_batches_of_a_round_are_of_one_class() {
     assert!(job.surplus_elements < 3 * 15);
 }
 
+/// The splits behind a `take` are never leased.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rounds_end_where_a_take_ends_the_epoch() {
+    let mut def = bucketed(20_000);
+    def["steps"].as_array_mut().unwrap().push(json!({"take": 60}));
+    let cluster = Cluster::start(2).await;
+    let mut readers = open(&cluster.client().await, &def, 2, Balance::Bucket).await;
+    let all = take_all(&mut readers, usize::MAX).await.unwrap();
+    let rows = in_rounds(&all);
+    assert!((500..=600).contains(&rows), "{rows} rows of 600");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_last_rounds_are_of_one_class_with_copies_and_every_row_comes() {
     let cluster = Cluster::start(3).await;
@@ -188,6 +200,23 @@ async fn batches_that_rows_of_several_workers_fill_come_last() {
         let all = take_all(&mut readers, usize::MAX).await.unwrap();
         assert_eq!(all.iter().map(Vec::len).collect::<Vec<_>>(), [each; 2]);
         assert!(distinct(&all) >= 312 * 32);
+    }
+}
+
+/// The batches that rows of several workers fill are padded to one length, too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_last_rounds_of_padded_batches_are_of_one_shape() {
+    let tokens = json!({"with_columns": {"tokens": "array_repeat(id, id * 7919 % 97 + 1)"}});
+    for batch in [7, 64] {
+        let def = range(1_000, &[tokens.clone(), json!({"padded_batch": batch})]);
+        let cluster = Cluster::start(3).await;
+        let mut readers = open(&cluster.client().await, &def, 3, Balance::Bucket).await;
+        let all = take_all(&mut readers, usize::MAX).await.unwrap();
+        for round in 0..all[0].len() {
+            let widths: BTreeSet<Option<i32>> = all.iter().map(|own| own[round].width).collect();
+            assert_eq!(widths.len(), 1, "batches of {batch}, round {round} of {}: {widths:?}", all[0].len());
+        }
+        assert!(distinct(&all) >= 1_000 - 3 * batch);
     }
 }
 
@@ -447,6 +476,10 @@ async fn what_cannot_be_balanced_is_refused() {
     );
     let e = refused(&bucketed(100), Balance::Tokens).await;
     assert!(e.message().contains("this pipeline pads its batches"), "{e}");
+    let sizes =
+        json!({"length": "id % 97", "boundaries": BOUNDARIES, "batch_sizes": [8, 4, 2], "pad": false});
+    let e = refused(&range(100, &[json!({"bucket_by_length": sizes})]), Balance::Tokens).await;
+    assert!(e.message().contains("has another number for each class"), "{e}");
     let mut hint = bucketed(100);
     hint["steps"].as_array_mut().unwrap().push(json!({"autocache": "batches"}));
     let e = refused(&hint, Balance::Bucket).await;

@@ -319,6 +319,24 @@ async fn a_job_that_stands_still_holds_up_nobody() {
     }
 }
 
+/// A job whose own stages are slow below what it shares slows no other job down.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_with_slow_stages_of_its_own_holds_up_nobody() {
+    let wait = Duration::from_millis(100);
+    let cluster = cluster(1, SharingSettings { wait, ..SharingSettings::default() }).await;
+    let client = cluster.client().await;
+    let square = json!({"with_columns": {"square": "id * id"}});
+    // Longer than the test may take.
+    let slow = json!([square, {"batch": 32}, {"sleep": {"per_batch": "1s"}}]);
+    let slow = range(ROWS, slow.as_array().unwrap());
+    let quick = range(ROWS, &[square, json!({"batch": 32})]);
+    let mut readers = begun(&client, vec![shared(&slow, "slow")]).await;
+    readers[0].0.next().await.unwrap().unwrap();
+    let quick = begun(&client, vec![shared(&quick, "quick")]).await;
+    finish(&client, quick, ROWS).await;
+    drop(readers);
+}
+
 /// What a job reads is not what another one failed with.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn xtr_25_errors_are_not_shared() {

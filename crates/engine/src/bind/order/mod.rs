@@ -65,7 +65,7 @@ impl StageOrder {
     }
 
     /// The written order, with a reason for it.
-    fn refused(def: &DatasetDef, why: &str) -> Self {
+    pub(super) fn refused(def: &DatasetDef, why: &str) -> Self {
         Self { kept: vec![format!("no stage is moved: {why}")], ..Self::written(def) }
     }
 

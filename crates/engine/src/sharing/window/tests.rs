@@ -297,12 +297,36 @@ async fn a_job_whose_reader_is_hungry_is_not_as_slow_as_the_job_that_computes() 
     assert!(at > 1 && began.elapsed() >= Duration::from_millis(200), "it waited for less than it may");
 }
 
+/// The stages of one job below the point are slow. The other job does not have them.
+#[tokio::test]
+async fn a_job_is_not_as_slow_as_the_stages_of_another_one_below_the_point() {
+    let window = window(1 << 20, SharingLag::Drop, Duration::from_millis(200));
+    let (slow, quick) = (join(&window, &[(1, 0), (2, END)]), join(&window, &[(1, 0), (3, END)]));
+    let begun = begin(&slow, 0).await;
+    let held_back = slow.held_back(0).unwrap();
+    held_back.set(true);
+    quick.demand().connection_is_hungry(true);
+    // It takes a moment until they have been slow for most of the time.
+    assert_eq!(quick.unread_splits(), [0]);
+    while !quick.unread_splits().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    let mut read = begin(&quick, 0).await.read.unwrap();
+    assert!(matches!(read.next().await, Next::Unavailable), "it computes the rows itself");
+    held_back.set(false);
+    drop(begun);
+}
+
 #[tokio::test]
 async fn rows_go_to_the_last_point_that_each_other_job_has() {
     let window = window(1 << 20, SharingLag::Drop, Duration::from_secs(60));
     let places = |begun: &Begun| begun.write.iter().map(|w| w.place).collect::<Vec<_>>();
     let one = join(&window, &[(1, 0), (2, 1), (3, END)]);
-    assert_eq!(places(&begin(&one, 0).await), [END], "for an equal job that may come");
+    assert_eq!(
+        places(&begin(&one, 0).await),
+        [0, 1, END],
+        "for jobs that may come, equal or with other stages below"
+    );
     let differs = join(&window, &[(1, 0), (2, 1), (4, END)]);
     assert_eq!(places(&begin(&one, 1).await), [1]);
     let equal = join(&window, &[(1, 0), (2, 1), (3, END)]);
