@@ -181,7 +181,7 @@ impl Epochs<'_> {
             seed: self.args.seed,
             mode: self.args.processing_mode.to_proto(),
             policy: self.args.policy.clone().unwrap_or_default(),
-            encoding: self.args.encoding.clone().unwrap_or_default(),
+            encoding: self.args.encoding.map(|e| e.to_string()).unwrap_or_default(),
             epochs: self.args.horizon.unwrap_or(0).max(self.args.epochs),
             save: None,
             lost_readers: self.lost_readers,

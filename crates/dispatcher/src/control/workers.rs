@@ -400,7 +400,7 @@ fn task_def(
         profile: job.spec.profile_only
             || iteration.caching && job.spec.policy.is_planned() && job.decision.is_none(),
         profile_only: job.spec.profile_only,
-        probe_encoding: job.spec.encoding.clone().unwrap_or_default(),
+        probe_encoding: job.spec.encoding.map(|e| e.to_string()).unwrap_or_default(),
         probe_stored_only: !job.spec.profile_only
             && is_last_reading(job.spec.epochs, iteration.epoch, record),
         cache_url: match &job.spec.save {

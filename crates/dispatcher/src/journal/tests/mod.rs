@@ -323,7 +323,7 @@ fn later_updates() -> Vec<Update> {
                 mode: Mode::Dynamic,
                 anonymous: false,
                 policy: Policy::Hint("a".into()),
-                encoding: Some("arrow/lz4".into()),
+                encoding: Some("arrow/lz4".parse().unwrap()),
                 epochs: Some(3),
                 profile_only: true,
                 save: None,
