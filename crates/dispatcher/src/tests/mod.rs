@@ -6,7 +6,7 @@ mod delivered;
 mod exactly_once;
 mod failing_journal;
 mod failures;
-mod fake;
+pub(crate) mod fake;
 mod flight;
 mod incomplete;
 mod iterations;
