@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use caju_autocache::Encoding;
 use caju_runtime::stores::{DurableStore, store_error};
 use caju_runtime::{Location, Stores};
 use caju_types::{Error, Fingerprint, Result, SplitKey};
@@ -50,7 +51,7 @@ pub struct SaveDescription {
     /// The columns as an Arrow schema in JSON.
     pub arrow_schema: Value,
     /// How parts are encoded.
-    pub encoding: String,
+    pub encoding: Encoding,
     /// The bytes of a chunk, where chunks were asked for; else a part is one chunk.
     #[serde(default)]
     pub chunk_bytes: Option<u64>,
@@ -168,7 +169,7 @@ mod tests {
             left_out: Vec::new(),
             columns: Value::Null,
             arrow_schema: Value::Null,
-            encoding: "arrow/none".into(),
+            encoding: Encoding::default(),
             chunk_bytes: None,
             copies: 1,
             state,

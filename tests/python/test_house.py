@@ -12,17 +12,25 @@ import pytest
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts/check-house"
 
 
+# No compiled copies in the folder of the scripts.
+before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+sys.path.insert(0, str(SCRIPT.parent))
+from house import dependencies, modules, pages, purity, supervision, workspace  # noqa: E402
+
+sys.path.pop(0)
+sys.dont_write_bytecode = before
+
+
 @pytest.fixture(scope="module")
-def house():
+def script():
     loader = importlib.machinery.SourceFileLoader("check_house", str(SCRIPT))
     spec = importlib.util.spec_from_loader("check_house", loader)
     module = importlib.util.module_from_spec(spec)
-    # No compiled copy in the folder of the script.
-    sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
+    path, before = list(sys.path), sys.dont_write_bytecode
     try:
         loader.exec_module(module)
     finally:
-        sys.dont_write_bytecode = before
+        sys.path[:], sys.dont_write_bytecode = path, before
     return module
 
 
@@ -43,14 +51,14 @@ def house():
     ('print ! ("{x}");', "print !"),
     ("dbg!(x);", "dbg!"),
 ])
-def test_an_impure_line_of_the_planner_is_found(house, line, what):
+def test_an_impure_line_of_the_planner_is_found(line, what):
     before = '//! A plan.\n\n/// Says "so".\nfn f<\'a>(c: char) -> &\'a str {\n    if c == \'"\' { "\\"" } else { r#"a "b" c"# }\n}\n'
-    assert house.impure_lines(before) == []
-    (found,) = house.impure_lines(before + line + "\n")
+    assert purity.impure_lines(before) == []
+    (found,) = purity.impure_lines(before + line + "\n")
     assert found[0] >= before.count("\n") + 1 and found[1] == what
 
 
-def test_words_in_comments_and_texts_are_no_code(house):
+def test_words_in_comments_and_texts_are_no_code():
     text = '''
 /// println!("{}", std::fs::read("x")) in an example, async or not.
 // Instant
@@ -62,7 +70,7 @@ use std::{fmt, time::Duration};
 use std::collections::BTreeMap;
 fn fs(io: u64, env: u64) -> u64 { io + env }
 '''
-    assert house.impure_lines(text) == []
+    assert purity.impure_lines(text) == []
 
 
 @pytest.mark.parametrize("line, what", [
@@ -82,11 +90,11 @@ fn fs(io: u64, env: u64) -> u64 { io + env }
     ('drop(\n    self.tasks.clone().spawn("x", f),\n);', "drop( self.tasks.clone().spawn"),
     ('let _ = tasks.spawn("x", f);', "let _ = tasks.spawn"),
 ])
-def test_work_whose_failure_nobody_notices_is_found(house, line, what):
+def test_work_whose_failure_nobody_notices_is_found(line, what):
     before = "//! tokio::spawn is banned.\nfn f() {\n"
     after = "\n}\n\n#[cfg(test)]\nmod tests {\n    fn g() { tokio::spawn(f()); }\n}\n"
-    assert house.unsupervised_lines(before + after) == []
-    (found, *_) = house.unsupervised_lines(before + line + after)
+    assert supervision.unsupervised_lines(before + after) == []
+    (found, *_) = supervision.unsupervised_lines(before + line + after)
     assert found == (3, what)
 
 
@@ -100,39 +108,28 @@ def test_work_whose_failure_nobody_notices_is_found(house, line, what):
     "use std::thread::{JoinHandle, current};",
     "std::thread::scope(|s| work(s));",
 ])
-def test_supervised_work_is_no_violation(house, line):
-    assert house.unsupervised_lines(line) == []
+def test_supervised_work_is_no_violation(line):
+    assert supervision.unsupervised_lines(line) == []
 
 
-def test_unsupervised_work_is_refused_outside_of_runtime_and_tests(house, tmp_path, monkeypatch):
+def test_unsupervised_work_is_refused_outside_of_runtime_and_tests(tmp_path, monkeypatch):
     for name in ("crates/runtime/src/tasks.rs", "crates/worker/src/manager.rs", "crates/wire/src/tests.rs",
                  "crates/engine/src/row/fit_tests.rs"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("fn f() {\n    tokio::spawn(g());\n}\n")
-    monkeypatch.setattr(house, "ROOT", tmp_path)
-    (problem,) = house.supervision()
+    monkeypatch.setattr(workspace, "ROOT", tmp_path)
+    (problem,) = supervision.supervision()
     assert problem.startswith("crates/worker/src/manager.rs:2: `tokio::spawn`")
 
 
 @pytest.mark.parametrize("impure, other", [("planner", "crates/autocache"), ("crates/autocache", "planner")])
-def test_it_fails_on_an_impure_room_and_says_where(house, tmp_path, monkeypatch, capsys, impure, other):
+def test_it_fails_on_an_impure_room_and_says_where(script, tmp_path, monkeypatch, capsys, impure, other):
     for folder, text in [(impure, "// fine\nuse std::time::Instant;\n"), (other, "// fine\n")]:
         (tmp_path / folder / "src").mkdir(parents=True)
         (tmp_path / folder / "src/lib.rs").write_text(text)
-    monkeypatch.setattr(house, "ROOT", tmp_path)
-    monkeypatch.setattr(house, "single_copies", lambda: [])
-    monkeypatch.setattr(house, "conformance", lambda: [])
-    monkeypatch.setattr(house, "guarantees", lambda: [])
-    monkeypatch.setattr(house, "waits", lambda: [])
-    monkeypatch.setattr(house, "dependency_directions", lambda: [])
-    monkeypatch.setattr(house, "unused_dependencies", lambda: [])
-    monkeypatch.setattr(house, "client_tree", lambda: [])
-    monkeypatch.setattr(house, "module_circles", lambda: [])
-    monkeypatch.setattr(house, "promised_options", lambda: [])
-    monkeypatch.setattr(house, "named_files", lambda: [])
-    monkeypatch.setattr(house, "feature_sets", lambda: [])
-    monkeypatch.setattr(house, "purity", lambda: [])
-    assert house.main() == 1
+    monkeypatch.setattr(workspace, "ROOT", tmp_path)
+    monkeypatch.setattr(script, "CHECKS", [purity.pure_sources])
+    assert script.main() == 1
     assert f"{impure}/src/lib.rs:2: `Instant`" in capsys.readouterr().err
 
 
@@ -141,43 +138,43 @@ def test_it_fails_on_an_impure_room_and_says_where(house, tmp_path, monkeypatch,
     ("dev", "tempfile", "dev-dependency on tempfile"),
     (None, "regex", "depends on regex"),
 ])
-def test_a_pure_rooms_dependencies_of_every_kind(house, monkeypatch, kind, name, words):
-    monkeypatch.setattr(house, "PURE", {"caju-planner": house.PURE["caju-planner"]})
+def test_a_pure_rooms_dependencies_of_every_kind(monkeypatch, kind, name, words):
+    monkeypatch.setattr(purity, "PURE", {"caju-planner": purity.PURE["caju-planner"]})
     planner = {"name": "caju-planner", "dependencies": [{"name": name, "kind": kind}], "targets": [{"kind": ["lib"]}]}
-    monkeypatch.setattr(house, "cargo", lambda *_: "caju-planner v0.1.0\n")
-    monkeypatch.setattr(house, "metadata", lambda: [planner])
-    (found,) = house.purity()
+    monkeypatch.setattr(workspace, "cargo", lambda *_: "caju-planner v0.1.0\n")
+    monkeypatch.setattr(workspace, "metadata", lambda: [planner])
+    (found,) = purity.purity()
     assert words in found
     planner["dependencies"] = []
-    assert list(house.purity()) == []
+    assert list(purity.purity()) == []
     planner["targets"].append({"kind": ["custom-build"]})
-    (found,) = house.purity()
+    (found,) = purity.purity()
     assert "build script" in found
 
 
-def test_unused_and_doubled_dependencies_are_found(house):
+def test_unused_and_doubled_dependencies_are_found():
     def package(*dependencies):
         return {"name": "caju-x", "dependencies": [{"name": n, "rename": r, "kind": k} for n, r, k in dependencies]}
 
     code = "use tokio::sync;\nfn f(bytes: &[u8]) { let a = super::bytes::B; base64::encode(bytes); the_log::go() }\n"
     fine = [("tokio", None, None), ("base64", None, "dev"), ("log", "the-log", None)]
-    assert list(house.unused_of(package(*fine), code)) == []
+    assert list(dependencies.unused_of(package(*fine), code)) == []
     # A variable and a module of the crate's own are not the library.
-    (found,) = house.unused_of(package(*fine, ("bytes", None, None)), code)
+    (found,) = dependencies.unused_of(package(*fine, ("bytes", None, None)), code)
     assert "declares the dependency bytes, which none of its code names" in found
-    (found,) = house.unused_of(package(*fine, ("tokio", None, "dev")), code)
+    (found,) = dependencies.unused_of(package(*fine, ("tokio", None, "dev")), code)
     assert "declares tokio twice" in found
 
 
-def test_a_dependency_that_generated_code_names_is_an_exception_while_it_is_declared(house):
+def test_a_dependency_that_generated_code_names_is_an_exception_while_it_is_declared():
     proto = {"name": "caju-proto", "dependencies": [{"name": "tonic-prost", "rename": None, "kind": None}]}
-    assert list(house.unused_of(proto, "")) == []
+    assert list(dependencies.unused_of(proto, "")) == []
     proto["dependencies"] = []
-    (found,) = house.unused_of(proto, "")
+    (found,) = dependencies.unused_of(proto, "")
     assert "take it out of UNNAMED" in found
 
 
-def test_circles_between_modules_are_found(house, tmp_path, monkeypatch):
+def test_circles_between_modules_are_found(tmp_path, monkeypatch):
     files = {
         # Through a re-export of the root, a group, and a path in code.
         "lib.rs": "mod a;\nmod b;\nmod c;\nmod d;\npub use b::{B, Other};\n",
@@ -192,14 +189,14 @@ def test_circles_between_modules_are_found(house, tmp_path, monkeypatch):
     for name, text in files.items():
         (src / name).parent.mkdir(parents=True, exist_ok=True)
         (src / name).write_text(text)
-    monkeypatch.setattr(house, "ROOT", tmp_path)
-    (problem,) = house.module_circles()
+    monkeypatch.setattr(workspace, "ROOT", tmp_path)
+    (problem,) = modules.module_circles()
     assert problem.startswith("crates/x: the modules a, b, c use each other in a circle")
     (src / "c.rs").write_text("use crate::d::D;\n")
-    assert list(house.module_circles()) == []
+    assert list(modules.module_circles()) == []
 
 
-def test_circles_between_files_of_a_module_are_found(house, tmp_path, monkeypatch):
+def test_circles_between_files_of_a_module_are_found(tmp_path, monkeypatch):
     files = {
         "lib.rs": "mod a;\n",
         # A module may use its files, and they may use it.
@@ -211,23 +208,23 @@ def test_circles_between_files_of_a_module_are_found(house, tmp_path, monkeypatc
     for name, text in files.items():
         (src / name).parent.mkdir(parents=True, exist_ok=True)
         (src / name).write_text(text)
-    monkeypatch.setattr(house, "ROOT", tmp_path)
-    (problem,) = house.module_circles()
+    monkeypatch.setattr(workspace, "ROOT", tmp_path)
+    (problem,) = modules.module_circles()
     assert problem.startswith("crates/x: the files a/read, a/rows use each other in a circle")
     (src / "a/rows.rs").write_text("use super::A;\n")
-    assert list(house.module_circles()) == []
+    assert list(modules.module_circles()) == []
 
 
 @pytest.mark.parametrize("name, words", [
     ("caju-engine", "a reader needs caju-pipeline, caju-proto, caju-runtime, caju-types, caju-wire"),
     ("datafusion-common", "must compile without it"),
 ])
-def test_the_client_compiles_without_the_engine_and_datafusion(house, monkeypatch, name, words):
+def test_the_client_compiles_without_the_engine_and_datafusion(monkeypatch, name, words):
     fine = "caju-client v0.1.0\ncaju-wire v0.1.0\narrow v59.3.0\n"
-    monkeypatch.setattr(house, "cargo", lambda *_: fine)
-    assert list(house.client_tree()) == []
-    monkeypatch.setattr(house, "cargo", lambda *_: f"{fine}{name} v1.0.0\n")
-    (found,) = house.client_tree()
+    monkeypatch.setattr(workspace, "cargo", lambda *_: fine)
+    assert list(dependencies.client_tree()) == []
+    monkeypatch.setattr(workspace, "cargo", lambda *_: f"{fine}{name} v1.0.0\n")
+    (found,) = dependencies.client_tree()
     assert words in found
 
 
@@ -244,22 +241,22 @@ def test_a_stale_lock_is_reported_in_a_line(tmp_path):
     assert "as designed" not in done.stdout
 
 
-def test_an_option_without_a_test_is_found(house):
+def test_an_option_without_a_test_is_found():
     page = "| flag | tests |\n|---|---|\n| `--seed` | `one`, `two` |\n| `shuffle` | `seed` | `two` |\n"
     wanted, tests = {("--seed",), ("shuffle", "seed")}, {"one", "two"}
-    assert list(house.tested_options(wanted, page, tests)) == []
-    (found,) = house.tested_options(wanted | {("shuffle", "buffer")}, page, tests)
+    assert list(pages.tested_options(wanted, page, tests)) == []
+    (found,) = pages.tested_options(wanted | {("shuffle", "buffer")}, page, tests)
     assert "has no row for `shuffle buffer`" in found
-    (found,) = house.tested_options(wanted - {("--seed",)}, page, tests)
+    (found,) = pages.tested_options(wanted - {("--seed",)}, page, tests)
     assert "`--seed`, which is no option" in found
-    (found,) = house.tested_options(wanted, page, {"two"})
+    (found,) = pages.tested_options(wanted, page, {"two"})
     assert "names the test one, which is not there" in found
-    (found,) = house.tested_options(wanted, page.replace("`one`, `two`", "none"), tests)
+    (found,) = pages.tested_options(wanted, page.replace("`one`, `two`", "none"), tests)
     assert "names no test for `--seed`" in found
 
 
-def test_only_tests_count_as_tests(house):
+def test_only_tests_count_as_tests():
     rust = "fn helper() {}\n#[test]\nfn one() {}\n    #[tokio::test(start_paused = true)]\n    // Why.\n    async fn two() {}\n"
     python = "def helper():\n    pass\n\n\ndef test_three():\n    pass\n"
-    assert house.tests_of(rust) == ["one", "two"]
-    assert house.tests_of(python) == ["test_three"]
+    assert pages.tests_of(rust) == ["one", "two"]
+    assert pages.tests_of(python) == ["test_three"]

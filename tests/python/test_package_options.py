@@ -1,6 +1,6 @@
 """Every option of the package does what its docstring says: each of these fails when the option is ignored.
 
-Options with tests of their own: bounds (test_package_bounds), functions (test_package_functions), saves
+Options with tests of their own: bounds (test_package_bounds), functions (test_package_functions, test_package_function_stages), saves
 (test_package_save), states (test_package_state), views of PyTorch and JAX (test_package_torch, test_package_jax).
 """
 

@@ -22,7 +22,7 @@ pub(crate) fn cache_plan(
     let def = hints.iter().find(|h| h.name == *hint);
     let def =
         def.ok_or_else(|| Error::internal(format!("the planner chose hint `{hint}`, which is not there")))?;
-    let encoding: Encoding = format!("{format}/{compression}").parse()?;
+    let encoding = Encoding::named(format, compression)?;
     // An existing snapshot of some splits is read and not extended. Where draws are frozen, only that many splits have
     // them.
     let reads = *fraction < 1.0 && reads_existing(&decision.choice, profile);

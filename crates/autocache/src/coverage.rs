@@ -1,7 +1,9 @@
 //! Coverage: what of an iteration's splits is stored already.
 
-use caju_planner::{Encoding, Existing, Hint};
+use caju_planner::{Existing, Hint};
 use serde::{Deserialize, Serialize};
+
+use crate::encoding::Encoding;
 
 /// Parts that cover a smaller fraction of the splits do not fix the encoding: they are read where they are met.
 pub(crate) const MIN_COVERAGE: f64 = 0.1;
@@ -55,8 +57,8 @@ pub struct Coverage {
 pub struct StoredParts {
     /// The hint's name.
     pub hint: String,
-    /// How they are written, as `arrow/none`.
-    pub encoding: String,
+    /// How they are written.
+    pub encoding: Encoding,
     /// The fraction of the iteration's splits that have one, 0 to 1.
     pub fraction: f64,
 }
@@ -66,35 +68,34 @@ pub struct StoredParts {
 pub struct StoredSet {
     /// The hint's name.
     pub hint: String,
-    /// How its parts are written, as `arrow/none`.
-    pub encoding: String,
+    /// How its parts are written.
+    pub encoding: Encoding,
 }
 
 /// Snapshots that an option can be made of. Limits the encodings of each hint to the one that its parts have: parts are
 /// read in the encoding that they were written in. `only` is the encoding that the job names.
-pub(crate) fn usable(mut found: Vec<Existing>, hints: &mut [Hint], only: Option<&str>) -> Vec<Existing> {
-    let name = |x: &Existing| format!("{}/{}", x.format, x.compression);
-    found.retain(|x| x.fraction >= if only.is_none_or(|o| o == name(x)) { MIN_COVERAGE } else { NEARLY_ALL });
+pub(crate) fn usable(mut found: Vec<Existing>, hints: &mut [Hint], only: Option<Encoding>) -> Vec<Existing> {
+    let admits = |format: &str, compression: &str| only.is_none_or(|only| only.is_named(format, compression));
+    found.retain(|x| x.fraction >= if admits(&x.format, &x.compression) { MIN_COVERAGE } else { NEARLY_ALL });
     // An option has one encoding: the most complete snapshot of a hint counts.
     found.sort_by(|a, b| a.hint.cmp(&b.hint).then(b.fraction.total_cmp(&a.fraction)));
     found.dedup_by(|a, b| a.hint == b.hint);
     for hint in hints {
-        let there = found.iter().find(|x| x.hint == hint.name).map(name);
-        if let Some(only) = there.as_deref().or(only) {
-            hint.encodings.retain(|e| encoding_name(e) == *only);
-        }
+        let there = found.iter().find(|x| x.hint == hint.name);
+        hint.encodings.retain(|e| match there {
+            Some(x) => (&e.format, &e.compression) == (&x.format, &x.compression),
+            None => admits(&e.format, &e.compression),
+        });
     }
     found
 }
 
-/// What is stored at a hint, as the planner's profile says it; none for an encoding without a compression.
-pub(crate) fn existing(hint: &str, encoding: &str, fraction: f64) -> Option<Existing> {
-    let (format, compression) = encoding.split_once('/')?;
-    let (format, compression) = (format.to_string(), compression.to_string());
-    Some(Existing { hint: hint.to_string(), format, compression, fraction })
-}
-
-/// The name of an encoding, as `arrow/none`.
-pub(crate) fn encoding_name(e: &Encoding) -> String {
-    format!("{}/{}", e.format, e.compression)
+/// What is stored at a hint, as the planner's profile says it.
+pub(crate) fn existing(hint: &str, encoding: Encoding, fraction: f64) -> Existing {
+    Existing {
+        hint: hint.to_string(),
+        format: encoding.format.to_string(),
+        compression: encoding.compression.to_string(),
+        fraction,
+    }
 }

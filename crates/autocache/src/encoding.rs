@@ -134,6 +134,27 @@ impl Encoding {
         }
         Err(Error::invalid(format!("{format} parts are not compressed with {compression}; use lz4 or zstd")))
     }
+
+    /// The encoding that a message or an option names; none if its text is empty.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for text that is no encoding.
+    pub fn optional(text: &str) -> Result<Option<Self>, Error> {
+        if text.is_empty() { Ok(None) } else { text.parse().map(Some) }
+    }
+
+    /// The encoding that the planner's profiles and choices name: to the planner, formats and compressions are opaque names.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for names of no encoding.
+    pub(crate) fn named(format: &str, compression: &str) -> Result<Self, Error> {
+        Encoding::new(format.parse()?, compression.parse()?)
+    }
+
+    /// Whether these are the planner's names of this encoding.
+    pub(crate) fn is_named(self, format: &str, compression: &str) -> bool {
+        self.format.as_str() == format && self.compression.as_str() == compression
+    }
 }
 
 impl Default for Encoding {
@@ -153,7 +174,7 @@ impl FromStr for Encoding {
 
     fn from_str(s: &str) -> Result<Self, Error> {
         let (format, compression) = s.split_once('/').unwrap_or((s, "none"));
-        Encoding::new(format.parse()?, compression.parse()?)
+        Encoding::named(format, compression)
     }
 }
 
@@ -184,6 +205,9 @@ mod tests {
         for bad in ["arrow/snappy", "arow/none", "arrow/lz5", ""] {
             assert!(bad.parse::<Encoding>().is_err(), "{bad}");
         }
+        assert_eq!(Encoding::optional("").unwrap(), None);
+        assert_eq!(Encoding::optional("arrow/lz4").unwrap(), Some("arrow/lz4".parse().unwrap()));
+        assert!(Encoding::optional("arrow/lz5").is_err());
         assert!("arow/none".parse::<Encoding>().unwrap_err().message().contains("did you mean `arrow`"));
     }
 }

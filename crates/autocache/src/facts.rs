@@ -5,6 +5,7 @@ use caju_types::{IterationId, JobName, TaskId, WorkerId};
 use serde::{Deserialize, Serialize};
 
 use crate::document::Document;
+use crate::encoding::Encoding;
 use crate::plan::{CachePlan, SplitModes};
 use crate::report::StageReport;
 
@@ -21,7 +22,7 @@ pub struct JobSpec {
     /// Who decides.
     pub policy: Policy,
     /// The only encoding that it may store rows in, if it names one.
-    pub encoding: Option<String>,
+    pub encoding: Option<Encoding>,
     /// Epochs that it announced.
     pub epochs: Option<u64>,
     /// Whether it only measures: everything is computed, and the decision at the end of an epoch is reported and not

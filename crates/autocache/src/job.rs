@@ -390,7 +390,7 @@ impl Case {
             budget: job.snapshot_budget_bytes,
             epoch_rows: None,
             ended: ended.map(|t| t.task).collect(),
-            encoding: job.encoding.clone(),
+            encoding: job.encoding,
             coverage,
             tasks,
         };

@@ -2,20 +2,20 @@
 
 use std::collections::BTreeMap;
 
-use caju_planner::Encoding;
+use caju_planner as planner;
 
+use crate::encoding::Encoding;
 use crate::report::{ProbeReport, TaskReport};
 
 /// Keeps, per hint and encoding, the probes with at least half the rows of the largest one.
 pub(crate) fn representative(probes: &[ProbeReport]) -> impl Iterator<Item = &ProbeReport> {
-    let mut most: BTreeMap<(&str, &str), u64> = BTreeMap::new();
+    let mut most: BTreeMap<(&str, Encoding), u64> = BTreeMap::new();
     for p in probes {
-        let rows = most.entry((&p.hint, &p.encoding)).or_default();
+        let rows = most.entry((&p.hint, p.encoding)).or_default();
         *rows = p.rows.max(*rows);
     }
     probes.iter().filter(move |p| {
-        most.get(&(p.hint.as_str(), p.encoding.as_str()))
-            .is_some_and(|most| p.rows.saturating_mul(2) >= *most)
+        most.get(&(p.hint.as_str(), p.encoding)).is_some_and(|most| p.rows.saturating_mul(2) >= *most)
     })
 }
 
@@ -49,12 +49,12 @@ pub(crate) fn median_rate(probes: &[ProbeReport], of: impl Fn(&ProbeReport) -> f
 
 /// How often each encoding was tried, by hint and encoding: the count of the task that tried it most. Errors of the first
 /// few rows are the same in every task, so that counts of several tasks are not added.
-pub(crate) fn counts(tasks: &[TaskReport]) -> BTreeMap<(&str, &str), usize> {
+pub(crate) fn counts(tasks: &[TaskReport]) -> BTreeMap<(&str, Encoding), usize> {
     let mut most = BTreeMap::new();
     for task in tasks {
         let mut probes: BTreeMap<_, usize> = BTreeMap::new();
         for probe in &task.probes {
-            *probes.entry((probe.hint.as_str(), probe.encoding.as_str())).or_default() += 1;
+            *probes.entry((probe.hint.as_str(), probe.encoding)).or_default() += 1;
         }
         for (of, times) in probes {
             let most = most.entry(of).or_insert(0);
@@ -72,7 +72,7 @@ pub(crate) fn encodings(
     hint: &str,
     rows_per_row: f64,
     bytes_per_row: f64,
-) -> Vec<Encoding> {
+) -> Vec<planner::Encoding> {
     let mut sums: Vec<ProbeReport> = Vec::new();
     let probes = tasks.iter().flat_map(|t| representative(&t.probes));
     for probe in probes.filter(|p| p.hint == hint && p.rows > 0) {
@@ -95,19 +95,18 @@ pub(crate) fn encodings(
     let tried = || tasks.iter().flat_map(|t| &t.probes);
     sums.sort_by_key(|sum| tried().position(|p| p.hint == hint && p.encoding == sum.encoding));
     let encoding = |p: ProbeReport| {
-        let (format, compression) = p.encoding.split_once('/')?;
         let source_rows = match p.raw_bytes {
             raw if raw > 0 && bytes_per_row > 0.0 => raw as f64 / bytes_per_row,
             _ => p.rows as f64 / rows_per_row,
         };
         let per_row = |total: f64| total / source_rows;
-        Some(Encoding {
-            format: format.to_string(),
-            compression: compression.to_string(),
+        planner::Encoding {
+            format: p.encoding.format.to_string(),
+            compression: p.encoding.compression.to_string(),
             bytes_per_row: per_row(p.bytes as f64),
             encode_cpu_s_per_row: per_row(p.encode_cpu_s),
             decode_cpu_s_per_row: per_row(p.decode_cpu_s),
-        })
+        }
     };
-    sums.into_iter().filter_map(encoding).collect()
+    sums.into_iter().map(encoding).collect()
 }

@@ -6,7 +6,8 @@ use caju_planner::{
 };
 use caju_types::TaskId;
 
-use crate::coverage::{CoverageState, encoding_name, existing, usable};
+use crate::coverage::{CoverageState, existing, usable};
+use crate::encoding::Encoding;
 use crate::facts::SharingFacts;
 use crate::hint::HintDef;
 use crate::probes;
@@ -48,7 +49,7 @@ pub(crate) struct Measurements {
     /// Tasks that have ended: no split of theirs is half read.
     pub(crate) ended: Vec<TaskId>,
     /// The only encoding that the job may store rows in, if it names one.
-    pub(crate) encoding: Option<String>,
+    pub(crate) encoding: Option<Encoding>,
     /// What is stored already.
     pub(crate) coverage: CoverageState,
 }
@@ -124,7 +125,7 @@ impl Measurements {
         let sums = self.stages();
         let stages = stage_costs(&sums, pipeline.random_stages);
         let mut hints = self.hints(&sums, &stages, pipeline.hints);
-        let existing = usable(self.existing(&hints), &mut hints, self.encoding.as_deref());
+        let existing = usable(self.existing(&hints), &mut hints, self.encoding);
         // Tasks that have not measured the store are taken to have as much of it as the others.
         let of_all = |f: fn(&ProbeReport) -> f64| {
             let rates: Vec<f64> =
@@ -247,15 +248,14 @@ impl Measurements {
     /// Existing snapshots whose encodings were probed.
     fn existing(&self, hints: &[Hint]) -> Vec<Existing> {
         let coverage = self.coverage.so_far();
-        let parts = coverage.parts.iter().map(|p| (&p.hint, &p.encoding, p.fraction));
-        let sets = coverage.sets.iter().map(|s| (&s.hint, &s.encoding, 1.0));
-        let tried = |(hint, encoding, _): &(&String, &String, f64)| {
-            let named = |h: &Hint| h.encodings.iter().any(|e| encoding_name(e) == **encoding);
-            hints.iter().any(|h| h.name == **hint && named(h))
+        let parts = coverage.parts.iter().map(|p| (p.hint.as_str(), p.encoding, p.fraction));
+        let sets = coverage.sets.iter().map(|s| (s.hint.as_str(), s.encoding, 1.0));
+        let is_probed = |(hint, encoding, _): &(&str, Encoding, f64)| {
+            let named = |h: &Hint| h.encodings.iter().any(|e| encoding.is_named(&e.format, &e.compression));
+            hints.iter().any(|h| h.name == *hint && named(h))
         };
-        let existing =
-            |(hint, encoding, fraction): (&String, &String, f64)| existing(hint, encoding, fraction);
-        parts.chain(sets).filter(tried).filter_map(existing).collect()
+        let stored = parts.chain(sets).filter(is_probed);
+        stored.map(|(hint, encoding, fraction)| existing(hint, encoding, fraction)).collect()
     }
 }
 

@@ -3,6 +3,8 @@
 use caju_types::TaskId;
 use serde::{Deserialize, Serialize};
 
+use crate::encoding::Encoding;
+
 /// What a stage is to the planner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -93,8 +95,8 @@ pub(crate) fn add_stages(sums: &mut Vec<StageReport>, more: &[StageReport]) {
 pub struct ProbeReport {
     /// The hint.
     pub hint: String,
-    /// The encoding, as `arrow/none`.
-    pub encoding: String,
+    /// The encoding.
+    pub encoding: Encoding,
     /// Rows that were encoded.
     pub rows: u64,
     /// Bytes that were stored.

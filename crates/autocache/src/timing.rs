@@ -2,10 +2,10 @@
 
 use std::collections::VecDeque;
 
-use caju_planner::{Choice, Decision, Encoding, Hint, Margin, Policy, Profile, at_stake, margins};
+use caju_planner::{self as planner, Choice, Decision, Hint, Margin, Policy, Profile, at_stake, margins};
 use caju_types::Result;
 
-use crate::coverage::encoding_name;
+use crate::encoding::Encoding;
 use crate::hint::HintDef;
 use crate::probes;
 use crate::profile_builder::Measurements;
@@ -109,14 +109,18 @@ pub(crate) fn is_another_probe_worth_it(
     policy: &Policy,
 ) -> bool {
     let counts = probes::counts(&measured.tasks);
-    let of = |hint: &str, encoding: &str| counts.get(&(hint, encoding)).copied().unwrap_or(0);
-    let error =
-        |hint: &Hint, e: &Encoding| PROBE_ERROR / (of(&hint.name, &encoding_name(e)).max(1) as f64).sqrt();
+    let of = |hint: &str, format: &str, compression: &str| {
+        let encoding = Encoding::named(format, compression).ok();
+        encoding.and_then(|encoding| counts.get(&(hint, encoding))).copied().unwrap_or(0)
+    };
+    let error = |hint: &Hint, e: &planner::Encoding| {
+        PROBE_ERROR / (of(&hint.name, &e.format, &e.compression).max(1) as f64).sqrt()
+    };
     let Ok(Some(stake)) = at_stake(profile, &decision.choice, policy, error) else { return false };
     // Computing was measured with every row.
     let count = |choice: &Choice| match choice {
         Choice::Compute => MAX_PROBES,
-        Choice::Materialize { hint, format, compression, .. } => of(hint, &format!("{format}/{compression}")),
+        Choice::Materialize { hint, format, compression, .. } => of(hint, format, compression),
     };
     let least = count(&decision.choice).min(count(&stake.rival));
     let remainder = 1.0 - measured.fraction_begun().unwrap_or(0.0).min(1.0);
@@ -164,7 +168,11 @@ mod tests {
             Profile::from_json(&profile.to_string()).unwrap()
         };
         let probed = |times: usize| {
-            let probe = |e: &str| ProbeReport { hint: "a".into(), encoding: e.into(), ..Default::default() };
+            let probe = |e: &str| ProbeReport {
+                hint: "a".into(),
+                encoding: e.parse().unwrap(),
+                ..Default::default()
+            };
             let probes = (0..times).flat_map(|_| [probe("arrow/lz4"), probe("arrow/zstd")]).collect();
             let task = TaskReport { splits_computed: 10, probes, ..Default::default() };
             Measurements { tasks: vec![task], splits_total: 100, ..Default::default() }

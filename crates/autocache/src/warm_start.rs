@@ -34,8 +34,8 @@ pub(crate) fn decide_by_record(
         return Ok(None);
     }
     let mut profile = known.clone();
-    let sets = coverage.sets.iter().filter_map(|s| existing(&s.hint, &s.encoding, 1.0));
-    let parts = coverage.parts.iter().filter_map(|p| existing(&p.hint, &p.encoding, p.fraction));
+    let sets = coverage.sets.iter().map(|s| existing(&s.hint, s.encoding, 1.0));
+    let parts = coverage.parts.iter().map(|p| existing(&p.hint, p.encoding, p.fraction));
     profile.existing = usable(sets.chain(parts).collect(), &mut profile.hints, None);
     if profile.hints.iter().any(|h| h.encodings.is_empty()) {
         return Ok(None);
@@ -72,7 +72,7 @@ fn hints_are_weighed(
     let still_there = |name: &str| {
         let bound = profile.existing.iter().find(|x| x.hint == name);
         let mut there = coverage.parts.iter().filter(|p| p.hint == name && p.fraction >= MIN_COVERAGE);
-        bound.is_none_or(|x| there.any(|p| p.encoding == format!("{}/{}", x.format, x.compression)))
+        bound.is_none_or(|x| there.any(|p| p.encoding.is_named(&x.format, &x.compression)))
     };
     let weighed = |h: &HintDef| {
         let encodings = profile.hints.iter().find(|p| p.name == h.name).map(|p| &p.encodings);

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use caju_client::Incomplete;
 use caju_planner::Decision;
-use caju_proto::v1::SharedUse;
+use caju_proto::v1::{JobStatus, SharedUse};
 use caju_types::{Error, Result};
 use serde::{Deserialize, Serialize};
 
@@ -109,9 +109,20 @@ impl From<Incomplete> for IncompleteReport {
     }
 }
 
+/// What a job that shares computed and got. Its figures are lower bounds where `unknown` says so.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SharedReport {
+    /// None if no figure is known.
+    #[serde(flatten)]
+    pub(crate) counts: Option<SharedCounts>,
+    /// What is not known of the figures, and why. None if they are exact.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) unknown: Option<String>,
+}
+
 /// What the tasks of a job that shares computed, and what they read from the windows of their workers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct SharedReport {
+pub(crate) struct SharedCounts {
     /// Rows that the job's own tasks computed, counted at the first place at which rows are shared.
     pub(crate) computed_rows: u64,
     /// Rows that other jobs had computed.
@@ -130,7 +141,45 @@ pub(crate) struct SharedReport {
     pub(crate) read_back: u64,
 }
 
+impl SharedReport {
+    /// What a job's status says at the end of an epoch. None if the job is not known to share.
+    ///
+    /// `shares`: its reader asked for that. `began_again`: its dispatcher lost its state or a consumer in mid-epoch, and the
+    /// status counts only since then.
+    pub(crate) fn at_end(job: Option<&JobStatus>, shares: bool, began_again: bool) -> Option<Self> {
+        let Some(job) = job else {
+            let why = "the dispatcher did not answer at the end of the epoch";
+            return shares.then(|| Self { counts: None, unknown: Some(why.to_string()) });
+        };
+        let mut report = job.served.and_then(|s| s.shared).map(Self::from).unwrap_or_default();
+        let mut unknown: Vec<String> = report.unknown.into_iter().collect();
+        if began_again {
+            unknown.push(
+                "the epoch was opened again in its middle, and what was shared before is not counted"
+                    .to_string(),
+            );
+        }
+        if job.tasks > 0 {
+            unknown.push(format!("{} tasks have not reported their end", job.tasks));
+        }
+        report.unknown = (!unknown.is_empty()).then(|| unknown.join("; "));
+        (report != Self::default() && !job.sharing.is_empty()).then_some(report)
+    }
+}
+
 impl From<SharedUse> for SharedReport {
+    fn from(shared: SharedUse) -> Self {
+        let unreported = (shared.unreported_tasks > 0).then(|| {
+            format!(
+                "{} tasks were lost without a last report; what they computed and read since the report before is not counted",
+                shared.unreported_tasks
+            )
+        });
+        Self { counts: Some(shared.into()), unknown: unreported }
+    }
+}
+
+impl From<SharedUse> for SharedCounts {
     fn from(shared: SharedUse) -> Self {
         Self {
             computed_rows: shared.computed_rows,
@@ -340,6 +389,60 @@ mod tests {
         ];
         assert_eq!(keys(&json["epochs"][0]), epoch);
         assert_eq!(json["epochs"][0]["splits"], serde_json::json!({"compute": 3, "put": 0, "get": 0}));
+    }
+
+    fn job(shared: Option<SharedUse>, tasks: u32) -> JobStatus {
+        let served = Some(caju_proto::v1::TaskServed { shared, ..Default::default() });
+        JobStatus { sharing: "exact".into(), served, tasks, ..JobStatus::default() }
+    }
+
+    #[test]
+    fn what_is_shared_is_there_or_the_report_says_what_is_not_known() {
+        let shared = |unreported_tasks| {
+            let shared = SharedUse { computed_rows: 8, unreported_tasks, ..SharedUse::default() };
+            Some(shared)
+        };
+        let json = |job: Option<&JobStatus>, began_again| {
+            serde_json::to_value(SharedReport::at_end(job, true, began_again)).unwrap()
+        };
+        let exact = json(Some(&job(shared(0), 0)), false);
+        let fields = [
+            "computed_rows",
+            "window_rows",
+            "window_hits",
+            "taken_over",
+            "skipped",
+            "reused_bytes",
+            "read_back",
+        ];
+        assert_eq!(exact.as_object().unwrap().keys().collect::<Vec<_>>(), fields);
+        for (of, began_again, says) in [
+            (job(shared(2), 0), false, "2 tasks were lost without a last report"),
+            (job(shared(0), 1), false, "1 tasks have not reported their end"),
+            (job(shared(0), 0), true, "the epoch was opened again in its middle"),
+        ] {
+            let report = json(Some(&of), began_again);
+            assert_eq!(report["computed_rows"], 8, "at least that");
+            assert!(report["unknown"].as_str().unwrap().contains(says), "{report}");
+            let read: SharedReport = serde_json::from_value(report.clone()).unwrap();
+            assert_eq!(serde_json::to_value(read).unwrap(), report);
+        }
+        let nothing = json(None, false);
+        assert_eq!(nothing.as_object().unwrap().keys().collect::<Vec<_>>(), ["unknown"]);
+        let nothing = json(Some(&job(None, 0)), true);
+        assert_eq!(nothing.as_object().unwrap().keys().collect::<Vec<_>>(), ["unknown"]);
+    }
+
+    #[test]
+    fn a_job_that_shares_nothing_has_no_section() {
+        assert_eq!(SharedReport::at_end(None, false, false), None);
+        assert_eq!(
+            SharedReport::at_end(Some(&job(None, 0)), true, false),
+            None,
+            "its workers have no window"
+        );
+        let alone = JobStatus { sharing: String::new(), ..job(None, 1) };
+        assert_eq!(SharedReport::at_end(Some(&alone), false, true), None);
     }
 
     #[test]

@@ -238,7 +238,7 @@ impl Driver {
             dataset: DatasetRef::Registered(save.dataset.0.clone()),
             job: job.to_owned(),
             policy: format!("hint:{SAVE_HINT}"),
-            encoding: save.encoding.clone(),
+            encoding: save.encoding.to_string(),
             save: Some(SaveTo {
                 url: save.target.url.clone(),
                 chunk_bytes: save.target.chunk_bytes.unwrap_or(0),

@@ -371,5 +371,6 @@ fn shared_use(counts: SharedCounts) -> v1::SharedUse {
         taken_over: counts.taken_over,
         skipped_rows: counts.skipped_rows,
         reused_bytes: 0,
+        unreported_tasks: 0,
     }
 }

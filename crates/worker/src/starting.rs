@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use caju_cache::Cache;
+use caju_cache::{Cache, Encoding};
 use caju_engine::{
     BoundPipeline, Shard, SharingJob, SharingMember, SplitModes, TaskOptions, TaskRun, run_task,
 };
@@ -224,7 +224,7 @@ impl Manager {
         options.cache = self.cache(def).await?;
         options.probe = def.profile;
         options.probe_to_end = def.profile_only;
-        options.probe_encoding = def.probe_encoding.parse().ok();
+        options.probe_encoding = Encoding::optional(&def.probe_encoding)?;
         options.probe_stored_only = def.probe_stored_only;
         options.cores = Some(self.cores());
         self.tuning.set(&mut options);

@@ -29,7 +29,7 @@ fn stage(name: &str, rows: u64, cpu_s: f64) -> StageReport {
 fn probe(encode_cpu_s: f64) -> ProbeReport {
     ProbeReport {
         hint: "a".into(),
-        encoding: "arrow/none".into(),
+        encoding: Encoding::default(),
         rows: 10,
         bytes: 1000,
         encode_cpu_s,
@@ -217,18 +217,18 @@ fn rows_that_a_shuffle_holds_back_come_out_later() {
 
 /// Parts at the hint `a` of this fraction of the splits.
 fn stored(encoding: &str, fraction: f64) -> CoverageState {
-    let parts = vec![StoredParts { hint: "a".into(), encoding: encoding.into(), fraction }];
+    let parts = vec![StoredParts { hint: "a".into(), encoding: encoding.parse().unwrap(), fraction }];
     CoverageState::Known(Coverage { parts, ..Coverage::default() })
 }
 
 fn encodings(profile: &Profile) -> Vec<String> {
-    profile.hints[0].encodings.iter().map(encoding_name).collect()
+    profile.hints[0].encodings.iter().map(|e| format!("{}/{}", e.format, e.compression)).collect()
 }
 
 #[test]
 fn parts_of_under_a_tenth_do_not_fix_the_encoding() {
     let mut measured = after(1.0, 1000, 1.0, &[0.01]);
-    let zstd = ProbeReport { encoding: "parquet/zstd".into(), ..probe(0.02) };
+    let zstd = ProbeReport { encoding: "parquet/zstd".parse().unwrap(), ..probe(0.02) };
     measured.tasks[0].probes.push(zstd);
     let both = ["arrow/none", "parquet/zstd"];
     let seen = |measured: &Measurements| {
@@ -243,7 +243,7 @@ fn parts_of_under_a_tenth_do_not_fix_the_encoding() {
     measured.coverage = stored("parquet/zstd", 0.001);
     assert_eq!(seen(&measured), (both.map(String::from).to_vec(), vec![]));
     // What the job says rules, unless nothing is left to write.
-    measured.encoding = Some("arrow/none".into());
+    measured.encoding = Some(Encoding::default());
     measured.coverage = stored("parquet/zstd", 0.4);
     assert_eq!(seen(&measured), (vec![both[0].to_string()], vec![]));
     measured.coverage = stored("parquet/zstd", 1.0);

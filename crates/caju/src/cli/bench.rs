@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use caju_cache::Encoding;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
 
@@ -75,7 +76,7 @@ pub(crate) struct PoliciesArgs {
     pub(crate) cold_only: bool,
     /// How parts are written under the policies that decide nothing
     #[arg(long, value_name = "FORMAT/CODEC", value_parser = super::encoding)]
-    pub(crate) encoding: Option<String>,
+    pub(crate) encoding: Option<Encoding>,
     /// The most that a cache may hold
     #[arg(long, value_name = "SIZE", value_parser = super::service::size)]
     pub(crate) cache_budget: Option<u64>,

@@ -16,6 +16,7 @@ mod up;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use caju_cache::Encoding;
 use caju_client::{Balance, Compression, TransferProtocol};
 use caju_proto::v1::{ProcessingMode, TargetWorkers};
 use clap::builder::NonEmptyStringValueParser;
@@ -185,8 +186,8 @@ fn policy(text: &str) -> Result<String, String> {
     text.parse::<caju_planner::Policy>().map(|p| p.to_string()).map_err(|e| e.message().to_string())
 }
 
-fn encoding(text: &str) -> Result<String, String> {
-    text.parse::<caju_cache::Encoding>().map(|e| e.to_string()).map_err(|e| e.message().to_string())
+fn encoding(text: &str) -> Result<Encoding, String> {
+    text.parse::<Encoding>().map_err(|e| e.message().to_string())
 }
 
 /// In which order stages run.
@@ -222,7 +223,7 @@ pub(crate) struct EpochArgs {
     /// Encoding of new parts: arrow/none, arrow/lz4, arrow/zstd, parquet/none, parquet/snappy, parquet/lz4 or
     /// parquet/zstd. The policy chooses by default
     #[arg(long, value_name = "FORMAT/CODEC", value_parser = encoding)]
-    pub(crate) encoding: Option<String>,
+    pub(crate) encoding: Option<Encoding>,
     /// Read stored rows only: the source may have been deleted. From the last autocache(), unless --policy names another
     #[arg(long)]
     pub(crate) cache_only: bool,

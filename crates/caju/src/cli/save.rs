@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use caju_cache::Encoding;
 use clap::Args;
 use clap::builder::ValueHint;
 
@@ -35,7 +36,7 @@ pub(crate) struct SaveArgs {
     /// Encoding of parts: arrow/none (the default), arrow/lz4, arrow/zstd, parquet/none, parquet/snappy, parquet/lz4
     /// or parquet/zstd. A finished save keeps the encoding that it has
     #[arg(long, value_name = "FORMAT/CODEC", value_parser = super::encoding)]
-    pub(crate) encoding: Option<String>,
+    pub(crate) encoding: Option<Encoding>,
     /// The size of a chunk, the unit in which rows are loaded. At least one row each. A part (the rows of one split)
     /// is one chunk by default
     #[arg(long, value_name = "SIZE", value_parser = size)]

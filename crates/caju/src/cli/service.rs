@@ -219,7 +219,8 @@ pub(crate) struct DispatcherSettings {
     /// A second port, for GET /metrics (Prometheus) and GET /healthz; port 0 takes any free one
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) http_listen: Option<String>,
-    /// Workers that die with one split until the epoch fails, and the error names the split and its file
+    /// Workers that die with one split until the epoch fails, and the error names the split and its file. Likewise workers that
+    /// die while they learn the same boundaries
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(2..))]
     pub(crate) split_losses: u32,
     /// Connections between readers and each worker that break in a row without a row until the epoch fails. After a quarter of

@@ -205,7 +205,8 @@ mod tests {
     }
 
     /// What a dispatcher does with these numbers is tested there: `losses`, `a_write_that_does_not_end_is_a_failure_of_the_journal`,
-    /// `a_status_call_leaves_out_the_size_of_a_cache_that_does_not_answer`, `a_lost_worker_is_listed_for_the_time_that_is_set`.
+    /// `a_status_call_leaves_out_the_size_of_a_cache_that_does_not_answer`, `a_lost_worker_is_listed_for_the_time_that_is_set`,
+    /// `an_update_of_a_manifest_that_hangs_ends_after_its_timeout_and_names_the_snapshot`.
     #[test]
     fn flags_are_the_settings_of_the_dispatcher() {
         let flags = [

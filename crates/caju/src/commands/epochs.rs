@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arrow_array::RecordBatch;
-use caju_client::{Balance, Client, DatasetRef, LostReaders, Monitor, ReadRequest, Reader};
+use caju_client::{Balance, Client, DatasetRef, LostReaders, Monitor, ReadRequest, Reader, Sharing};
 use caju_pipeline::DatasetDef;
 use caju_proto::v1::{IoStats, JobStatus, TargetWorkers};
 use caju_runtime::{CpuPool, IoCounters, cpu_time, peak_rss_bytes};
@@ -25,7 +25,7 @@ use super::tail::Tail;
 use super::{boundaries, pipeline_file};
 use crate::cli::EpochArgs;
 use crate::progress::{Progress, State};
-use crate::report::{EpochReport, RunReport, SplitsReport};
+use crate::report::{EpochReport, RunReport, SharedReport, SplitsReport};
 
 /// Checksums that are computed while the next rows are read. Each holds the rows of a chunk in memory.
 const CHECKSUMS_IN_FLIGHT: usize = 4;
@@ -181,7 +181,7 @@ impl Epochs<'_> {
             seed: self.args.seed,
             mode: self.args.processing_mode.to_proto(),
             policy: self.args.policy.clone().unwrap_or_default(),
-            encoding: self.args.encoding.clone().unwrap_or_default(),
+            encoding: self.args.encoding.map(|e| e.to_string()).unwrap_or_default(),
             epochs: self.args.horizon.unwrap_or(0).max(self.args.epochs),
             save: None,
             lost_readers: self.lost_readers,
@@ -213,7 +213,7 @@ impl Epochs<'_> {
         announcer: &DecisionAnnouncer<'_>,
     ) -> Result<(EpochReport, Option<JobStatus>, Option<Error>)> {
         let before = self.io.as_ref().map(Meters::now);
-        let monitor = reader.monitor();
+        let (monitor, opened) = (reader.monitor(), reader.iteration());
         let what = if self.args.epochs == 1 { "reading".to_string() } else { format!("epoch {epoch}") };
         let progress = Progress::new(what, self.quiet);
         let printer = progress.printer();
@@ -238,6 +238,8 @@ impl Epochs<'_> {
         };
         let wall_s = start.elapsed().as_secs_f64();
         let (stats, iteration) = (reader.stats(), reader.iteration());
+        let began_again = iteration != opened;
+        let shares = matches!(self.sharing, Sharing::Exact { .. } | Sharing::Relaxed { .. });
         let done = monitor.progress();
         reader.close().await;
         // Best effort: all rows are delivered, with or without the figures.
@@ -266,7 +268,7 @@ impl Epochs<'_> {
             cache_bytes_read: io.cache_bytes_read,
             cache_bytes_written: io.cache_bytes_written,
             splits: splits(job.as_ref(), leased),
-            shared: job.as_ref().and_then(|j| j.served).and_then(|s| s.shared).map(Into::into),
+            shared: SharedReport::at_end(job.as_ref(), shares, began_again),
             bytes: stats.bytes,
             received_bytes: stats.received_bytes,
             mapped_bytes: stats.mapped_bytes,

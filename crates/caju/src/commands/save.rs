@@ -74,7 +74,8 @@ async fn save_in_process(
 }
 
 async fn start(client: &Client, args: &SaveArgs, def: &DatasetDef, to: &SaveTo) -> Result<SaveStatus> {
-    let started = client.start_save(def, to, args.encoding.as_deref().unwrap_or_default()).await;
+    let encoding = args.encoding.map(|e| e.to_string()).unwrap_or_default();
+    let started = client.start_save(def, to, &encoding).await;
     started.map_err(pipeline_file::in_file(&args.file))
 }
 

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use caju_cache::{Compression, Encoding, Format};
 use caju_proto::v1::{JobStatus, StageKind, StageStats};
 use caju_types::{format_bytes, format_count, format_duration};
 
@@ -144,7 +145,7 @@ fn busy(s: &StageStats) -> f64 {
 }
 
 /// The encoding of parts that costs the least CPU time. Nothing cheaper can be advised to a job that has it.
-const CHEAPEST_ENCODING: &str = "arrow/none";
+const CHEAPEST_ENCODING: Encoding = Encoding { format: Format::Arrow, compression: Compression::None };
 
 /// What to do about a bottleneck of a job: `consumer`, or one of its stages with or without `stage:`.
 pub(crate) fn advice(bottleneck: &str, job: &JobStatus) -> &'static str {
@@ -160,7 +161,7 @@ pub(crate) fn advice(bottleneck: &str, job: &JobStatus) -> &'static str {
             "moving rows is the bottleneck: deliver fewer bytes (uint8 images, fewer columns), or add workers"
         }
         StageKind::Serial => "an artificial cost, which runs one at a time per worker: add workers",
-        StageKind::Hint if job.encoding == CHEAPEST_ENCODING => {
+        StageKind::Hint if job.encoding.parse().is_ok_and(|e: Encoding| e == CHEAPEST_ENCODING) => {
             "reading or writing the snapshot is the bottleneck: use a cache nearer by"
         }
         StageKind::Hint => {

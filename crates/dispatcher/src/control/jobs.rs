@@ -128,11 +128,11 @@ impl Wanted {
             )));
         }
         // How parts are written is the job's: a reader that wants something else takes another job.
-        let theirs = spec.encoding.as_deref();
-        let Some(encoding) = self.caching.encoding.as_deref().filter(|e| theirs != Some(*e)) else {
+        let Some(encoding) = self.caching.encoding.filter(|e| spec.encoding != Some(*e)) else {
             return Ok(());
         };
-        let theirs = theirs.map_or("no encoding of its own".to_string(), |e| format!("encoding `{e}`"));
+        let theirs =
+            spec.encoding.map_or("no encoding of its own".to_string(), |e| format!("encoding `{e}`"));
         Err(Error::already_exists(format!(
             "job `{name}` runs with {theirs}, not `{encoding}`; take another job name, or leave the encoding out"
         )))

@@ -194,7 +194,7 @@ fn describe(state: &State, client: ClientId, id: IterationId) -> Result<v1::Open
             .into(),
         seed: spec.map_or(0, |spec| spec.seed),
         policy: spec.map(|spec| spec.policy.to_string()).unwrap_or_default(),
-        encoding: spec.and_then(|spec| spec.encoding.clone()).unwrap_or_default(),
+        encoding: spec.and_then(|spec| spec.encoding).map(|e| e.to_string()).unwrap_or_default(),
         target_workers: targets::to_proto(iteration.target).into(),
         in_turn: iteration.takes_turns(state.datasets.get(&iteration.dataset)),
         slots: iteration.slots_of(client).map(|feed| feed.0).collect(),

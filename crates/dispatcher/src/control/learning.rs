@@ -26,8 +26,6 @@ const POLL: Duration = Duration::from_secs(5);
 const LONG_POLL: Duration = Duration::from_secs(60);
 /// After this time without a reader that waits, boundaries that no worker learns are not learnt.
 const FORGET_AFTER: Duration = Duration::from_secs(30);
-/// The workers that may be lost while they learn the same boundaries. As for splits, three are taken for the work's fault.
-const MAX_LOST_LEARNERS: usize = 3;
 /// The boundaries that one worker learns concurrently. Each reads rows as a task does.
 const MAX_LEARNING_PER_WORKER: usize = 4;
 
@@ -105,12 +103,14 @@ impl Pending {
     }
 
     /// Whether they are still to be learnt, or a reader has yet to get their failure.
-    fn is_kept(&mut self, state: &State, definition: Fingerprint, now: Duration) -> bool {
+    ///
+    /// `losses`: as with splits, after so many workers that were lost with it the work is held to be the cause.
+    fn is_kept(&mut self, state: &State, definition: Fingerprint, now: Duration, losses: u32) -> bool {
         if self.is_failed() {
             return self.is_wanted(now);
         }
         self.check_learner(state);
-        if self.lost.len() >= MAX_LOST_LEARNERS {
+        if u32::try_from(self.lost.len()).is_ok_and(|lost| lost >= losses) {
             return self.settle(Outcome::Failed(all_lost(self)));
         }
         if state.learnt.contains_key(&definition) {
@@ -220,7 +220,7 @@ impl Core {
         let is_mine = |of: &Pending| of.learner.as_ref().is_some_and(|(learner, ..)| *learner == id);
         let mut learning = all.values().filter(|of| is_mine(of)).count();
         all.retain(|definition, pending| {
-            if !pending.is_kept(state, *definition, now) {
+            if !pending.is_kept(state, *definition, now, self.config.losses.splits) {
                 return false;
             }
             let Some(worker) = worker.filter(|_| !pending.is_failed()) else { return true };
@@ -470,7 +470,7 @@ fn check_same(known: &Learnt, learnt: &[LearntBoundaries], worker: &str) -> Resu
 fn all_lost(pending: &Pending) -> Error {
     Error::failed_precondition(format!(
         "{}: its boundaries were not learnt, because each worker was lost that learnt them: {}; see the logs of these \
-         workers, or give the boundaries as a list",
+         workers, give the boundaries as a list, or start the dispatcher with more --split-losses",
         pending.place,
         pending.lost.join(", ")
     ))

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use caju_cache::DescriptionUpdate;
 use caju_runtime::log_failure;
-use caju_types::{Error, Fingerprint, IterationId, Result, hash128};
+use caju_types::{Error, Fingerprint, IterationId, Result, format_duration, hash128};
 use futures::TryStreamExt as _;
 use futures::stream::{BoxStream, StreamExt as _};
 
@@ -97,20 +97,90 @@ impl Core {
         let Some(update) = self.snapshots.manifest_update(state, id) else { return };
         let me = Arc::clone(self);
         self.tasks.background_graceful("updating a manifest", log_failure, async move {
-            let stopping = async {
-                me.tasks.stopped().await;
-                me.clock.sleep(STOP_TIMEOUT).await;
-            };
-            let written = tokio::select! {
-                written = me.snapshots.update_manifest(&update) => written,
-                () = me.clock.sleep(me.config.timers.cache_update_timeout) => Err(Error::deadline("the cache's store does not answer")),
-                () = stopping => Err(Error::cancelled("the dispatcher stops")),
-            };
-            if let Err(error) = written {
+            if let Err(error) = me.update_manifest(&update).await {
                 me.snapshots.written.forget(update.hash);
                 tracing::debug!(prefix = %update.prefix, %error, "a manifest was not updated");
             }
             Ok(())
+        });
+    }
+
+    /// # Errors
+    /// `DeadlineExceeded` naming the manifest if the cache's store does not answer in time, `Cancelled` if the dispatcher stops,
+    /// and the errors of the store.
+    async fn update_manifest(&self, update: &ManifestUpdate) -> Result<()> {
+        let stopping = async {
+            self.tasks.stopped().await;
+            self.clock.sleep(STOP_TIMEOUT).await;
+        };
+        let timeout = self.config.timers.cache_update_timeout;
+        tokio::select! {
+            written = self.snapshots.update_manifest(update) => written,
+            () = self.clock.sleep(timeout) => Err(Error::deadline(format!(
+                "the store of the cache {} has not answered to the update of the manifest of snapshot {} for {} \
+                 (--cache-update-timeout)",
+                self.config.cache_url,
+                update.prefix,
+                format_duration(timeout)
+            ))),
+            () = stopping => Err(Error::cancelled("the dispatcher stops")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use caju_runtime::{Stores, Tasks};
+    use caju_testkit::faulty::{Fault, Faults, Op, Rule, faulty_store};
+    use caju_types::ErrorKind;
+
+    use super::*;
+    use crate::config::DispatcherConfig;
+    use crate::tests::fake::{World, run};
+
+    /// A dispatcher whose cache is in a store with faults.
+    fn world(faults: Faults, timeout: Duration) -> World {
+        let (url, stores) = ("memory://slow-manifests", Stores::default());
+        let inner = stores.resolve(url).unwrap();
+        stores.register(&inner.url.root(), Arc::new(faulty_store(inner.store, faults))).unwrap();
+        let settings = |mut config: DispatcherConfig| {
+            config.cache_url = url.to_string();
+            config.timers.cache_update_timeout = timeout;
+            config
+        };
+        World::with_stores(settings, Arc::new(stores))
+    }
+
+    fn update() -> ManifestUpdate {
+        let news = DescriptionUpdate { splits: Some(4), ..DescriptionUpdate::default() };
+        ManifestUpdate { prefix: Fingerprint(0xfeed), drawn: None, news, hash: 1 }
+    }
+
+    #[test]
+    fn an_update_of_a_manifest_that_hangs_ends_after_its_timeout_and_names_the_snapshot() {
+        run(async {
+            world(Faults::new(), Duration::from_secs(7)).core.update_manifest(&update()).await.unwrap();
+            for timeout in [7, 40] {
+                let faults = Faults::new();
+                faults.add(Rule::new(Op::Any, Fault::Silence).always());
+                let world = world(faults.clone(), Duration::from_secs(timeout));
+                let core = Arc::clone(&world.core);
+                let updating =
+                    Tasks::new().spawn("an update", async move { core.update_manifest(&update()).await });
+                faults.wait_fired(1).await;
+                world.clock.advance(Duration::from_secs(timeout - 1));
+                for _ in 0..100 {
+                    tokio::task::yield_now().await;
+                }
+                assert!(!updating.is_finished(), "{timeout} s are not over");
+                world.clock.advance(Duration::from_secs(1));
+                let error = updating.await.unwrap().unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
+                let named = format!("manifest of snapshot {} for {timeout}", Fingerprint(0xfeed));
+                for says in [named.as_str(), "memory://slow-manifests", "--cache-update-timeout"] {
+                    assert!(error.message().contains(says), "{error}");
+                }
+            }
         });
     }
 }

@@ -13,7 +13,7 @@ pub(super) struct CachingRequest {
     /// None: the job's.
     pub(super) policy: Option<Policy>,
     /// None: the policy chooses.
-    pub(super) encoding: Option<String>,
+    pub(super) encoding: Option<Encoding>,
 }
 
 impl Snapshots {
@@ -28,10 +28,7 @@ impl Snapshots {
         request: &v1::OpenIterationRequest,
         dataset: &Dataset,
     ) -> Result<CachingRequest> {
-        let encoding = match request.encoding.as_str() {
-            "" => None,
-            text => Some(text.parse::<Encoding>()?.to_string()),
-        };
+        let encoding = Encoding::optional(&request.encoding)?;
         let policy = match request.policy.as_str() {
             "" => None,
             text => {
@@ -84,10 +81,7 @@ impl Snapshots {
             return Ok(job.plan.clone());
         }
         let Some(hint) = fixed_hint(&job.spec.policy, &dataset.hints)? else { return Ok(None) };
-        let encoding = match &job.spec.encoding {
-            Some(text) => text.parse()?,
-            None => Encoding::default(),
-        };
+        let encoding = job.spec.encoding.unwrap_or_default();
         // Behind a stage that mixes splits only a whole set of parts counts, and whether there is one is found out when
         // the splits are listed.
         let set = hint.is_set().then_some(SetPlan::Open);

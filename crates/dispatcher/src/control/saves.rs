@@ -164,10 +164,7 @@ impl Core {
         let stores = self.save_stores()?;
         self.config.memory.check_name("the URL of a save", &request.url)?;
         let url = writable(&stores, &request.url)?.to_string().trim_end_matches('/').to_owned();
-        let wanted: Option<Encoding> = match request.encoding.as_str() {
-            "" => None,
-            text => Some(text.parse()?),
-        };
+        let wanted = Encoding::optional(&request.encoding)?;
         let given = parse(&request.definition_json)?;
         let def = DatasetDef::from_json(&given)?;
         apart(&def, &StoreUrl::parse(&url)?)?;
@@ -190,7 +187,7 @@ impl Core {
             columns: columns(&bound.schema),
             arrow_schema: serde_json::to_value(bound.schema.as_ref())
                 .map_err(|e| Error::internal(format!("a schema as JSON: {e}")))?,
-            encoding: wanted.unwrap_or_default().to_string(),
+            encoding: wanted.unwrap_or_default(),
             chunk_bytes,
             copies: form.copies,
             state: SaveState::Writing,
@@ -205,7 +202,7 @@ impl Core {
             check_form(&url, &there, wanted, chunk_bytes)?;
         }
         // Parts of one save are alike: those that are stored again too.
-        let encoding = wanted.map_or_else(|| there.encoding.clone(), |e| e.to_string());
+        let encoding = wanted.unwrap_or(there.encoding);
         let target = SaveTarget { url: url.clone(), chunk_bytes: chunk_bytes.or(there.chunk_bytes) };
         let started_ms = self.unix_ms();
         let status = self
@@ -330,9 +327,8 @@ fn check_form(
     encoding: Option<Encoding>,
     chunk_bytes: Option<u64>,
 ) -> Result<()> {
-    let other = encoding.map(|e| e.to_string()).filter(|wanted| *wanted != saved.encoding);
-    let (is, wanted) = if let Some(wanted) = other {
-        (format!("encoded as {}", saved.encoding), wanted)
+    let (is, wanted) = if let Some(wanted) = encoding.filter(|wanted| *wanted != saved.encoding) {
+        (format!("encoded as {}", saved.encoding), wanted.to_string())
     } else if let Some(wanted) = chunk_bytes.filter(|bytes| Some(*bytes) != saved.chunk_bytes) {
         let is =
             saved.chunk_bytes.map_or("without chunks".to_owned(), |b| format!("with chunks of {b} bytes"));

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use caju_proto::v1::{SharedUse, TaskServed};
 use caju_types::{IterationId, TaskId, WorkerId};
 
-use crate::state::State;
+use crate::state::{Iteration, Job, SharedCounts, State};
 
 /// The last report of each task of the iterations that the dispatcher knows.
 #[derive(Debug, Default)]
@@ -49,6 +49,24 @@ impl Served {
     /// What all tasks of an iteration gave out.
     pub(super) fn of_iteration(&self, iteration: IterationId) -> TaskServed {
         sum(self.tasks.iter().filter(|((i, _), _)| *i == iteration).map(|(_, (_, served))| served))
+    }
+
+    /// What the tasks of a job that shares computed, and what they read from the windows of their workers: what ended ones reported,
+    /// which is in the journal, and what the others have reported so far. None if they shared nothing.
+    pub(super) fn shared(&self, iteration: &Iteration, job: &Job) -> Option<SharedUse> {
+        if !job.spec.sharing.is_shared() {
+            return None;
+        }
+        let is_reported = |task: &TaskId| {
+            self.ended.contains(&(iteration.id, *task))
+                || iteration.tasks.get(task).is_some_and(|t| t.reported)
+        };
+        let own = self.tasks.iter().filter(|((i, task), _)| *i == iteration.id && !is_reported(task));
+        let unreported_tasks = iteration.unreported_tasks;
+        let unreported =
+            (unreported_tasks > 0).then(|| SharedUse { unreported_tasks, ..SharedUse::default() });
+        let ended = iteration.shared.map(shared_use);
+        own.filter_map(|(_, (_, served))| served.shared).chain(ended).chain(unreported).reduce(both)
     }
 
     /// What each worker gave out for an iteration.
@@ -98,5 +116,32 @@ fn both(sum: SharedUse, one: SharedUse) -> SharedUse {
         taken_over: sum.taken_over.saturating_add(one.taken_over),
         skipped_rows: sum.skipped_rows.saturating_add(one.skipped_rows),
         reused_bytes: sum.reused_bytes.saturating_add(one.reused_bytes),
+        unreported_tasks: sum.unreported_tasks.saturating_add(one.unreported_tasks),
+    }
+}
+
+/// What the journal remembers of an ended task.
+pub(super) fn shared_counts(shared: SharedUse) -> SharedCounts {
+    SharedCounts {
+        computed_rows: shared.computed_rows,
+        window_rows: shared.window_rows,
+        window_hits: shared.window_hits,
+        taken_over: shared.taken_over,
+        skipped_rows: shared.skipped_rows,
+        reused_bytes: shared.reused_bytes,
+        read_back: shared.read_back,
+    }
+}
+
+fn shared_use(counts: SharedCounts) -> SharedUse {
+    SharedUse {
+        computed_rows: counts.computed_rows,
+        window_rows: counts.window_rows,
+        window_hits: counts.window_hits,
+        taken_over: counts.taken_over,
+        skipped_rows: counts.skipped_rows,
+        reused_bytes: counts.reused_bytes,
+        read_back: counts.read_back,
+        unreported_tasks: 0,
     }
 }

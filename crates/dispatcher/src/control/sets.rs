@@ -52,7 +52,7 @@ impl Snapshots {
             let Some(record) = self.whole_set(id).await? else { continue };
             let index = self.reader().await?.snapshot(&id).index().await?;
             let part = record.members.first().and_then(|m| index.get(&m.part));
-            found.extend(part.map(|p| StoredSet { hint: hint.clone(), encoding: p.encoding.to_string() }));
+            found.extend(part.map(|p| StoredSet { hint: hint.clone(), encoding: p.encoding }));
         }
         Ok(found)
     }

@@ -42,7 +42,9 @@ impl Core {
         let first_skips = reports.first_skips.get(&iteration.id).cloned().unwrap_or_default();
         let io = reports.ended_io.get(&iteration.id).copied();
         let readers = readers(&reports, iteration, self.clock.now());
-        let served = reports.served.of_iteration(iteration.id);
+        let job = state.jobs.get(&iteration.job);
+        let shared = job.and_then(|job| reports.served.shared(iteration, job));
+        let served = v1::TaskServed { shared, ..reports.served.of_iteration(iteration.id) };
         let workers_wanted = workers_wanted(&reports, iteration);
         let others = reports.sharing.others(state, iteration.id);
         let shares_with = others.map(|i| format!("{} epoch {}", i.job, i.epoch)).collect();

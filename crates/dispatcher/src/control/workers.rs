@@ -10,6 +10,7 @@ use caju_wire::is_in_process;
 
 use super::autocache::{EndedTask, Planned};
 use super::peer_reports::PeerReports;
+use super::served::shared_counts;
 use super::shards::slot_for;
 use super::splits::running_task;
 use super::usage::admit_worker;
@@ -208,7 +209,7 @@ impl Core {
             reports.on_task_ended(iteration_id, &request.stages, request.io);
             reports.on_rows_skipped(iteration_id, &request.first_skips);
         }
-        end(txn, id, request.rows_skipped, ended.modes, counts(request));
+        end(txn, request, ended.modes);
         self.reports.lock().settle_tasks(txn, iteration_id);
         if txn.state.iterations.get(&iteration_id).is_some_and(|i| i.failure.is_none()) {
             planned.carry_out(txn);
@@ -350,8 +351,11 @@ fn fail(txn: &mut Txn<'_>, request: &v1::FinishTaskRequest, failure: &v1::Failur
 }
 
 /// A task ended well; too many skipped rows are a failure all the same.
-fn end(txn: &mut Txn<'_>, id: TaskId, rows_skipped: u64, modes: SplitModes, (emitted, to_flight): Counts) {
-    txn.apply(Update::TaskEnded { task: id, rows_skipped, modes, emitted, to_flight });
+fn end(txn: &mut Txn<'_>, request: &v1::FinishTaskRequest, modes: SplitModes) {
+    let (id, rows_skipped) = (TaskId(request.task_id), request.rows_skipped);
+    let (emitted, to_flight) = counts(request);
+    let shared = request.served.and_then(|s| s.shared).map(shared_counts);
+    txn.apply(Update::TaskEnded { task: id, rows_skipped, modes, emitted, to_flight, shared });
     let Some((iteration, _)) = txn.state.task(id) else { return };
     let limit = txn.state.datasets.get(&iteration.dataset).and_then(|d| d.skip_limit);
     let (iteration_id, skipped) = (iteration.id, iteration.rows_skipped);
@@ -400,7 +404,7 @@ fn task_def(
         profile: job.spec.profile_only
             || iteration.caching && job.spec.policy.is_planned() && job.decision.is_none(),
         profile_only: job.spec.profile_only,
-        probe_encoding: job.spec.encoding.clone().unwrap_or_default(),
+        probe_encoding: job.spec.encoding.map(|e| e.to_string()).unwrap_or_default(),
         probe_stored_only: !job.spec.profile_only
             && is_last_reading(job.spec.epochs, iteration.epoch, record),
         cache_url: match &job.spec.save {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use caju_autocache::{CachePlan, Document, HintDef, Policy, ReplanState};
+use caju_autocache::{CachePlan, Document, Encoding, HintDef, Policy, ReplanState};
 use caju_engine::ShardBy;
 use caju_planner::{Decision, Profile};
 use caju_types::{DatasetId, Fingerprint, IterationId, JobName, RowRanges};
@@ -84,7 +84,7 @@ pub struct JobSpec {
     pub policy: Policy,
     /// How parts are written, if the user chose; else the policy chooses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub encoding: Option<String>,
+    pub encoding: Option<Encoding>,
     /// Epochs that it will read, if they were announced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epochs: Option<u64>,

@@ -34,8 +34,8 @@ use caju_types::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Acknowledged, Attempt, Even, Failure, Feed, FeedId, LostReader, Missing, Mode, Resume, TargetWorkers,
-    Task, TaskState,
+    Acknowledged, Attempt, Even, Failure, Feed, FeedId, LostReader, Missing, Mode, Resume, SharedCounts,
+    TargetWorkers, Task, TaskState,
 };
 
 /// The most readers of an iteration that are all notified at once when a further one has come, or one of them has taken its first rows:
@@ -106,6 +106,12 @@ pub struct Iteration {
     /// go on under it: what is drawn for their other rows must fit.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub former: Vec<Option<Document<CachePlan>>>,
+    /// What ended tasks computed and read from the windows of their workers; none if they shared nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared: Option<SharedCounts>,
+    /// Tasks with splits that are lost, or whose workers are gone, without a report of their end.
+    #[serde(default, skip_serializing_if = "super::is_default")]
+    pub unreported_tasks: u64,
     /// How the splits of ended tasks were run.
     #[serde(default, skip_serializing_if = "super::is_default")]
     pub modes: SplitModes,

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use caju_types::{IterationId, WorkerId};
 
 use super::losses::Gone;
+use super::settling::TaskEnd;
 use super::{Iteration, Member, State, Task, Update, Worker, is_quiet};
 
 impl State {
@@ -189,8 +190,15 @@ fn apply_to_splits(iteration: &mut Iteration, update: &Update) {
 /// Tasks end.
 fn apply_to_tasks(iteration: &mut Iteration, update: &Update) {
     match update {
-        Update::TaskEnded { task, rows_skipped, modes, emitted, to_flight } => {
-            iteration.task_ended(*task, *rows_skipped, *modes, emitted.as_ref(), to_flight.as_ref());
+        Update::TaskEnded { task, rows_skipped, modes, emitted, to_flight, shared } => {
+            let end = TaskEnd {
+                rows_skipped: *rows_skipped,
+                modes: *modes,
+                emitted: emitted.as_ref(),
+                to_flight: to_flight.as_ref(),
+                shared: *shared,
+            };
+            iteration.task_ended(*task, &end);
         }
         Update::TaskLost { task, reason, emitted } => {
             iteration.task_given_up(*task, reason, emitted.as_ref());

@@ -167,13 +167,10 @@ impl Iteration {
         let flight = self.members.values().any(|m| m.flight == Some(worker));
         let ids: Vec<TaskId> = self.tasks.values().filter(|t| t.worker == worker).map(|t| t.id).collect();
         for id in ids {
-            match self.tasks.get_mut(&id) {
+            match self.tasks.get(&id) {
                 // A task ends when its readers have received everything, so a worker that says that it leaves takes nothing with
                 // it. Some readers may not have reported the end yet.
-                Some(task) if left && !flight && task.state == TaskState::Ended => {
-                    task.worker_gone = true;
-                    self.version += 1;
-                }
+                Some(task) if left && !flight && task.state == TaskState::Ended => self.worker_gone(id),
                 _ => self.task_lost(id, reason, Some(incarnation)),
             }
         }
@@ -216,14 +213,19 @@ impl Iteration {
 
     fn task_lost(&mut self, id: TaskId, reason: &str, incarnation: Option<u32>) {
         if self.tasks.get(&id).is_some_and(|t| self.is_delivered(t)) {
-            if let Some(task) = self.tasks.get_mut(&id) {
-                task.worker_gone = true;
-                self.version += 1;
-            }
+            self.worker_gone(id);
             return;
         }
         self.lose(id, reason, incarnation);
         self.settle_lost(id);
+    }
+
+    /// The worker of a task whose rows have all come will not report its end.
+    fn worker_gone(&mut self, id: TaskId) {
+        let Some(task) = self.tasks.get_mut(&id) else { return };
+        self.unreported_tasks += u64::from(!task.is_reported());
+        task.worker_gone = true;
+        self.version += 1;
     }
 
     /// A task's rows will not come. Nothing changes, and the answer is false, if that is known or the task is
@@ -238,6 +240,7 @@ impl Iteration {
         self.version += 1;
         let worker = task.worker;
         let had_rows = !task.leases.is_empty();
+        self.unreported_tasks += u64::from(had_rows && !task.is_reported());
         task.state = TaskState::Lost { awaiting };
         if let Some(incarnation) = incarnation {
             for (index, lease) in &mut task.leases {

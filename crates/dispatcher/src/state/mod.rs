@@ -54,7 +54,7 @@ pub use resume::{FallbackState, FallbackStates, Resume};
 pub use round_order::{KnownOrder, RoundStep, span};
 pub use saves::{Save, SaveStage, SaveTarget, SaveTotals};
 pub use settling::{LostReader, Missing};
-pub use sharing::Sharing;
+pub use sharing::{SharedCounts, Sharing};
 pub use tails::{Deal, DealtPiece, Tail, TailElement};
 pub use task::{Task, TaskState};
 pub use update::Update;
@@ -300,6 +300,8 @@ impl State {
             strikes: BTreeMap::new(),
             last_loss: None,
             rows_skipped: 0,
+            shared: None,
+            unreported_tasks: 0,
             caching,
             plan: None,
             former: Vec::new(),

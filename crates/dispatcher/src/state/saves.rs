@@ -1,5 +1,6 @@
 //! Saves: what is to be stored under a folder of its own, and how it ended.
 
+use caju_autocache::Encoding;
 use caju_types::{DatasetId, Fingerprint};
 use serde::{Deserialize, Serialize};
 
@@ -31,7 +32,7 @@ pub struct Save {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// How parts are encoded.
-    pub encoding: String,
+    pub encoding: Encoding,
     /// When it was asked for, in milliseconds since the Unix epoch.
     pub started_ms: u64,
     /// How far it is.

@@ -4,7 +4,16 @@ use caju_autocache::SplitModes;
 use caju_types::{ClientId, TaskId, WorkerId};
 use serde::{Deserialize, Serialize};
 
-use super::{Iteration, Task, TaskState};
+use super::{Iteration, SharedCounts, Task, TaskState};
+
+/// What a worker reports of the end of a task; the fields of [`super::Update::TaskEnded`].
+pub(super) struct TaskEnd<'a> {
+    pub(super) rows_skipped: u64,
+    pub(super) modes: SplitModes,
+    pub(super) emitted: Option<&'a Vec<(u64, u64)>>,
+    pub(super) to_flight: Option<&'a Vec<(u64, u64)>>,
+    pub(super) shared: Option<SharedCounts>,
+}
 
 /// Rows that tasks emitted and no client acknowledged.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -100,25 +109,21 @@ impl Iteration {
         self.tasks.values().filter(ready).map(|t| t.id).collect()
     }
 
-    pub(super) fn task_ended(
-        &mut self,
-        id: TaskId,
-        rows_skipped: u64,
-        modes: SplitModes,
-        emitted: Option<&Vec<(u64, u64)>>,
-        to_flight: Option<&Vec<(u64, u64)>>,
-    ) {
+    pub(super) fn task_ended(&mut self, id: TaskId, end: &TaskEnd<'_>) {
         let Some(task) = self.tasks.get_mut(&id) else { return };
         if task.is_lost() || task.reported {
             return;
         }
         task.reported = true;
-        if emitted.is_some() {
-            task.emitted = emitted.cloned();
+        if end.emitted.is_some() {
+            task.emitted = end.emitted.cloned();
         }
-        task.to_flight = to_flight.cloned();
-        self.rows_skipped += rows_skipped;
-        self.modes += modes;
+        task.to_flight = end.to_flight.cloned();
+        self.rows_skipped += end.rows_skipped;
+        self.modes += end.modes;
+        if let Some(shared) = end.shared {
+            *self.shared.get_or_insert_default() += shared;
+        }
         let worker = task.worker;
         self.members.retain(|_, m| m.flight != Some(worker));
         self.end(id);

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     AcknowledgedRows, Attempt, Dataset, Deal, Failure, FeedId, JobSpec, KnownOrder, Learnt, Resume, Save,
-    SaveStage, SplitRecord, State, Tail,
+    SaveStage, SharedCounts, SplitRecord, State, Tail,
 };
 
 /// One change of the state. Times and identifiers travel inside, so that a replay is exact.
@@ -331,6 +331,9 @@ pub enum Update {
         /// Rows that its worker wrote to Arrow Flight readers, per split; absent if its worker did not count.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         to_flight: Option<Vec<(u64, u64)>>,
+        /// What it computed and what it read from its worker's window; absent if it shared nothing.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        shared: Option<SharedCounts>,
     },
     /// A worker abandoned a task whose rows are correct, as when it has to stop.
     TaskLost {

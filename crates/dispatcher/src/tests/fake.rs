@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use caju_autocache::HintDef;
 use caju_pipeline::LearntBoundaries;
 use caju_proto::{Bytes, v1};
-use caju_runtime::Clock;
+use caju_runtime::{Clock, Stores};
 use caju_types::{ClientId, Error, Fingerprint, IterationId, Result, WorkerId, hash128};
 use futures::StreamExt as _;
 use serde_json::{Value, json};
@@ -29,10 +29,15 @@ pub(crate) struct FakeCatalog {
     /// Part of every split: changing it changes the listing.
     pub(crate) version: Arc<AtomicU64>,
     pub(crate) binds: Arc<AtomicU64>,
+    stores: Option<Arc<Stores>>,
 }
 
 #[async_trait]
 impl Catalog for FakeCatalog {
+    fn stores(&self) -> Option<Arc<Stores>> {
+        self.stores.clone()
+    }
+
     async fn with_boundaries(&self, definition: &Value, learnt: &[LearntBoundaries]) -> Result<Value> {
         let mut runs = definition.clone();
         if let Some(map) = runs.as_object_mut() {
@@ -161,14 +166,24 @@ impl World {
 
     pub(crate) fn with(settings: impl FnOnce(DispatcherConfig) -> DispatcherConfig) -> Self {
         let config = settings(DispatcherConfig { timers: timers(), ..Default::default() });
-        Self::on(TestClock::new(), config)
+        Self::on(TestClock::new(), config, FakeCatalog::default())
+    }
+
+    /// A dispatcher that reaches stores.
+    pub(crate) fn with_stores(
+        settings: impl FnOnce(DispatcherConfig) -> DispatcherConfig,
+        stores: Arc<Stores>,
+    ) -> Self {
+        let config = settings(DispatcherConfig { timers: timers(), ..Default::default() });
+        Self::on(TestClock::new(), config, FakeCatalog { stores: Some(stores), ..Default::default() })
     }
 
     /// A dispatcher without a journal that starts at this time.
     pub(crate) fn starting_at(unix_time: Duration) -> Self {
         let clock = TestClock::new();
         clock.advance(unix_time.saturating_sub(clock.unix_time()));
-        Self::on(clock, DispatcherConfig { timers: timers(), ..Default::default() })
+        let config = DispatcherConfig { timers: timers(), ..Default::default() };
+        Self::on(clock, config, FakeCatalog::default())
     }
 
     /// A dispatcher whose journal is made of the one that a later process finds.
@@ -193,8 +208,8 @@ impl World {
         self.core = start(&self.config, &self.clock, &self.catalog, &self.journal);
     }
 
-    fn on(clock: Arc<TestClock>, config: DispatcherConfig) -> Self {
-        let (catalog, journal) = (FakeCatalog::default(), MemoryJournal::default());
+    fn on(clock: Arc<TestClock>, config: DispatcherConfig, catalog: FakeCatalog) -> Self {
+        let journal = MemoryJournal::default();
         let core = start(&config, &clock, &catalog, &journal);
         Self { core, clock, catalog, journal, config }
     }

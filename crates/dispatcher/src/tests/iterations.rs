@@ -1,10 +1,9 @@
 //! Opening, reading, ending and forgetting iterations.
 
-use std::collections::HashSet;
 use std::time::Duration;
 
 use caju_proto::v1;
-use caju_types::{DatasetId, Error, ErrorKind};
+use caju_types::ErrorKind;
 use serde_json::json;
 
 use super::fake::{World, indices, open_request, run};
@@ -135,241 +134,6 @@ fn a_worker_that_joins_gets_a_task_while_splits_are_left() {
 }
 
 #[test]
-fn jobs_are_shared_by_name_and_refused_for_other_data() {
-    run(async {
-        let w = World::new();
-        w.worker("a:1").await;
-        let def = json!({"splits": 4});
-        let first = w.open(&def, "j").await;
-        let second = w.open(&def, "j").await;
-        assert_eq!(first.iteration_id, second.iteration_id);
-        assert_ne!(first.client_id, second.client_id);
-        assert_eq!(w.catalog.binds.load(std::sync::atomic::Ordering::Relaxed), 1, "bound once");
-
-        let e = w.core.open_iteration(open_request(&json!({"splits": 5}), "j")).await.unwrap_err();
-        assert_eq!(e.kind(), ErrorKind::AlreadyExists);
-        assert!(e.message().contains(&first.fingerprint), "{e}");
-        let e =
-            w.core.open_iteration(open_request(&json!({"splits": 4, "path": "b"}), "j")).await.unwrap_err();
-        assert!(e.message().contains("differ in paths"), "{e}");
-        let seeded = v1::OpenIterationRequest { seed: 9, has_seed: true, ..open_request(&def, "j") };
-        let e = w.core.open_iteration(seeded).await.unwrap_err();
-        assert!(e.message().contains("seed 0, not 9"), "{e}");
-        let off =
-            v1::OpenIterationRequest { mode: v1::ProcessingMode::Off.into(), ..open_request(&def, "j") };
-        assert_eq!(w.core.open_iteration(off).await.unwrap_err().kind(), ErrorKind::AlreadyExists);
-
-        let secret = first.client_secret.clone();
-        let again = v1::OpenIterationRequest {
-            client_id: first.client_id,
-            client_secret: secret.clone(),
-            ..open_request(&def, "j")
-        };
-        assert_eq!(w.core.open_iteration(again).await.unwrap().client_id, first.client_id);
-        let next = v1::OpenIterationRequest {
-            epoch: 1,
-            client_id: first.client_id,
-            client_secret: secret,
-            ..open_request(&def, "j")
-        };
-        let next = w.core.open_iteration(next).await.unwrap();
-        assert_ne!(next.iteration_id, first.iteration_id);
-        assert_eq!(next.client_id, first.client_id);
-    });
-}
-
-#[test]
-fn reg_13_a_chosen_dataset_id_is_part_of_its_jobs_names() {
-    run(async {
-        let w = World::new();
-        w.worker("a:1").await;
-        let definition = json!({"splits": 4});
-        for id in ["a", "b"] {
-            let register =
-                v1::RegisterDatasetRequest { definition_json: definition.to_string(), dataset_id: id.into() };
-            w.core.register_dataset(register).await.unwrap();
-        }
-        let request = |id: &str, job: &str| v1::OpenIterationRequest {
-            definition_json: String::new(),
-            dataset_id: id.into(),
-            ..open_request(&json!({}), job)
-        };
-        let mut iterations = HashSet::new();
-        for (id, job, name) in [("a", "j", "j:a"), ("b", "j", "j:b"), ("b", "k", "k:b")] {
-            let opened = w.core.open_iteration(request(id, job)).await.unwrap();
-            assert_eq!(opened.job, name);
-            assert!(iterations.insert(opened.iteration_id), "nothing is shared");
-            let joined = w.core.open_iteration(request(id, job)).await.unwrap();
-            assert_eq!(joined.iteration_id, opened.iteration_id);
-            let again = v1::OpenIterationRequest { job: opened.job, ..open_request(&definition, "") };
-            let again = w.core.open_iteration(again).await.unwrap();
-            assert_eq!(again.iteration_id, opened.iteration_id, "a reader that opens its epoch again");
-        }
-        let unnamed = w.core.open_iteration(open_request(&definition, "j")).await.unwrap();
-        assert_eq!(unnamed.job, "j");
-        assert!(iterations.insert(unnamed.iteration_id), "a dataset without a chosen identifier");
-        for id in ["a", "b"] {
-            let alone = w.core.open_iteration(request(id, "")).await.unwrap();
-            assert!(iterations.insert(alone.iteration_id));
-        }
-    });
-}
-
-#[test]
-fn datasets_are_named_by_fingerprint_or_by_choice() {
-    run(async {
-        let w = World::new();
-        let register = |def: serde_json::Value, id: &str| v1::RegisterDatasetRequest {
-            definition_json: def.to_string(),
-            dataset_id: id.to_string(),
-        };
-        let a = w.core.register_dataset(register(json!({"splits": 4}), "")).await.unwrap();
-        assert_eq!(a.dataset_id, a.fingerprint);
-        let b = w.core.register_dataset(register(json!({"splits": 4}), "")).await.unwrap();
-        assert_eq!(b.dataset_id, a.dataset_id);
-        let other_path =
-            w.core.register_dataset(register(json!({"splits": 4, "path": "x"}), "")).await.unwrap();
-        assert_eq!(other_path.fingerprint, a.fingerprint);
-        assert_ne!(other_path.dataset_id, a.dataset_id, "the same stages over other files are other data");
-        w.core.register_dataset(register(json!({"splits": 4}), "mine")).await.unwrap();
-        w.core.register_dataset(register(json!({"splits": 4}), "mine")).await.unwrap();
-        let e = w.core.register_dataset(register(json!({"splits": 5}), "mine")).await.unwrap_err();
-        assert_eq!(e.kind(), ErrorKind::AlreadyExists);
-        assert!(e.message().contains(&a.fingerprint), "{e}");
-
-        let open =
-            v1::OpenIterationRequest { dataset_id: "mine".into(), job: "j".into(), ..Default::default() };
-        assert_eq!(w.core.open_iteration(open).await.unwrap().fingerprint, a.fingerprint);
-        let open = v1::OpenIterationRequest { dataset_id: "mime".into(), ..Default::default() };
-        let e = w.core.open_iteration(open).await.unwrap_err();
-        assert_eq!(e.kind(), ErrorKind::NotFound);
-        assert!(e.message().contains("did you mean `mine`"), "{e}");
-    });
-}
-
-#[test]
-fn a_definition_in_other_words_is_the_same_dataset_and_the_newest_words_run() {
-    run(async {
-        let w = World::new();
-        w.worker("a:1").await;
-        let spelt = |spelling: &str| json!({"splits": 1, "spelling": spelling});
-        let first = w.open(&spelt("one"), "j").await;
-        let second = w.open(&spelt("two"), "j").await;
-        assert_eq!(first.iteration_id, second.iteration_id);
-        assert!(second.definition_json.contains("one"), "those of readers that are at it");
-        let close = |client_id: u64| v1::CloseClientRequest {
-            client_id,
-            iteration_id: first.iteration_id,
-            secret: w.client_secret(client_id, first.iteration_id),
-            ..Default::default()
-        };
-        w.core.close_client(close(first.client_id)).await.unwrap();
-        w.core.close_client(close(second.client_id)).await.unwrap();
-        let register =
-            v1::RegisterDatasetRequest { definition_json: spelt("two").to_string(), ..Default::default() };
-        let id = DatasetId(w.core.register_dataset(register).await.unwrap().dataset_id);
-        let known = w.core.registered_dataset(&id).await.unwrap();
-        assert_eq!(known.fingerprint, first.fingerprint);
-        assert!(known.definition_json.contains("two"), "nobody reads, so the newest words count");
-        let e = w.core.registered_dataset(&DatasetId("other".into())).await.unwrap_err();
-        assert_eq!(e.kind(), ErrorKind::NotFound);
-    });
-}
-
-#[test]
-fn a_failure_reaches_every_client_with_its_kind() {
-    run(async {
-        let w = World::new();
-        let worker = w.worker("a:1").await;
-        let def = json!({"splits": 4});
-        let (one, two) = (w.open(&def, "j").await, w.open(&def, "j").await);
-        let task = one.tasks[0].task_id;
-        w.fail(task, worker, &Error::data_loss("a.tfrecord: record 7: wrong checksum")).await;
-        for client in [one.client_id, two.client_id] {
-            let failure = w.beat(client, one.iteration_id, &[], &[]).await.failure.unwrap();
-            let e = Error::from(&failure);
-            assert_eq!(
-                (e.kind(), e.message()),
-                (ErrorKind::DataLoss, "a.tfrecord: record 7: wrong checksum")
-            );
-        }
-        assert_eq!(w.next(task, worker, 1, 1).await.unwrap_err().kind(), ErrorKind::DataLoss);
-        let e = w.core.open_iteration(open_request(&def, "j")).await.unwrap_err();
-        assert_eq!(e.kind(), ErrorKind::DataLoss, "while somebody is there, the failure stands");
-        w.close(one.client_id, one.iteration_id, Vec::new()).await;
-        w.close(two.client_id, one.iteration_id, Vec::new()).await;
-        assert_ne!(w.open(&def, "j").await.iteration_id, one.iteration_id, "then one may try again");
-    });
-}
-
-#[test]
-fn a_listing_that_fails_fails_the_iteration() {
-    run(async {
-        let w = World::new();
-        let worker = w.worker("a:1").await;
-        let open = w.open(&json!({"splits": 2, "list_error": "s3://b/x: no such bucket"}), "j").await;
-        let task = open.tasks[0].task_id;
-        w.next(task, worker, 1, 9).await.unwrap();
-        let mut no = 2;
-        let e = loop {
-            match w.next(task, worker, no, 9).await {
-                Ok(answer) => assert!(!answer.end),
-                Err(e) => break e,
-            }
-            no += 1;
-        };
-        assert_eq!(e.kind(), ErrorKind::NotFound);
-        assert_eq!(e.message(), "job `j` epoch 0: s3://b/x: no such bucket");
-        let failure = w.beat(open.client_id, open.iteration_id, &[], &[]).await.failure.unwrap();
-        assert_eq!(failure.message, e.message());
-    });
-}
-
-#[test]
-fn a_listing_that_panics_fails_the_iteration() {
-    run(async {
-        let w = World::new();
-        let worker = w.worker("a:1").await;
-        let open = w.open(&json!({"splits": 2, "list_panic": "a footer of x.parquet"}), "j").await;
-        let task = open.tasks[0].task_id;
-        let mut no = 1;
-        let e = loop {
-            match w.next(task, worker, no, 9).await {
-                Ok(answer) => assert!(!answer.end && no < 100, "a listing without an end is waited for"),
-                Err(e) => break e,
-            }
-            no += 1;
-        };
-        assert_eq!(e.kind(), ErrorKind::Internal);
-        assert!(e.message().contains("a footer of x.parquet"), "{e}");
-        let failure = w.beat(open.client_id, open.iteration_id, &[], &[]).await.failure.unwrap();
-        assert_eq!(failure.message, e.message());
-    });
-}
-
-#[test]
-fn too_many_skipped_rows_are_a_failure() {
-    run(async {
-        let w = World::new();
-        let (a, b) = (w.worker("a:1").await, w.worker("b:1").await);
-        let open = w.open(&json!({"splits": 9, "skip_limit": 5}), "j").await;
-        for (worker, skipped) in [(a, 3), (a, 3), (b, 3)] {
-            let task = open.tasks.iter().find(|t| t.worker_id == worker).unwrap().task_id;
-            let finish = v1::FinishTaskRequest {
-                task_id: task,
-                worker_id: worker,
-                rows_skipped: skipped,
-                secret: w.worker_secret(worker),
-                ..Default::default()
-            };
-            w.core.finish_task(finish).await.unwrap();
-        }
-        let failure = w.beat(open.client_id, open.iteration_id, &[], &[]).await.failure.unwrap();
-        assert!(failure.message.contains("6 bad rows were skipped, more than the limit of 5"), "{failure:?}");
-    });
-}
-
-#[test]
 fn what_nobody_reads_is_dropped_and_remembered() {
     run(async {
         let w = World::new();
@@ -402,21 +166,6 @@ fn what_nobody_reads_is_dropped_and_remembered() {
         let answer = w.core.worker_heartbeat(beat).await.unwrap();
         assert_eq!(answer.cancel_tasks.len(), 2);
         assert!(w.beat(left.client_id, left.iteration_id, &[], &[]).await.unknown);
-    });
-}
-
-#[test]
-fn without_a_worker_clients_are_reported_after_a_while() {
-    run(async {
-        let w = World::new();
-        let open = w.open(&json!({"splits": 1}), "j").await;
-        let me = [(open.client_id, open.iteration_id)];
-        w.silence(Duration::from_secs(119), &[], &me).await;
-        assert!(w.beat(me[0].0, me[0].1, &[], &[]).await.failure.is_none());
-        w.silence(Duration::from_secs(3), &[], &me).await;
-        let failure = w.beat(me[0].0, me[0].1, &[], &[]).await.failure.unwrap();
-        assert_eq!(failure.kind, "unavailable");
-        assert!(failure.message.contains("caju worker --dispatcher"), "{failure:?}");
     });
 }
 
@@ -551,25 +300,6 @@ fn readers_that_leave_early_are_no_strike_against_a_split() {
         assert_eq!(indices(&answer), [0, 1, 2]);
         assert_eq!(answer.splits[0].done, vec![v1::RowRange { start: 0, end: 2 }]);
         assert_eq!(answer.splits[1].done, vec![v1::RowRange { start: 0, end: 4 }]);
-    });
-}
-
-/// Functions in Python say what their code is. A job gets the rows of the functions that it sent, also while another job
-/// runs functions that say the same; who names a job joins it as it is.
-#[test]
-fn jobs_share_a_dataset_only_if_they_sent_the_same_functions() {
-    run(async {
-        let world = World::new();
-        let sent = |payload: &str| json!({"splits": 2, "payload": payload});
-        let first = world.open(&sent("honest"), "a").await;
-        let joined = world.open(&sent("another form of it"), "a").await;
-        assert_eq!(joined.iteration_id, first.iteration_id);
-        assert_eq!(joined.definition_json, first.definition_json);
-        let apart = world.open(&sent("forged"), "b").await;
-        assert!(apart.definition_json.contains("forged"));
-        let same = world.open(&sent("honest"), "c").await;
-        assert!(same.definition_json.contains("honest"));
-        assert_eq!(world.core.snapshot().datasets.len(), 2);
     });
 }
 

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::fake::{World, open_request, run};
 use crate::config::{DispatcherConfig, MemoryLimits};
+use crate::state::LossLimits;
 
 const PLACE: &str = "steps[1].bucket_by_length";
 
@@ -149,43 +150,57 @@ fn a_reader_hears_who_learns_and_asks_again() {
     });
 }
 
+/// What becomes of boundaries when this number of workers is lost while they learn them, and `limit` are allowed.
+async fn lost_while_they_learn(lost: usize, limit: u32) {
+    let losses = LossLimits { splits: limit, ..LossLimits::default() };
+    let w = World::with(|config| DispatcherConfig { losses, ..config });
+    let names: Vec<String> = (0..=lost).map(|i| format!("w{i}:1")).collect();
+    let mut workers = Vec::new();
+    for name in &names {
+        workers.push((w.worker(name).await, name.as_str()));
+    }
+    let mut failed = None;
+    for i in 0..lost {
+        let opening = opening(&w, asks_again(&learns(), "j")).await;
+        assert_eq!(beat(&w, workers[i].0, &[]).await.len(), 1, "{i}");
+        w.silence(Duration::from_secs(10), &workers[i + 1..], &[]).await;
+        match opening.await.unwrap() {
+            Ok(answer) => assert!(answer.learning.is_some()),
+            Err(e) => failed = Some(e),
+        }
+    }
+    let last = workers[lost].0;
+    if lost < limit as usize {
+        let opening = opening(&w, asks_again(&learns(), "j")).await;
+        let order = beat(&w, last, &[]).await;
+        report(&w, last, &order[0].dataset, Ok(&[2])).await.unwrap();
+        assert_eq!(definition(&opening.await.unwrap().unwrap())["boundaries"], json!([2]));
+        return;
+    }
+    // A reader that was not waiting at the time hears of it when it asks again.
+    let e = match failed {
+        Some(e) => e,
+        None => w.core.open_iteration(asks_again(&learns(), "j")).await.unwrap_err(),
+    };
+    assert_eq!(e.kind(), ErrorKind::FailedPrecondition);
+    assert!(e.message().starts_with(&format!("{PLACE}: its boundaries were not learnt")), "{e}");
+    assert!(e.message().contains("--split-losses"), "{e}");
+    let is_named = |name: &String| e.message().contains(&format!("at {name}"));
+    assert!(names[..lost].iter().all(is_named) && !is_named(&names[lost]), "{e}");
+    // It is said once. Then they are learnt again.
+    learnt(&w, last, &[5]).await;
+}
+
+/// `--split-losses`: a worker that is lost while it learns is replaced, until as many are lost as with one split.
 #[test]
-fn a_worker_that_is_lost_while_it_learns_is_replaced_until_three_are_lost() {
+fn boundaries_fail_after_as_many_lost_workers_as_the_split_losses() {
     run(async {
-        for lost in 1..=3usize {
-            let w = World::new();
-            let names = ["a:1", "b:1", "c:1", "d:1"];
-            let mut workers = Vec::new();
-            for name in names {
-                workers.push((w.worker(name).await, name));
-            }
-            let mut failed = None;
-            for i in 0..lost {
-                let opening = opening(&w, asks_again(&learns(), "j")).await;
-                assert_eq!(beat(&w, workers[i].0, &[]).await.len(), 1, "{i}");
-                w.silence(Duration::from_secs(10), &workers[i + 1..], &[]).await;
-                match opening.await.unwrap() {
-                    Ok(answer) => assert!(answer.learning.is_some()),
-                    Err(e) => failed = Some(e),
+        for limit in [2, 3, 5] {
+            for lost in [1, 2, 3, 5] {
+                if lost <= limit {
+                    lost_while_they_learn(lost as usize, limit).await;
                 }
             }
-            if lost < 3 {
-                let opening = opening(&w, asks_again(&learns(), "j")).await;
-                let order = beat(&w, workers[3].0, &[]).await;
-                report(&w, workers[3].0, &order[0].dataset, Ok(&[2])).await.unwrap();
-                assert_eq!(definition(&opening.await.unwrap().unwrap())["boundaries"], json!([2]));
-                continue;
-            }
-            // A reader that was not waiting at the time hears of it when it asks again.
-            let e = match failed {
-                Some(e) => e,
-                None => w.core.open_iteration(asks_again(&learns(), "j")).await.unwrap_err(),
-            };
-            assert_eq!(e.kind(), ErrorKind::FailedPrecondition);
-            assert!(e.message().starts_with(&format!("{PLACE}: its boundaries were not learnt")), "{e}");
-            assert!(e.message().contains("at a:1") && e.message().contains("at c:1"), "{e}");
-            // It is said once. Then they are learnt again.
-            learnt(&w, workers[3].0, &[5]).await;
         }
     });
 }

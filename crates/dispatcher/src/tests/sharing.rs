@@ -143,3 +143,95 @@ fn jobs_that_share_are_not_taken_for_trainers_of_other_jobs() {
         }
     });
 }
+
+/// What a job's tasks computed and read from windows, and how many of them were lost without a last report.
+async fn shared(world: &World, job: &str) -> Option<(u64, u64, u64)> {
+    let status = world.core.get_status().await.unwrap();
+    let of_job = status.jobs.into_iter().find(|j| j.job == job).unwrap();
+    let shared = of_job.served.unwrap().shared?;
+    Some((shared.computed_rows, shared.window_rows, shared.unreported_tasks))
+}
+
+/// What a worker says of a task: rows that it computed, and rows that it read from the window.
+fn served(task_id: u64, computed_rows: u64, window_rows: u64) -> v1::TaskServed {
+    let shared = v1::SharedUse { computed_rows, window_rows, ..Default::default() };
+    v1::TaskServed { task_id, shared: Some(shared), ..Default::default() }
+}
+
+impl Sharer {
+    async fn heartbeat(&self, world: &World, served: v1::TaskServed) {
+        let address = world.core.snapshot().workers[&caju_types::WorkerId(self.worker)].address.clone();
+        let request = v1::WorkerHeartbeatRequest {
+            worker_id: self.worker,
+            address,
+            secret: world.worker_secret(self.worker),
+            tasks: vec![self.task],
+            served: vec![served],
+            ..Default::default()
+        };
+        world.core.worker_heartbeat(request).await.unwrap();
+    }
+
+    async fn finish(&self, world: &World, served: v1::TaskServed) {
+        let request = v1::FinishTaskRequest {
+            task_id: self.task,
+            worker_id: self.worker,
+            secret: world.worker_secret(self.worker),
+            served: Some(served),
+            ..Default::default()
+        };
+        world.core.finish_task(request).await.unwrap();
+    }
+}
+
+#[test]
+fn what_ended_tasks_shared_is_known_after_a_restart_in_mid_epoch_and_at_its_end() {
+    run(async {
+        let mut world = World::new();
+        let (a, b) = (world.worker("a:1").await, world.worker("b:1").await);
+        let def = json!({"splits": 4});
+        let mut first = Sharer::open(&world, &def, "one", a).await;
+        let view = world.beat(first.client, first.iteration, &[], &[]).await;
+        let task = view.tasks.iter().find(|t| t.worker_id == b).unwrap().task_id;
+        let mut second = Sharer { task, worker: b, requests: 0, ..first };
+        assert_eq!(shared(&world, "one").await, None, "no task has reported");
+        assert_eq!(first.ask(&world, 1, &[]).await.unwrap(), [0]);
+        assert_eq!(second.all(&world).await, [1, 2, 3]);
+        second.heartbeat(&world, served(second.task, 5, 1)).await;
+        first.heartbeat(&world, served(first.task, 10, 3)).await;
+        assert_eq!(shared(&world, "one").await, Some((15, 4, 0)));
+        second.finish(&world, served(second.task, 6, 1)).await;
+        assert_eq!(shared(&world, "one").await, Some((16, 4, 0)));
+        world.restart();
+        assert_eq!(shared(&world, "one").await, Some((6, 1, 0)), "until the other worker reports again");
+        // The worker still lists the task that it has reported.
+        second.heartbeat(&world, served(second.task, 6, 1)).await;
+        first.heartbeat(&world, served(first.task, 10, 3)).await;
+        assert_eq!(shared(&world, "one").await, Some((16, 4, 0)));
+        assert!(first.all(&world).await.is_empty());
+        first.finish(&world, served(first.task, 11, 4)).await;
+        assert_eq!(shared(&world, "one").await, Some((17, 5, 0)));
+        world.restart();
+        assert_eq!(shared(&world, "one").await, Some((17, 5, 0)));
+    });
+}
+
+#[test]
+fn a_task_that_is_lost_without_a_last_report_is_named_in_what_is_shared() {
+    run(async {
+        let mut world = World::new();
+        let worker = world.worker("a:1").await;
+        let def = json!({"splits": 4});
+        let mut one = Sharer::open(&world, &def, "one", worker).await;
+        let opened = world.open(&def, "alone").await;
+        one.ask(&world, 2, &[]).await.unwrap();
+        one.heartbeat(&world, served(one.task, 10, 0)).await;
+        world.beat(one.client, one.iteration, &[], &[lost(one.task, &[])]).await;
+        assert_eq!(shared(&world, "one").await, Some((10, 0, 1)), "at least what it said before");
+        world.restart();
+        assert_eq!(shared(&world, "one").await, Some((0, 0, 1)));
+        world.next(opened.tasks[0].task_id, worker, 1, 2).await.unwrap();
+        world.beat(opened.client_id, opened.iteration_id, &[], &[lost(opened.tasks[0].task_id, &[])]).await;
+        assert_eq!(shared(&world, "alone").await, None, "a job that shares nothing");
+    });
+}

@@ -216,7 +216,7 @@ impl<'a> Bench<'a> {
             seed: None,
             processing_mode: Mode::Dynamic,
             policy: Some(policy.to_string()),
-            encoding: self.args.encoding.clone(),
+            encoding: self.args.encoding,
             report: None,
             no_checksum: true,
         };

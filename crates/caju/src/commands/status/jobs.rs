@@ -251,6 +251,10 @@ fn sharing(job: &JobStatus, all: &[&JobStatus], out: &mut String) {
     if shared.skipped_rows > 0 {
         line += &format!(", {} rows skipped", format_count(shared.skipped_rows));
     }
+    if shared.unreported_tasks > 0 {
+        let lost = format_count(shared.unreported_tasks);
+        line += &format!(", {lost} tasks lost without a last report");
+    }
     let mapped = job.served.map_or(0, |s| s.mapped_bytes);
     if mapped > 0 {
         let (mapped, reused) = (format_bytes(mapped), format_bytes(shared.reused_bytes));

@@ -31,7 +31,7 @@ pub(super) fn job_opened(state: &State, job: &JobName, config: &DispatcherConfig
         job: Box::new(JobSpec {
             name: job.name.clone(),
             policy: job.spec.policy.clone(),
-            encoding: job.spec.encoding.clone(),
+            encoding: job.spec.encoding,
             epochs: job.spec.epochs,
             profile_only: job.spec.profile_only,
             each_worker_reads_all: reads_all(job.spec.mode),

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use caju_autocache::{Coverage, Event, HintDef, StoredParts, StoredSet};
+use caju_autocache::{Coverage, Encoding, Event, HintDef, StoredParts, StoredSet};
 use caju_cache::PartIndex;
 use caju_types::{IterationId, JobName, Result};
 use futures::TryStreamExt as _;
@@ -90,7 +90,7 @@ impl Core {
                 indexes.push((hint, index));
             }
         }
-        let mut stored: BTreeMap<(&str, String), u64> = BTreeMap::new();
+        let mut stored: BTreeMap<(&str, Encoding), u64> = BTreeMap::new();
         let (mut splits, mut all) = ((bound.splits)(), 0u64);
         while let Some(split) = splits.try_next().await? {
             // Repetitions have the parts of the first one, and may have no end.
@@ -107,11 +107,11 @@ impl Core {
             }
             for (hint, index) in &indexes {
                 if let Some(part) = split.key().and_then(|key| index.get(&key)) {
-                    *stored.entry((hint.name.as_str(), part.encoding.to_string())).or_default() += 1;
+                    *stored.entry((hint.name.as_str(), part.encoding)).or_default() += 1;
                 }
             }
         }
-        let parts = |((hint, encoding), n): ((&str, String), u64)| StoredParts {
+        let parts = |((hint, encoding), n): ((&str, Encoding), u64)| StoredParts {
             hint: hint.to_string(),
             encoding,
             fraction: n as f64 / all.max(1) as f64,

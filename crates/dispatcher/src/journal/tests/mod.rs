@@ -10,8 +10,8 @@ use caju_types::{ClientId, ErrorKind, Fingerprint, IterationId, TaskId, WorkerId
 
 use super::{SCHEMA, codec};
 use crate::state::{
-    Dataset, Failure, FeedId, JobSpec, Mode, Policy, Precedence, Sharing, SplitModes, SplitRecord, State,
-    TargetWorkers, Update,
+    Dataset, Failure, FeedId, JobSpec, Mode, Policy, Precedence, SharedCounts, Sharing, SplitModes,
+    SplitRecord, State, TargetWorkers, Update,
 };
 
 /// The journal as it was written by the first version; it must be read for ever.
@@ -170,6 +170,7 @@ fn plain_updates() -> Vec<Update> {
             modes: SplitModes::default(),
             emitted: None,
             to_flight: None,
+            shared: None,
         },
         Update::ClientEnded { client, task: TaskId(1006), emitted: None },
         Update::TaskLost { task: TaskId(1005), reason: "told to stop".into(), emitted: None },
@@ -251,7 +252,16 @@ fn the_second_format_is_read_and_its_plain_form_still_written() {
 
 #[test]
 fn every_update_survives_its_encoding() {
-    let all = [every_update(), later_updates()].concat();
+    let shared = SharedCounts { computed_rows: 8, window_rows: 16, read_back: 1, ..SharedCounts::default() };
+    let ended = Update::TaskEnded {
+        task: TaskId(1),
+        rows_skipped: 0,
+        modes: SplitModes::default(),
+        emitted: None,
+        to_flight: None,
+        shared: Some(shared),
+    };
+    let all = [every_update(), later_updates(), vec![ended]].concat();
     assert_eq!(codec::decode(&encode(&all)).unwrap(), all);
     for update in all {
         assert_eq!(codec::decode(&encode(std::slice::from_ref(&update))).unwrap(), [update]);
@@ -323,7 +333,7 @@ fn later_updates() -> Vec<Update> {
                 mode: Mode::Dynamic,
                 anonymous: false,
                 policy: Policy::Hint("a".into()),
-                encoding: Some("arrow/lz4".into()),
+                encoding: Some("arrow/lz4".parse().unwrap()),
                 epochs: Some(3),
                 profile_only: true,
                 save: None,
@@ -341,6 +351,7 @@ fn later_updates() -> Vec<Update> {
             modes: SplitModes { compute: 1, put: 2, get: 3, fell_back: 0, backfilled: 0 },
             emitted: None,
             to_flight: None,
+            shared: None,
         },
         Update::ReplanStateChanged {
             job: job.clone(),

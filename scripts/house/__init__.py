@@ -1,0 +1,1 @@
+"""The checks of scripts/check-house, one module for each thing that they look at."""

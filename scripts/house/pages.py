@@ -1,0 +1,173 @@
+"""What the documentation names is there: tests, settings, options and files."""
+
+import collections
+import re
+
+from . import workspace
+
+# Where tests are.
+TESTS = ("tests/tests/**/*.rs", "tests/python/*.py", "cache/tests/**/*.rs", "planner/tests/**/*.rs",
+         "crates/*/tests/**/*.rs", "crates/*/src/**/tests.rs", "crates/*/src/**/tests/*.rs", "crates/*/src/**/*_tests.rs")
+
+# Which test shows what a flag or an option of a stage does.
+OPTIONS = "tests/OPTIONS.md"
+
+# Flags of other programs that the documentation names.
+OTHER_FLAGS = {"--advisories", "--cpu", "--create-namespace", "--example", "--help", "--until-failure", "--scenario", "--spoil", "--seeds", "--set", "--ignored", "--locked", "--namespace", "--no-deps", "--nodelist", "--nodes", "--ntasks", "--ntasks-per-node", "--open", "--overlap", "--path", "--release",
+               "--some-name", "--third-party", "--timings", "--workspace"}
+
+
+def tests_of(text):
+    """The names of the tests of a Rust or Python file. Other functions of such a file test nothing."""
+    rust = r"^ *#\[(?:tokio::)?test\b[^\]]*\]\n(?: *(?:#\[[^\n]*\]|//[^\n]*)\n)* *(?:async )?fn (\w+)"
+    return [*re.findall(rust, text, re.MULTILINE), *re.findall(r"^(?:async )?def (test_\w+)", text, re.MULTILINE)]
+
+
+def test_names():
+    globs = (*TESTS, "tests/src/**/*.rs", "proto/src/*.rs", "crates/*/src/**/*.rs")
+    sources = {file for pattern in globs for file in workspace.ROOT.glob(pattern)}
+    return {name for file in sources for name in tests_of(file.read_text(encoding="utf-8"))}
+
+
+def conformance():
+    tests = test_names()
+    rows = re.findall(r"^\| [A-Z]+-\d+ \|.*\| (.*) \|$", (workspace.ROOT / "docs/conformance.md").read_text(), re.MULTILINE)
+    for name in sorted({n for row in rows for n in re.findall(r"`(\w+)`", row)} - tests):
+        yield f"docs/conformance.md names the test {name}, which is not there"
+
+
+def guarantees():
+    """Every promise of docs/guarantees.md names tests, and they are there."""
+    tests = test_names()
+    page = (workspace.ROOT / "docs/guarantees.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")][1:]
+    if not rows:
+        yield "docs/guarantees.md has no table of promises; has it moved?"
+    for row in rows:
+        names = re.findall(r"`(\w+)`", row[2]) if len(row) == 4 else []
+        if not names:
+            yield f"docs/guarantees.md names no test for the promise {row[0].removeprefix('| ')!r}"
+        for name in sorted(set(names) - tests):
+            yield f"docs/guarantees.md names the test {name}, which is not there"
+
+
+def waits():
+    """Every wait of docs/limits.md has a setting or a constant, and a test, and both are there."""
+    tests = test_names()
+    page = (workspace.ROOT / "docs/limits.md").read_text(encoding="utf-8")
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    rows = [row for row in rows if row[0] not in ("who waits for what", "what", "---")]
+    if not rows:
+        yield "docs/limits.md has no table of waits; has it moved?"
+    files = [f for room in ("crates", "cache") for f in sorted((workspace.ROOT / room).rglob("*.rs"))]
+    code = "".join(f.read_text(encoding="utf-8") for f in files)
+    for row in rows:
+        # Flags are checked with those of all pages.
+        names = re.findall(r"`([A-Z][A-Z_]+|[a-z_]+)`", row[2]) if len(row) == 5 else []
+        if len(row) != 5 or not (names or "`--" in row[2]):
+            yield f"docs/limits.md names no setting and no constant for {row[0]!r}"
+        for name in names:
+            if not re.search(rf"\b{name}\b", code):
+                yield f"docs/limits.md names `{name}`, which is not in the code"
+        for name in sorted(set(re.findall(r"`(\w+)`", row[-1])) - tests):
+            yield f"docs/limits.md names the test {name}, which is not there"
+
+
+def declared_flags():
+    """The long options of the command, as (flag, hidden)."""
+    for file in sorted((workspace.ROOT / "crates/caju/src/cli").glob("*.rs")):
+        # An attribute, further attributes, and the field.
+        for attribute, field in re.findall(
+                r"#\[arg\((.*?)\)\]\s*(?:pub\(crate\) )?(\w+):", file.read_text(encoding="utf-8"), re.DOTALL):
+            if re.search(r"\blong\b", attribute):
+                yield "--" + field.replace("_", "-"), "hide = true" in attribute
+
+
+def top_level_keys(text):
+    """The keys of a mapping in YAML's flow style, such as `{ path: ["a", "b"], split: 16MiB }`."""
+    depth, quote, part, parts = 0, None, "", []
+    for c in text:
+        if quote:
+            quote = None if c == quote else quote
+        elif c in "\"'":
+            quote = c
+        elif c in "{[":
+            depth += 1
+        elif c in "}]":
+            depth -= 1
+        if depth == 1 and c in "{,":
+            parts.append(part)
+            part = ""
+        elif depth >= 1:
+            part += c
+    return [p.split(":", 1)[0].strip() for p in [*parts, part] if ":" in p]
+
+
+def stage_options():
+    """The options of docs/pipeline.md, as (source or stage, option): those of its tables of sources and stages, the keys of a
+    definition, and what all sources of files have.
+    """
+    heading = ""
+    for line in (workspace.ROOT / "docs/pipeline.md").read_text(encoding="utf-8").splitlines():
+        if line.startswith("#"):
+            heading = line.strip("# ")
+        cells = line.removeprefix("| ").split(" | ")
+        # The short form may have other options than the form in full.
+        for cell in cells[:2] if len(cells) > 2 else []:
+            form = re.fullmatch(r"`(\w+): (\{.*\})`", cell.strip())
+            # Their keys are columns, not options.
+            if form and form[1] not in ("map", "with_columns"):
+                yield from ((form[1], key) for key in top_level_keys(form[2]))
+        if heading == "Keys" and (key := re.match(r"\| `(\w+)` \| ", line)):
+            yield "pipeline", key[1]
+        if heading == "Options of all file sources" and (key := re.match(r"- `(\w+)", line)):
+            yield "files", key[1]
+
+
+def promised_options():
+    declared = dict(declared_flags())
+    if not declared:
+        yield "crates/caju/src/cli declares no options; have they moved?"
+    root = workspace.ROOT
+    pages = [root / "README.md", root / "ARCHITECTURE.md", *sorted((root / "docs").rglob("*.md"))]
+    for page in pages:
+        for flag in sorted(set(re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]", page.read_text(encoding="utf-8")))):
+            if flag not in declared and flag not in OTHER_FLAGS:
+                yield f"{page.relative_to(root)} names {flag}, which is no option of the command"
+    options = set(stage_options())
+    for kind in ("pipeline", "files", "csv", "shuffle"):
+        if kind not in {of for of, _ in options}:
+            yield f"docs/pipeline.md has no options of `{kind}`; have its tables moved?"
+    wanted = {(flag,) for flag, hidden in declared.items() if not hidden} | set(options)
+    yield from tested_options(wanted, (root / OPTIONS).read_text(encoding="utf-8"), test_names())
+
+
+def tested_options(wanted, page, tests):
+    """Every flag, and every option of a stage, has a row with tests that exist."""
+    rows = collections.defaultdict(list)
+    for line in page.splitlines():
+        *option, names = re.fullmatch(r"\| (.*) \|", line)[1].split(" | ") if line.startswith("| `") else [""]
+        if option:
+            rows[tuple(cell.strip("`") for cell in option)] += re.findall(r"`(\w+)`", names)
+    for option in sorted(wanted - set(rows)):
+        yield f"{OPTIONS} has no row for `{' '.join(option)}`; add one with a test that fails when the option does nothing"
+    for option in sorted(set(rows) - wanted):
+        yield f"{OPTIONS} has a row for `{' '.join(option)}`, which is no option"
+    for option, names in sorted(rows.items()):
+        if not names:
+            yield f"{OPTIONS} names no test for `{' '.join(option)}`"
+        for name in sorted(set(names) - tests):
+            yield f"{OPTIONS} names the test {name}, which is not there"
+
+
+def named_files():
+    """Links and paths of the documentation lead somewhere."""
+    root = workspace.ROOT
+    pages = [root / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")]
+    for page in [*pages, *sorted((root / "docs").rglob("*.md")), *sorted((root / "experiments").rglob("*.md"))]:
+        text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        links = {page.parent / m for m in re.findall(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)", text)}
+        rooms = "crates|tests|planner|cache|proto|benches|experiments|scripts|examples|docs"
+        paths = {root / m for m in re.findall(rf"`((?:{rooms})/[\w./-]+)`", text)}
+        for path in sorted(str(p) for p in links | paths if not p.exists()):
+            yield f"{page.relative_to(root)} names {path}, which does not exist"
