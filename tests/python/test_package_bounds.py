@@ -44,7 +44,7 @@ def many_expressions(folder):
 
 BOUNDS = {
     "chunk_memory": (wide, MIB, cj.InvalidPipeline, "one_hot.*1.00 MiB is the most"),
-    "max_record": (long_line, 1024, cj.DataLoss, "long.csv.*has over 1024 bytes"),
+    "max_record": (long_line, 1024, cj.DataLoss, "long.csv.*has over 1024 bytes.*--max-record"),
     "max_pixels": (image, 100, cj.CajuError, "400 pixels.*100"),
     "bind_timeout": (many_expressions, 1e-3, cj.DeadlineExceeded, "was not done within"),
 }

@@ -77,6 +77,9 @@ impl SourceLimits {
     }
 }
 
+/// What an error about a record above [`SourceLimits::max_record_bytes`] says of the way out.
+pub(crate) const RAISE_MAX_RECORD: &str = "if such records belong here, raise --max-record";
+
 impl Default for SourceLimits {
     fn default() -> Self {
         Self::from_limits(&Limits::default())

@@ -11,7 +11,7 @@ use caju_pipeline::FileSource;
 use caju_types::{Error, Result};
 use futures::stream::{self, BoxStream, StreamExt};
 
-use crate::context::SourceContext;
+use crate::context::{RAISE_MAX_RECORD, SourceContext};
 use crate::file::SourceFile;
 use crate::files::list_files;
 use crate::shard::of_shard;
@@ -105,7 +105,7 @@ impl Source for ImagesSource {
                     let size = file.version.size;
                     if size > most_file {
                         return Err(Error::data_loss(format!(
-                            "{}: has {size} bytes, more than the {most_file} that a row may have",
+                            "{}: has {size} bytes, more than the {most_file} that a row may have; {RAISE_MAX_RECORD}",
                             file.url
                         )));
                     }

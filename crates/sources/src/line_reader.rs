@@ -9,6 +9,7 @@ use bytes::Bytes;
 use caju_types::{Error, Result};
 use futures::stream::StreamExt;
 
+use crate::context::RAISE_MAX_RECORD;
 use crate::feed::{Codec, Feed};
 use crate::file::SourceFile;
 use crate::sniff::{SNIFFED_BYTES, other_format};
@@ -109,7 +110,7 @@ impl<T: Text> LineReader<T> {
             }
             if seen - from > self.max_record {
                 return Err(Error::data_loss(format!(
-                    "{}: the line at byte {} has over {} bytes",
+                    "{}: the line at byte {} has over {} bytes; {RAISE_MAX_RECORD}",
                     self.file.file.url,
                     self.at + from as u64,
                     self.max_record
@@ -177,11 +178,18 @@ impl<T: Text> LineReader<T> {
         loop {
             let next = self.line_len(from + n).await?;
             if next == 0 || n > self.max_record {
-                let line = self.line_of(from).await?;
-                return Err(Error::data_loss(format!(
-                    "{}: line {line}: a quoted value does not end; a quote is missing or the file is truncated",
-                    self.file.file.url
-                )));
+                let (line, url) = (self.line_of(from).await?, &self.file.file.url);
+                return Err(Error::data_loss(if next == 0 {
+                    format!(
+                        "{url}: line {line}: a quoted value does not end; a quote is missing or the file is truncated"
+                    )
+                } else {
+                    format!(
+                        "{url}: line {line}: a quoted value does not end within {} bytes, or a quote is missing; \
+                         {RAISE_MAX_RECORD}",
+                        self.max_record
+                    )
+                }));
             }
             quotes += count(&self.buffer[from + n..from + n + next], quote);
             n += next;

@@ -111,6 +111,27 @@ async fn a_first_line_that_is_too_long_is_reported() {
 }
 
 #[tokio::test]
+async fn a_line_above_the_largest_record_names_the_option() {
+    let long = "x".repeat(3000);
+    let quoted = format!("n,s\n1,\"{}\"\n", "x\n".repeat(1000));
+    let ctx = context_of_records(1024);
+    for (text, format, what) in [
+        (format!("n,s\n1,{long}\n"), csv(Some(&TWO)), "the line at byte 4 has over 1024 bytes"),
+        (format!("{{\"a\": \"{long}\"}}\n"), json(), "the line at byte 0 has over 1024 bytes"),
+        (
+            quoted,
+            csv(Some(&TWO)),
+            "line 2: a quoted value does not end within 1024 bytes, or a quote is missing",
+        ),
+    ] {
+        let url = format!("{}/x.txt", fresh());
+        put(&ctx, &url, text).await;
+        let e = all_rows(&ctx, &def(format, &url), &ReadOptions::default()).await.unwrap_err();
+        assert_names_max_record(&e, &url, what);
+    }
+}
+
+#[tokio::test]
 async fn columns_can_be_picked() {
     let text = "n,s\n1,x\n2,y\n";
     for projection in [vec![], vec![1], vec![0, 1]] {

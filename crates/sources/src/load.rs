@@ -276,7 +276,7 @@ impl Listing {
         let Some(pause) = self.polls.next_pause() else {
             return Err(Error::deadline(format!(
                 "source load: the save at {} is not finished, and had no new part for {}; see how it goes with `caju \
-                 status`",
+                 status`, or raise --save-wait",
                 self.location.url,
                 caju_types::format_duration(self.polls.timeout())
             )));

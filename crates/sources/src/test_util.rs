@@ -7,11 +7,11 @@ use arrow::compute::concat_batches;
 use arrow_array::RecordBatch;
 use caju_pipeline::{DEFAULT_SPLIT_BYTES, FileFormat, FileSource, SourceDef, VersionRule};
 use caju_runtime::{IoCounters, Stores};
-use caju_types::{Error, Result};
+use caju_types::{Error, ErrorKind, Result};
 use futures::TryStreamExt;
 use object_store::ObjectStoreExt;
 
-use crate::context::SourceContext;
+use crate::context::{SourceContext, SourceLimits};
 use crate::guard::read_split;
 use crate::open::open_source;
 use crate::source::{ReadOptions, SkipFn, Source};
@@ -19,6 +19,17 @@ use crate::split::Split;
 
 pub(crate) fn context() -> SourceContext {
     SourceContext::new(Arc::new(Stores::default()), Arc::new(IoCounters::new()))
+}
+
+/// A context whose records have at most this many bytes.
+pub(crate) fn context_of_records(max_record_bytes: u64) -> SourceContext {
+    context().with_limits(SourceLimits { max_record_bytes, ..SourceLimits::default() })
+}
+
+/// Checks that an error says what is too large, and the option that allows more.
+pub(crate) fn assert_names_max_record(error: &Error, url: &str, what: &str) {
+    let want = format!("{url}: {what}; if such records belong here, raise --max-record");
+    assert_eq!((error.kind(), error.message()), (ErrorKind::DataLoss, want.as_str()));
 }
 
 /// A folder in memory that no other test has.

@@ -310,6 +310,15 @@ async fn images_are_grouped() {
     assert_eq!(all.column(1).as_binary::<i32>().value(2).len(), 5000);
 }
 
+#[tokio::test]
+async fn an_image_file_above_the_largest_record_names_the_option() {
+    let ctx = context_of_records(1024);
+    let url = format!("{}/1.jpg", fresh());
+    put(&ctx, &url, vec![0; 3000]).await;
+    let e = all_rows(&ctx, &def(FileFormat::Images, &url), &ReadOptions::default()).await.unwrap_err();
+    assert_names_max_record(&e, &url, "has 3000 bytes, more than the 1024 that a row may have");
+}
+
 fn dataset(source: SourceDef, stages: Vec<StageOp>) -> DatasetDef {
     let stages = stages.into_iter().map(|op| StageDef { op }).collect();
     DatasetDef { name: None, source, stages, options: Options::default() }

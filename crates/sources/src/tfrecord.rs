@@ -10,7 +10,7 @@ use caju_types::{Error, Result};
 use futures::future::BoxFuture;
 
 use crate::caches::{RecordIndex, RecordStart};
-use crate::context::SourceContext;
+use crate::context::{RAISE_MAX_RECORD, SourceContext};
 use crate::feed::{Codec, Feed};
 use crate::file::SourceFile;
 use crate::files::{Format, cut_bytes};
@@ -23,6 +23,8 @@ use crate::split_reader::{Rows, SplitReader, batch_of, open_rows};
 const HEADER: usize = 12;
 /// The data's checksum.
 const FOOTER: usize = 4;
+/// The largest record that an Arrow array of 32-bit offsets holds, in bytes.
+const MOST_RECORD: u64 = i32::MAX as u64 - 1;
 
 /// TFRecord files; one column, `record`.
 #[derive(Debug)]
@@ -109,8 +111,9 @@ impl RecordLocation<'_> {
     }
 
     fn too_long(&self, len: u64, most: u64) -> Error {
+        let hint = if most < MOST_RECORD { format!("; {RAISE_MAX_RECORD}") } else { String::new() };
         Error::data_loss(format!(
-            "{}: the record has {len} bytes, more than the {most} that a record may have",
+            "{}: the record has {len} bytes, more than the {most} that a record may have{hint}",
             self.name()
         ))
     }
@@ -257,8 +260,9 @@ impl Reader {
             self.done = true;
             return self.options.skip_or_fail(self.place().truncated(all, left)).map(|()| None);
         }
-        if len > self.max_record.min(i32::MAX as u64 - 1) {
-            return Err(self.place().too_long(len, self.max_record));
+        let most = self.max_record.min(MOST_RECORD);
+        if len > most {
+            return Err(self.place().too_long(len, most));
         }
         usize::try_from(len).map(Some).map_err(|e| Error::internal(e.to_string()))
     }

@@ -144,6 +144,21 @@ async fn error_of(data: Vec<u8>) -> (String, Error) {
 }
 
 #[tokio::test]
+async fn a_record_above_the_largest_names_the_option() {
+    let ctx = context_of_records(1024);
+    let url = format!("{}/x.tfrecord", fresh());
+    put(&ctx, &url, encode(&[vec![0; 10], vec![1; 3000]])).await;
+    let e = all_rows(&ctx, &def(format(), &url), &ReadOptions::default()).await.unwrap_err();
+    let name = e.message().split(": the record has").next().unwrap().to_owned();
+    assert!(name.starts_with(&url), "{e}");
+    assert_names_max_record(
+        &e,
+        &name,
+        "the record has 3000 bytes, more than the 1024 that a record may have",
+    );
+}
+
+#[tokio::test]
 async fn damage_is_named() {
     let records: Vec<Vec<u8>> = (0..10u8).map(|i| vec![i; 84]).collect();
     let good = encode(&records);

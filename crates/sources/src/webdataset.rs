@@ -11,7 +11,7 @@ use caju_types::{Error, Result, did_you_mean};
 use futures::future::BoxFuture;
 
 use crate::caches::{RecordIndex, RecordStart};
-use crate::context::SourceContext;
+use crate::context::{RAISE_MAX_RECORD, SourceContext};
 use crate::feed::{Codec, Feed};
 use crate::file::SourceFile;
 use crate::files::{Format, cut_bytes};
@@ -179,7 +179,9 @@ impl Members {
                     if size > max_record {
                         return Err(self.damaged(
                             at,
-                            &format!("it has {size} bytes, more than the {max_record} allowed"),
+                            &format!(
+                                "it has {size} bytes, more than the {max_record} allowed; {RAISE_MAX_RECORD}"
+                            ),
                         ));
                     }
                     return Ok(Some(Member { name, at, size }));

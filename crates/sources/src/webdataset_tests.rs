@@ -179,6 +179,17 @@ async fn compressed_and_damaged_archives() {
     assert!(e.message().ends_with("it is damaged, is compressed, or is no tar file"), "{e}");
 }
 
+#[tokio::test]
+async fn a_file_of_an_archive_above_the_largest_record_names_the_option() {
+    let ctx = context_of_records(1024);
+    let url = format!("{}/a.tar", fresh());
+    let samples = [vec![("0.jpg".to_string(), vec![0; 100])], vec![("1.jpg".to_string(), vec![1; 3000])]];
+    put(&ctx, &url, archive(&samples, 0)).await;
+    let e = all_rows(&ctx, &def(format(None), &url), &ReadOptions::default()).await.unwrap_err();
+    let what = "the member at byte 1536: it has 3000 bytes, more than the 1024 allowed";
+    assert_names_max_record(&e, &url, what);
+}
+
 /// An archive ends with its end mark, and only zeros follow.
 #[tokio::test]
 async fn an_archive_without_its_end_or_with_more_behind_it_is_an_error() {

@@ -227,7 +227,7 @@ fn a_load_gives_up_a_save_without_new_parts_after_the_save_wait() {
     lab.workers.remove(0).unwrap().process.signal("KILL");
     let reader = load(to.to_str().unwrap(), json!([]));
     let ended = reader.run(&["--save-wait", "1500ms"]);
-    ended.expect_code(3).expect_error(&["had no new part for 1.50 s", "caju status"]);
+    ended.expect_code(3).expect_error(&["had no new part for 1.50 s", "caju status", "--save-wait"]);
 }
 
 #[test]
