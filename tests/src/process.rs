@@ -50,6 +50,12 @@ impl Lines {
     }
 }
 
+fn command(folder: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(caju_binary());
+    command.args(args).current_dir(folder).env_remove("CAJU_CONFIG");
+    command
+}
+
 /// A running process; killed when dropped.
 #[derive(Debug)]
 pub struct Process {
@@ -63,18 +69,30 @@ impl Process {
     /// Starts `caju` with these arguments in a folder, with nothing on its standard input and no settings
     /// from this environment.
     pub fn caju(folder: &Path, args: &[&str]) -> Self {
-        let mut command = Command::new(caju_binary());
-        command.args(args).current_dir(folder).env_remove("CAJU_CONFIG");
-        Self::start(command, format!("caju {}", args.join(" ")))
+        Self::start(command(folder, args), format!("caju {}", args.join(" ")))
+    }
+
+    /// The same with a standard input that lasts until [`Process::end_input`].
+    pub fn caju_with_input(folder: &Path, args: &[&str]) -> Self {
+        Self::start_with(command(folder, args), format!("caju {}", args.join(" ")), Stdio::piped())
     }
 
     /// Starts a command.
-    pub fn start(mut command: Command, name: String) -> Self {
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    pub fn start(command: Command, name: String) -> Self {
+        Self::start_with(command, name, Stdio::null())
+    }
+
+    fn start_with(mut command: Command, name: String, stdin: Stdio) -> Self {
+        command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap_or_else(|e| panic!("cannot start `{name}`: {e}"));
         let stdout = Lines::follow(child.stdout.take().unwrap());
         let stderr = Lines::follow(child.stderr.take().unwrap());
         Self { child, name, stdout, stderr }
+    }
+
+    /// Ends the standard input.
+    pub fn end_input(&mut self) {
+        drop(self.child.stdin.take());
     }
 
     /// The first line on standard output; fails the test if the process ends without one.

@@ -50,6 +50,7 @@ pub struct Task<T> {
     outcome: oneshot::Receiver<Result<T>>,
     abort: AbortHandle,
     aborts_on_drop: bool,
+    token: CancellationToken,
 }
 
 impl Tasks {
@@ -88,7 +89,8 @@ impl Tasks {
     }
 
     /// Runs a future without awaiting its result. `on_failure` gets the error that the future returns, `Internal` if the
-    /// future panics or the task is aborted, and `Cancelled` if the task is stopped with its group.
+    /// future panics or the task is aborted, and `Cancelled` if the task is stopped with its group. A task that ends with its
+    /// runtime was aborted, unless its group was stopped before.
     ///
     /// [`log_failure`] is the observer for work on which nothing depends.
     pub fn background<F, O>(&self, name: impl Into<TaskName>, on_failure: O, future: F)
@@ -97,7 +99,7 @@ impl Tasks {
         O: FnOnce(Error) + Send + 'static,
     {
         let (name, token) = (name.into(), self.token.clone());
-        let mut observer = Observer::new(name.clone(), on_failure);
+        let mut observer = Observer::new(name.clone(), token.clone(), on_failure);
         let _detached = self.tracker.spawn(async move {
             let ended = supervised(name, token, future).await;
             observer.ended(ended.and_then(|result| result));
@@ -111,7 +113,7 @@ impl Tasks {
         O: FnOnce(Error) + Send + 'static,
     {
         let name = name.into();
-        let mut observer = Observer::new(name.clone(), on_failure);
+        let mut observer = Observer::new(name.clone(), self.token.clone(), on_failure);
         let _detached = self.tracker.spawn(async move {
             let ended = caught(&name, future).await;
             observer.ended(ended.and_then(|result| result));
@@ -131,7 +133,7 @@ impl Tasks {
                 log_failure(e);
             }
         });
-        Task { name, outcome, abort: handle.abort_handle(), aborts_on_drop }
+        Task { name, outcome, abort: handle.abort_handle(), aborts_on_drop, token: self.token.clone() }
     }
 
     /// Gives the stop signal without waiting.
@@ -196,23 +198,33 @@ pub fn log_failure(error: Error) {
 async fn supervised<F: Future>(name: TaskName, token: CancellationToken, future: F) -> Result<F::Output> {
     match token.run_until_cancelled_owned(caught(&name, future)).await {
         Some(ended) => ended,
-        None => Err(Error::cancelled(format!("{name} was stopped"))),
+        None => Err(stopped(&name)),
     }
 }
 
-fn aborted(name: &str) -> Error {
+fn stopped(name: &str) -> Error {
+    Error::cancelled(format!("{name} was stopped"))
+}
+
+/// The error of a task that was dropped before its end. A runtime that ends drops the tasks that have not observed their stop
+/// signal yet: these were stopped, not aborted.
+fn dropped(name: &str, token: &CancellationToken) -> Error {
+    if token.is_cancelled() {
+        return stopped(name);
+    }
     Error::internal(format!("{name} was aborted before its end"))
 }
 
 /// Reports a failure once, even if the task is dropped before its end.
 struct Observer<O: FnOnce(Error)> {
     name: TaskName,
+    token: CancellationToken,
     on_failure: Option<O>,
 }
 
 impl<O: FnOnce(Error)> Observer<O> {
-    fn new(name: TaskName, on_failure: O) -> Self {
-        Self { name, on_failure: Some(on_failure) }
+    fn new(name: TaskName, token: CancellationToken, on_failure: O) -> Self {
+        Self { name, token, on_failure: Some(on_failure) }
     }
 
     fn ended(&mut self, result: Result<()>) {
@@ -224,7 +236,7 @@ impl<O: FnOnce(Error)> Observer<O> {
 
 impl<O: FnOnce(Error)> Drop for Observer<O> {
     fn drop(&mut self) {
-        let error = aborted(&self.name);
+        let error = dropped(&self.name, &self.token);
         self.ended(Err(error));
     }
 }
@@ -251,7 +263,7 @@ impl<T> Future for Task<T> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let outcome = ready!(self.outcome.poll_unpin(cx));
-        Poll::Ready(outcome.unwrap_or_else(|_| Err(aborted(&self.name))))
+        Poll::Ready(outcome.unwrap_or_else(|_| Err(dropped(&self.name, &self.token))))
     }
 }
 

@@ -97,6 +97,34 @@ fn background_work_that_dies_with_its_runtime_is_a_failure_too() {
     assert!(e.message().contains("listing was aborted"), "{e}");
 }
 
+/// A process that ends stops its groups and then drops its runtime, which may come before the tasks observe the stop signal.
+#[test]
+fn tasks_that_die_with_their_runtime_after_the_stop_signal_were_stopped() {
+    let ends: [fn(&Tasks, _); 2] = [
+        |tasks, on_failure: Box<dyn FnOnce(Error) + Send>| {
+            tasks.background("listing", on_failure, std::future::pending());
+        },
+        |tasks, on_failure| tasks.background_graceful("listing", on_failure, std::future::pending()),
+    ];
+    for start in ends {
+        let (on_failure, mut reported) = observer();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let tasks = Tasks::new();
+        let of = tasks.child();
+        let mut waiting = None;
+        runtime.block_on(async {
+            start(&of, Box::new(on_failure));
+            waiting = Some(of.spawn_graceful("counting", std::future::pending::<()>()));
+        });
+        tasks.stop();
+        drop(runtime);
+        let reported = reported.try_recv().unwrap();
+        assert_eq!((reported.kind(), reported.message()), (ErrorKind::Cancelled, "listing was stopped"));
+        let ended = waiting.unwrap().now_or_never().unwrap().unwrap_err();
+        assert_eq!((ended.kind(), ended.message()), (ErrorKind::Cancelled, "counting was stopped"));
+    }
+}
+
 #[tokio::test]
 async fn blocking_work_that_panics_is_an_error() {
     assert_eq!(blocking("adding", || 1 + 1).await.unwrap(), 2);

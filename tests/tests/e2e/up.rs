@@ -171,6 +171,33 @@ fn servers_end_with_their_standard_input() {
     dispatcher.terminate().expect_code(0);
 }
 
+/// The end of standard input stops the tasks of a server, which is no failure of theirs. Whether a task observes its stop signal
+/// before the process ends is chance, so each server ends several times.
+#[test]
+fn an_end_of_standard_input_is_no_failure_of_a_task() {
+    let folder = tempfile::tempdir().unwrap();
+    let dispatcher = Server::start(folder.path(), "dispatcher", &["--listen", "127.0.0.1:0"]);
+    for args in [
+        &["up", "--listen", "127.0.0.1:0", "--heartbeat", "100ms", "--workers", "2", "--cpu-threads", "1"][..],
+        &["dispatcher", "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"],
+        &["worker", "--dispatcher", &dispatcher.address, "--cpu-threads", "1"],
+    ] {
+        for _ in 0..6 {
+            let args = [args, &["--until-stdin-ends"]].concat();
+            let mut server = Process::caju_with_input(folder.path(), &args);
+            server.first_line();
+            if args[0] == "up" {
+                server.wait_for_error_line("up: 2 of 2 workers run");
+            }
+            server.end_input();
+            let ended = server.wait();
+            ended.expect_code(3);
+            assert!(!ended.stderr.contains("ERROR"), "{args:?}: {}", ended.stderr);
+        }
+    }
+    dispatcher.terminate().expect_code(0);
+}
+
 #[test]
 fn mistakes_in_the_arguments_of_up() {
     let folder = tempfile::tempdir().unwrap();
