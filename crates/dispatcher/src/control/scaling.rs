@@ -155,7 +155,7 @@ fn sample(
             priority: job.spec.precedence.priority,
             weight: job.spec.precedence.weight(),
         }),
-        rows: served.values().map(|s| s.rows).sum(),
+        rows: served.values().map(|s| s.busy_rows).sum(),
         busy_s: busy_s(false),
         workers: active.filter(|task| !is_own(&task.worker) && !is_silent(task.worker)).count() as u64,
         local: local_workers(state, iteration, busy_s(true)),

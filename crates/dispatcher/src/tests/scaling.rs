@@ -23,6 +23,8 @@ struct Running {
     task: u64,
     seconds: u64,
     rows: u64,
+    /// Rows of these that the worker computed again after a loss, and readers had.
+    again: u64,
     busy_s: f64,
 }
 
@@ -48,7 +50,7 @@ impl Running {
         };
         let opened = world.core.open_iteration(request).await.unwrap();
         let (client, iteration, task) = (opened.client_id, opened.iteration_id, opened.tasks[0].task_id);
-        Self { world, worker, address, client, iteration, task, seconds: 0, rows: 0, busy_s: 0.0 }
+        Self { world, worker, address, client, iteration, task, seconds: 0, rows: 0, again: 0, busy_s: 0.0 }
     }
 
     /// A window of five seconds in which the worker gives the given number of rows per busy second, and the reader takes 350 at most. The
@@ -59,8 +61,13 @@ impl Running {
         self.rows += 5 * rate;
         self.busy_s += 5.0 * rate as f64 / per_worker as f64;
         self.world.clock.advance(Duration::from_secs(5));
-        let served =
-            v1::TaskServed { task_id: self.task, rows: self.rows, busy_s: self.busy_s, ..Default::default() };
+        let served = v1::TaskServed {
+            task_id: self.task,
+            rows: self.rows - self.again,
+            busy_rows: self.rows,
+            busy_s: self.busy_s,
+            ..Default::default()
+        };
         let heartbeat = v1::WorkerHeartbeatRequest {
             worker_id: self.worker,
             address: self.address.into(),
@@ -115,6 +122,19 @@ async fn the_target_follows_what_workers_and_readers_report() {
         running.world.clock.advance(Duration::from_secs(5));
     }
     assert_eq!(after, [2, 2, 0]);
+}
+
+/// After a loss, workers compute rows again that the reader holds, and give out few: they are as fast as before.
+#[tokio::test]
+async fn rows_that_are_computed_again_after_a_loss_change_no_target() {
+    let mut running = Running::new().await;
+    assert_eq!([running.window(100).await, running.window(100).await], [4, 4]);
+    for _ in 0..3 {
+        running.again += 450;
+        assert_eq!(running.window(100).await, 4);
+    }
+    let status = running.world.core.get_status().await.unwrap().scaling.unwrap();
+    assert!(status.reason.contains("of which a worker gives 100"), "{}", status.reason);
 }
 
 /// A worker in the reader's own process runs in any case: the target counts only the workers that are needed in addition. While
