@@ -173,9 +173,8 @@ async fn keda_gets_the_target() {
     let keda = KedaScaler::new(std::sync::Arc::clone(&running.world.core));
     let object = || Request::new(ScaledObjectRef::default());
     let mut active = keda.stream_is_active(object()).await.unwrap().into_inner();
-    assert!(!active.next().await.unwrap().unwrap().result, "no job runs");
+    assert!(active.next().await.unwrap().unwrap().result, "a job runs");
     running.window(100).await;
-    assert!(active.next().await.unwrap().unwrap().result);
     assert!(keda.is_active(object()).await.unwrap().into_inner().result);
 
     let spec = keda.get_metric_spec(object()).await.unwrap().into_inner().metric_specs.remove(0);
@@ -191,6 +190,57 @@ async fn keda_gets_the_target() {
     assert_eq!(keda.get_metrics(Request::new(request)).await.unwrap_err().code(), Code::NotFound);
     running.world.core.tasks.stop();
     assert!(active.next().await.is_none(), "it ends with the dispatcher");
+}
+
+/// A dispatcher that starts again in the middle of an epoch knows no number until workers and readers had the time to report: an
+/// error keeps the workers that run. The first number that it names keeps them, too.
+#[tokio::test]
+async fn keda_gets_no_number_before_workers_and_readers_could_report() {
+    let mut running = Running::new().await;
+    running.window(100).await;
+    for address in ["b:1", "c:1", "d:1"] {
+        running.world.worker(address).await;
+    }
+    assert_eq!(running.window(100).await, 4);
+    running.world.restart();
+    let core = std::sync::Arc::clone(&running.world.core);
+    let keda = KedaScaler::new(std::sync::Arc::clone(&core));
+    let object = || Request::new(ScaledObjectRef::default());
+    let metric = || GetMetricsRequest { scaled_object_ref: None, metric_name: "caju_target_workers".into() };
+    let mut active = keda.stream_is_active(object()).await.unwrap().into_inner();
+    assert!(active.next().await.unwrap().unwrap().result);
+    for _ in 0..4 {
+        assert_eq!(keda.get_metrics(Request::new(metric())).await.unwrap_err().code(), Code::Unavailable);
+        assert!(keda.is_active(object()).await.unwrap().into_inner().result);
+        assert_eq!(core.known_target(), None);
+        running.world.clock.advance(Duration::from_secs(1));
+        core.sample_for_scaling();
+    }
+    running.world.clock.advance(Duration::from_secs(1));
+    core.sample_for_scaling();
+    let value = keda.get_metrics(Request::new(metric())).await.unwrap().into_inner().metric_values.remove(0);
+    assert_eq!(value.metric_value, 4);
+}
+
+/// A dispatcher without earlier state does not know who comes back, either. It needs a worker once a job runs.
+#[tokio::test]
+async fn keda_gets_no_number_in_the_first_seconds() {
+    let world = World::new();
+    let keda = KedaScaler::new(std::sync::Arc::clone(&world.core));
+    let metric = || GetMetricsRequest { scaled_object_ref: None, metric_name: "caju_target_workers".into() };
+    let object = || Request::new(ScaledObjectRef::default());
+    assert_eq!(keda.get_metrics(Request::new(metric())).await.unwrap_err().code(), Code::Unavailable);
+    assert!(!keda.is_active(object()).await.unwrap().into_inner().result);
+    let mut active = keda.stream_is_active(object()).await.unwrap().into_inner();
+    assert!(!active.next().await.unwrap().unwrap().result, "no job runs");
+    world.worker("a:1").await;
+    world.core.open_iteration(open_request(&json!({ "splits": 10 }), "train")).await.unwrap();
+    assert!(keda.is_active(object()).await.unwrap().into_inner().result);
+    world.clock.advance(Duration::from_secs(5));
+    world.core.sample_for_scaling();
+    assert!(active.next().await.unwrap().unwrap().result);
+    let value = keda.get_metrics(Request::new(metric())).await.unwrap().into_inner().metric_values.remove(0);
+    assert_eq!(value.metric_value, 1);
 }
 
 /// `scaling_interval` of zero: no target is computed, and the status names none.
