@@ -160,6 +160,26 @@ async fn workers_in_readers_are_not_in_the_target() {
     assert_eq!((train.priority, train.weight, train.share), (7, 3.0, 0.0), "also where no worker is needed");
 }
 
+/// A reader that reports nothing, as one by Arrow Flight, shows no rates: its job keeps the workers that run.
+#[tokio::test]
+async fn jobs_whose_readers_report_nothing_keep_the_workers_that_run() {
+    let world = World::new();
+    let workers = [("a:1", world.worker("a:1").await), ("b:1", world.worker("b:1").await)];
+    world.core.sample_for_scaling();
+    assert_eq!(world.core.scaling_target().borrow().workers, 0, "no job runs");
+    world.core.open_iteration(open_request(&json!({ "splits": 10 }), "train")).await.unwrap();
+    for _ in 0..10 {
+        world.clock.advance(Duration::from_secs(5));
+        for (address, worker_id) in workers {
+            let (address, secret) = (address.to_owned(), world.worker_secret(worker_id));
+            let heartbeat = v1::WorkerHeartbeatRequest { worker_id, address, secret, ..Default::default() };
+            world.core.worker_heartbeat(heartbeat).await.unwrap();
+        }
+        world.core.sample_for_scaling();
+        assert_eq!(world.core.scaling_target().borrow().workers, 2);
+    }
+}
+
 /// More workers elsewhere are of no use to a job that reads from those in its own processes alone.
 #[tokio::test]
 async fn jobs_that_read_local_workers_alone_ask_for_none() {
