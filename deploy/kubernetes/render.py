@@ -4,8 +4,9 @@
 usage: deploy/kubernetes/render.py [--name caju] [--namespace caju] [--set KEY=VALUE ...] [--check | > manifests.yaml]
 
 It knows the part of Helm's template language that the chart uses: values (`{{ .Values.a.b }}`, `{{ .Release.Name }}`,
-`{{ .Release.Namespace }}`), `if`/`else`/`end`, `range`/`end` over lists, and `toYaml ... | nindent N`. Anything else is an
-error. --check compares the result with caju.yaml in the folder of this script. Needs PyYAML.
+`{{ .Release.Namespace }}`), `add VALUE N`, `if`/`else`/`end`, `range`/`end` over lists, and `toYaml ... | nindent N`. Anything
+else is an error. The namespace is among the manifests, unless `--set namespace.create=false`. --check compares the result
+with caju.yaml in the folder of this script. Needs PyYAML.
 """
 
 import argparse
@@ -43,6 +44,8 @@ def expression(tag, scope):
         pad = " " * int(match[2])
         lines = yaml.safe_dump(value(match[1], scope), sort_keys=False).rstrip().split("\n")
         return "".join(f"\n{pad}{line}" for line in lines)
+    if match := re.fullmatch(r"add (\.[\w.]+) (\d+)", tag):
+        return str(value(match[1], scope) + int(match[2]))
     if re.fullmatch(r"\.[\w.]*", tag):
         return text(value(tag, scope))
     raise Wrong(f"`{tag}` is not known to this script")
@@ -88,7 +91,8 @@ def block(parts, i, scope, live):
 def render(values, name, namespace):
     scope = {"Values": values, "Release": {"Name": name, "Namespace": namespace}}
     documents = []
-    for file in sorted((HERE / "chart" / "templates").glob("*.yaml")):
+    # The namespace first: manifests are applied in their order.
+    for file in sorted((HERE / "chart" / "templates").glob("*.yaml"), key=lambda file: (file.stem != "namespace", file.name)):
         try:
             rendered, _, stop = block(parse(file.read_text(encoding="utf-8")), 0, scope, True)
         except Wrong as e:
@@ -100,6 +104,20 @@ def render(values, name, namespace):
     return "\n---\n".join(documents) + "\n"
 
 
+def converted(text, default):
+    """A value of the kind that values.yaml has at this place."""
+    if isinstance(default, str):
+        return text
+    try:
+        new = yaml.safe_load(text)
+    except yaml.YAMLError:
+        new = None
+    if type(new) is not type(default) or isinstance(new, dict):
+        kind = {bool: "true or false", int: "a whole number", list: "a list, such as [s3://bucket/train]"}
+        raise Wrong(f"expected {kind.get(type(default), 'a value for one of its keys, such as KEY.NAME=VALUE')}")
+    return new
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--name", default="caju", help="name of the release")
@@ -108,6 +126,7 @@ def main():
     parser.add_argument("--check", action="store_true", help="compare with caju.yaml")
     args = parser.parse_args()
     values = yaml.safe_load((HERE / "chart" / "values.yaml").read_text(encoding="utf-8"))
+    values["namespace"]["create"] = True
     for setting in args.set:
         path, _, new = setting.partition("=")
         *parents, last = path.split(".")
@@ -116,7 +135,10 @@ def main():
             target = target.get(key) if isinstance(target, dict) else None
         if not isinstance(target, dict) or last not in target:
             sys.exit(f"error: --set {setting}: values.yaml has no {path}")
-        target[last] = yaml.safe_load(new)
+        try:
+            target[last] = converted(new, target[last])
+        except Wrong as e:
+            sys.exit(f"error: --set {setting}: {e}")
     try:
         rendered = render(values, args.name, args.namespace)
     except Wrong as e:

@@ -91,7 +91,8 @@ class Cluster:
 
     def _sample(self):
         while not self._over.wait(SAMPLE_S):
-            target = self.metrics()["caju_target_workers"]
+            # It is left out until workers and readers could report after a start.
+            target = self.metrics().get("caju_target_workers", 0)
             self.samples.append((time.monotonic(), int(target), len(self.workers())))
 
     def cpu_s(self):

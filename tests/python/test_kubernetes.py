@@ -35,7 +35,8 @@ VARIANTS = [
     (),
     ("--set", "keda.enabled=false", "--set", "monitoring.enabled=false", "--set", "networkPolicy.enabled=false"),
     ("--set", "credentialsSecret=store", "--set", "dispatcher.storageClass=fast", "--name", "train", "--namespace", "ml"),
-    ("--set", "allowRead=[]",),
+    ("--set", "allowRead=[]", "--set", "cache="),
+    ("--set", "namespace.create=false"),
 ]
 
 
@@ -47,7 +48,7 @@ def test_every_manifest_fits_the_schemas_of_kubernetes(args):
         if kind not in ("ScaledObject", "ServiceMonitor"):
             kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
             checked += 1
-    assert checked == (5 if "networkPolicy.enabled=false" in args else 6)
+    assert checked == (6 if "networkPolicy.enabled=false" in args or "namespace.create=false" in args else 7)
 
 
 def test_a_wrong_field_would_be_noticed():
@@ -104,6 +105,45 @@ def test_pods_run_without_root_and_drain_in_time():
     assert monitor["selector"]["matchLabels"].items() <= labels.items()
 
 
+def test_the_grace_period_follows_the_time_for_draining():
+    grace = {
+        (): 130,
+        ("--set", "worker.drainSeconds=300"): 310,
+        ("--set", "worker.drainSeconds=300", "--set", "worker.graceSeconds=400"): 400,
+    }
+    for args, seconds in grace.items():
+        worker = manifests(*args)["Deployment", "caju-worker"]
+        assert worker["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == seconds
+
+
+def test_the_namespace_comes_first():
+    first = next(yaml.safe_load_all(render("--namespace", "ml").stdout))
+    assert (first["kind"], first["metadata"]["name"]) == ("Namespace", "ml")
+    assert "kind: Namespace" not in render("--set", "namespace.create=false").stdout
+    # Helm makes the namespace itself.
+    assert yaml.safe_load((FOLDER / "chart" / "values.yaml").read_text())["namespace"] == {"create": False}
+
+
+def test_values_without_a_cache_and_with_several_places_to_read():
+    options = container(manifests("--set", "cache=", "--set", "allowRead=[s3://a, s3://b]")["StatefulSet", "caju-dispatcher"])["args"]
+    assert not [o for o in options if o.startswith("--cache")]
+    assert [o for o in options if o.startswith("--allow-read")] == ["--allow-read=s3://a", "--allow-read=s3://b"]
+
+
+def test_the_autoscaler_accepts_its_behaviour():
+    """KEDA copies the behaviour into a HorizontalPodAutoscaler."""
+    for exact in ("false", "true"):
+        spec = manifests("--set", f"keda.exact={exact}")["ScaledObject", "caju-worker"]["spec"]
+        behavior = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+        assert [behavior[way].get("tolerance") for way in ("scaleUp", "scaleDown")] == [0 if exact == "true" else None] * 2
+        target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "caju-worker"}
+        scaler = {
+            "apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": {"name": "caju-worker"},
+            "spec": {"scaleTargetRef": target, "maxReplicas": 16, "behavior": behavior},
+        }
+        kubernetes_validate.validate(scaler, kubernetes_validate.latest_version(), strict=True)
+
+
 def test_selectors_find_their_pods():
     made = manifests("--name", "train")
     pods = {name: m["spec"]["template"]["metadata"]["labels"] for name, m in made.items() if "template" in m.get("spec", {})}
@@ -129,7 +169,11 @@ def test_the_servers_accept_the_arguments_of_the_manifests():
 
 @pytest.mark.parametrize(("args", "says"), [
     (["--set", "worker.replica=3"], "values.yaml has no worker.replica"),
-    (["--set", "keda=false"], "no value .Values.keda.minWorkers"),
+    (["--set", "keda=false"], "keda=false: expected a value for one of its keys"),
+    (["--set", "allowRead=s3://bucket/train"], "expected a list, such as [s3://bucket/train]"),
+    (["--set", "allowRead={s3://bucket/train}"], "expected a list"),
+    (["--set", "worker.drainSeconds=5min"], "worker.drainSeconds=5min: expected a whole number"),
+    (["--set", "keda.enabled="], "keda.enabled=: expected true or false"),
 ])
 def test_wrong_values_are_named(args, says):
     ended = render(*args)

@@ -16,6 +16,7 @@ ray = pytest.importorskip("ray")
 
 import caju as cj  # noqa: E402
 import caju.ray  # noqa: E402
+from caju.ray import _head  # noqa: E402
 
 PATIENCE_S = 180
 """No wait is longer. Processes of Ray start in seconds, and in tens of seconds on a busy machine."""
@@ -40,7 +41,7 @@ def wait_until(what, wanted):
 
 @pytest.fixture(scope="module")
 def local_ray():
-    ray.init(num_cpus=6, include_dashboard=False, log_to_driver=False)
+    ray.init(num_cpus=6, num_gpus=1, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 
@@ -96,11 +97,39 @@ def test_workers_that_cannot_be_placed_are_pending(local_ray):
         assert again.address == cluster.address and len(again.status.workers) == 2
 
 
+def test_workers_take_gpus(local_ray):
+    with caju.ray.start_cluster(1, worker_resources={"GPU": 1}) as cluster:
+        wait_until("a worker", lambda: running(cluster))
+        assert ray.available_resources().get("GPU", 0) == 0
+    with pytest.raises(cj.FailedPrecondition, match="this cluster of caju was stopped"):
+        cluster.status  # noqa: B018
+    cluster.stop()
+
+
+def test_a_failure_of_the_loop_is_in_the_status_and_does_not_end_it():
+    head = _head.Head.__new__(_head.Head)
+    head._stopping, head._stopped, head._last_failure = threading.Event(), threading.Event(), ""
+    steps = []
+
+    def step(wanted):
+        steps.append(head._last_failure)
+        if len(steps) == 1:
+            raise ValueError("no such resource")
+        head._stopping.set()
+
+    head._wanted, head._step, head._end = lambda: (1, ""), step, lambda: None
+    head._run()
+    assert steps == ["", "ValueError: no such resource"] and head._stopped.is_set()
+
+
 @pytest.mark.parametrize("arguments, part", [
     ({"workers": 0}, "workers"),
     ({"workers": "many"}, "workers"),
     ({"min_workers": 3, "max_workers": 2}, "min_workers=3 is more than max_workers=2"),
     ({"worker_cpus": 0}, "worker_cpus"),
+    ({"worker_resources": {"CPU": 2}}, "the CPUs of a worker are worker_cpus="),
+    ({"worker_resources": {"GPU": -1}}, "worker_resources=.*negative"),
+    ({"worker_resources": {"disk": "much"}}, "worker_resources="),
     ({"placement": "near"}, "placement='near' is not one of spread, pack"),
     ({"scaling_interval": 1.0}, "at least 2 seconds"),
 ])

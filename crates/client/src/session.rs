@@ -282,8 +282,8 @@ impl Session {
         self.took |= !self.taken.rows().is_empty();
         let takes = self.shared.facts.takes();
         let (acknowledged, acknowledged_all) = self.taken.report();
-        let (rows_per_s, wait_fraction) = self.shared.recorder.rates();
         let stats = self.shared.stats();
+        let (rows_per_s, wait_fraction) = stats.rates();
         let (arrived, user_took) = self.shared.acks.progress();
         let user_busy = self.shared.recorder.user_busy(user_took, std::time::Instant::now());
         v1::ClientHeartbeatRequest {

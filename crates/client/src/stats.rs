@@ -108,6 +108,12 @@ impl From<&v1::Incomplete> for Incomplete {
 }
 
 impl ReaderStats {
+    /// Rows per second, and the fraction of the time that the user waited.
+    pub(crate) fn rates(&self) -> (f64, f64) {
+        let elapsed_s = self.elapsed.as_secs_f64().max(1e-9);
+        (self.rows as f64 / elapsed_s, (self.wait.as_secs_f64() / elapsed_s).min(1.0))
+    }
+
     /// Without what the user has not got of a chunk.
     pub(crate) fn leave_out(&mut self, rest: Rest) {
         self.rows = self.rows.saturating_sub(rest.rows);
@@ -305,13 +311,6 @@ impl Recorder {
             s.taken = (taken, now);
         }
         now.saturating_duration_since(s.taken.1)
-    }
-
-    /// Rows per second so far, and the fraction of the time that the user waited.
-    pub(crate) fn rates(&self) -> (f64, f64) {
-        let s = self.inner.lock();
-        let t = s.opened.elapsed().as_secs_f64().max(1e-9);
-        (s.stats.rows as f64 / t, (s.wait().as_secs_f64() / t).min(1.0))
     }
 
     /// The figures so far, with the whole of the chunk that the user is handed now.

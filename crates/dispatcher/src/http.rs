@@ -82,8 +82,8 @@ async fn respond(method: &Method, path: &str, core: &Arc<Core>) -> Response<Stri
 async fn measured(core: &Arc<Core>) -> Result<String> {
     let status = core.get_status().await?;
     let (workers, epochs_read) = core.cluster_counts();
-    let target = core.scaling_target().borrow().clone();
-    metrics::encode(&metrics::Measured { status: &status, workers, epochs_read, target: &target })
+    let target = core.known_target();
+    metrics::encode(&metrics::Measured { status: &status, workers, epochs_read, target: target.as_ref() })
 }
 
 fn text(status: StatusCode, body: &str) -> Response<String> {

@@ -2,11 +2,13 @@
 //!
 //! KEDA starts the first worker when the scaler is active, and stops the last one when it is not. Above one worker the
 //! horizontal pod autoscaler follows the metric: its target is 1 per worker, so the metric's value is the number of workers.
+//!
+//! In the first seconds after a start the number is not known. The metric is then an error, with which the autoscaler keeps the
+//! workers that run.
 
 use std::pin::Pin;
 use std::sync::Arc;
 
-use caju_planner::ScalingTarget;
 use caju_proto::externalscaler::external_scaler_server::ExternalScaler;
 use caju_proto::externalscaler::{
     GetMetricSpecResponse, GetMetricsRequest, GetMetricsResponse, IsActiveResponse, MetricSpec, MetricValue,
@@ -32,14 +34,10 @@ impl KedaScaler {
     }
 }
 
-fn is_active(target: &ScalingTarget) -> bool {
-    target.workers > 0
-}
-
 #[tonic::async_trait]
 impl ExternalScaler for KedaScaler {
     async fn is_active(&self, _: Request<ScaledObjectRef>) -> Result<Response<IsActiveResponse>, Status> {
-        let result = is_active(&self.core.scaling_target().borrow());
+        let result = self.core.needs_workers();
         Ok(Response::new(IsActiveResponse { result }))
     }
 
@@ -53,7 +51,8 @@ impl ExternalScaler for KedaScaler {
         let (core, targets) = (Arc::clone(&self.core), self.core.scaling_target());
         let changes = stream::unfold((core, targets, None), |(core, mut targets, last)| async move {
             loop {
-                let result = is_active(&targets.borrow_and_update());
+                targets.mark_unchanged();
+                let result = core.needs_workers();
                 if last != Some(result) {
                     return Some((Ok(IsActiveResponse { result }), (core, targets, Some(result))));
                 }
@@ -84,7 +83,13 @@ impl ExternalScaler for KedaScaler {
         if !name.ends_with(METRIC) {
             return Err(Status::not_found(format!("no metric `{name}`; the only one is `{METRIC}`")));
         }
-        let workers = self.core.scaling_target().borrow().workers;
+        let Some(target) = self.core.known_target() else {
+            return Err(Status::unavailable(match self.core.config.timers.scaling_interval.is_zero() {
+                true => "no target of workers is computed: --scaling-interval is 0s",
+                false => "the target of workers is not known yet: the dispatcher has just started",
+            }));
+        };
+        let workers = target.workers;
         let value = MetricValue {
             metric_name: name,
             metric_value: i64::try_from(workers).unwrap_or(i64::MAX),

@@ -28,7 +28,7 @@ pub(crate) struct Measured<'a> {
     pub(crate) workers: u64,
     /// Epochs that readers are in the middle of.
     pub(crate) epochs_read: u64,
-    pub(crate) target: &'a ScalingTarget,
+    pub(crate) target: Option<&'a ScalingTarget>,
 }
 
 /// The metrics as text.
@@ -104,10 +104,13 @@ impl Metrics {
     /// The dispatcher, its pool of workers, and the cache.
     fn pool(&mut self, measured: &Measured<'_>) {
         let status = measured.status;
-        self.number(METRIC, "Workers that should run, see docs/scaling.md", measured.target.workers);
+        if let Some(target) = measured.target {
+            self.number(METRIC, "Workers that should run, see docs/scaling.md", target.workers);
+        }
         self.number("caju_workers", "Workers that run and take tasks", measured.workers);
         self.number("caju_epochs_read", "Epochs that readers are in the middle of", measured.epochs_read);
-        let wanted = measured.target.jobs.iter().map(|(job, workers)| ([("job", job.to_string())], *workers));
+        let jobs = measured.target.iter().flat_map(|target| &target.jobs);
+        let wanted = jobs.map(|(job, workers)| ([("job", job.to_string())], *workers));
         let help = "Workers that a running job would need alone; 0 while that is not known";
         self.numbers("caju_job_target_workers", help, wanted);
         let uptime = Fraction::default();
@@ -287,11 +290,16 @@ mod tests {
             ..Default::default()
         };
         let target = ScalingTarget::default();
-        let text =
-            encode(&Measured { status: &status, workers: 1, epochs_read: 1, target: &target }).unwrap();
+        let encoded = |target: Option<&ScalingTarget>| {
+            encode(&Measured { status: &status, workers: 1, epochs_read: 1, target }).unwrap()
+        };
+        let unknown = encoded(None);
+        assert!(!unknown.contains(METRIC) && unknown.contains("caju_workers 1"), "{unknown}");
+        let text = encoded(Some(&target));
         let job = r#"job="a\"b\n""#;
         for line in [
             "caju_workers 1".to_owned(),
+            "caju_target_workers 0".to_owned(),
             "caju_cache_bytes 5".to_owned(),
             r#"caju_worker_tier_bytes{worker="h:1",tier="disk"} 9"#.to_owned(),
             r#"caju_worker_sharing_hits_total{worker="h:1"} 3"#.to_owned(),

@@ -33,6 +33,7 @@ use caju_runtime::{CpuPool, IoCounters, Stores, SystemClock};
 use caju_sources::{SourceContext, SourceLimits};
 use caju_types::Result;
 use caju_wire::{IN_PROCESS, LocalWorkers};
+pub use caju_worker::TunedNumbers;
 use caju_worker::{Caches, Worker, WorkerConfig, WorkerHandle};
 use tokio::sync::watch;
 
@@ -52,6 +53,8 @@ pub struct ClusterConfig {
     pub workers: u32,
     /// The CPU threads of all workers.
     pub pool: CpuPool,
+    /// The numbers that each worker tunes, or that are given by hand.
+    pub tuned: TunedNumbers,
     /// The stores of the sources.
     pub stores: Arc<Stores>,
     /// Counts the bytes and requests of the sources.
@@ -77,6 +80,7 @@ impl ClusterConfig {
         Self {
             workers: 1,
             pool,
+            tuned: TunedNumbers::default(),
             stores,
             io: Arc::new(IoCounters::new()),
             registry: Registry::new(Limits::default()),
@@ -143,10 +147,11 @@ impl Cluster {
     /// # Errors
     /// `Unavailable` if the host of the settings cannot be listened on.
     pub async fn add_worker(&mut self) -> Result<String> {
-        let ClusterConfig { pool, stores, io, registry, local, .. } = self.config.clone();
+        let ClusterConfig { pool, tuned, stores, io, registry, local, .. } = self.config.clone();
         let config = WorkerConfig {
             listen: worker_listen(self.config.listen.as_deref()),
             pool: Some(pool),
+            tuned,
             sharers: self.config.workers.max(1),
             io,
             registry,
@@ -239,5 +244,42 @@ mod tests {
             reader.close().await;
         }
         cluster.stop().await;
+    }
+
+    /// The status of each worker says what it computes with.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn each_worker_computes_with_the_numbers_of_the_settings() {
+        let tuned =
+            TunedNumbers { readers: Some(1), buffer_bytes: Some(64 << 10), buffer_memory_bytes: 1 << 20 };
+        for (tuned, is_given) in [(tuned, true), (TunedNumbers::default(), false)] {
+            let config = ClusterConfig::new(Arc::new(Stores::default()), CpuPool::new(2).unwrap());
+            let cluster = Cluster::start(ClusterConfig { workers: 2, tuned, ..config }).await.unwrap();
+            let client = cluster.client(ClientConfig::default()).await.unwrap();
+            let def = json!({"source": {"range": 50_000_000}, "steps": [{"batch": 1000}]});
+            let mut reader =
+                client.read(ReadRequest::of(DatasetDef::from_json(&def).unwrap())).await.unwrap();
+            let setting = |of: &WorkerHandle, name| of.settings().into_iter().find(|s| s.name == name);
+            for worker in &cluster.workers {
+                // They are shown when a step of the tuning has seen the task.
+                let shown = async {
+                    loop {
+                        reader.next().await.unwrap();
+                        let bytes = setting(worker, "buffer_bytes").map_or(0, |s| s.value);
+                        match setting(worker, "readers") {
+                            Some(readers) if bytes > 0 => return (readers.value, bytes),
+                            _ => {}
+                        }
+                    }
+                };
+                let shown = tokio::time::timeout(Duration::from_secs(60), shown).await.expect("a step");
+                match is_given {
+                    true => assert_eq!(shown, (1, 64 << 10)),
+                    false => assert!(shown.0 > 1 && shown.1 >= 64 << 20, "{shown:?}"),
+                }
+                assert_eq!(worker.queues().1, tuned.buffer_memory_bytes);
+            }
+            reader.close().await;
+            cluster.stop().await;
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use caju_proto::v1::{StageKind, StageStats};
@@ -209,8 +209,12 @@ pub struct TaskStats {
     pub reads: TransferCounter,
     /// Rows sent to readers through sockets.
     pub sends: TransferCounter,
-    /// How long the task could compute.
+    /// How long the task worked.
     pub busy: Arc<BusyClock>,
+    /// Rows that stages hold which compute nothing: `shuffle`, `batch`, `bucket_by_length` and `prefetch`.
+    held: AtomicI64,
+    /// Rows that were computed, and are not given out because readers have them already.
+    left_out: AtomicU64,
     /// Splits that the task began to read from the source.
     opens: AtomicU64,
 }
@@ -220,7 +224,34 @@ impl TaskStats {
         let stage = |(name, kind)| StageCounters { name, kind, profiling, ..Default::default() };
         let stages = stages.into_iter().map(stage).collect();
         let (reads, sends) = (TransferCounter::default(), TransferCounter::default());
-        Self { stages, reads, sends, busy: Arc::default(), opens: AtomicU64::new(0) }
+        Self {
+            stages,
+            reads,
+            sends,
+            busy: Arc::default(),
+            held: AtomicI64::new(0),
+            left_out: AtomicU64::new(0),
+            opens: AtomicU64::new(0),
+        }
+    }
+
+    /// A stage that computes nothing took rows in, and gave rows out.
+    pub(crate) fn held(&self, rows_in: usize, rows_out: usize) {
+        let signed = |rows| i64::try_from(rows).unwrap_or(i64::MAX);
+        self.held.fetch_add(signed(rows_in) - signed(rows_out), Ordering::Relaxed);
+    }
+
+    /// Rows that readers have already are not given out.
+    pub(crate) fn left_out(&self, rows: usize) {
+        self.left_out.fetch_add(rows as u64, Ordering::Relaxed);
+    }
+
+    /// Rows that were computed in the time of [`TaskStats::busy`]: those that were given out, those that only wait in the
+    /// buffer of a stage, and those that readers had already.
+    pub fn busy_rows(&self) -> u64 {
+        let given_out = self.output().rows_out.load(Ordering::Relaxed);
+        let held = self.held.load(Ordering::Relaxed);
+        given_out.saturating_add_signed(held).saturating_add(self.left_out.load(Ordering::Relaxed))
     }
 
     /// Counts a split that is opened at the source.

@@ -22,6 +22,7 @@ use crate::errors::{IntoPy, exception};
 use crate::fork::check_fork;
 use crate::logging;
 use crate::runtime::{RuntimeHandle, detached};
+use crate::tuned::Tuned;
 
 /// The workers of this process. Readers of this process get rows from them without a socket.
 static LOCAL: LazyLock<LocalWorkers> = LazyLock::new(LocalWorkers::new);
@@ -81,7 +82,7 @@ impl Cluster {
     /// Snapshots are stored below the URL `cache`, by default in a private folder that is removed with the cluster. No port
     /// is opened, unless `listen` names one for other processes.
     #[new]
-    #[pyo3(signature = (workers=1, cpu_threads=None, cache=None, listen=None, bounds=None))]
+    #[pyo3(signature = (workers=1, cpu_threads=None, cache=None, listen=None, bounds=None, tuned=None))]
     fn new(
         py: Python<'_>,
         workers: u32,
@@ -89,6 +90,7 @@ impl Cluster {
         cache: Option<String>,
         listen: Option<String>,
         bounds: Option<Bounds>,
+        tuned: Option<Tuned>,
     ) -> PyResult<Self> {
         let limits = bounds.unwrap_or_default().limits(py)?;
         let runtime = RuntimeHandle::get().into_py(py)?;
@@ -110,6 +112,7 @@ impl Cluster {
             registry: registry_with_python(py, limits, threads, FunctionOrigin::ThisProcess)?,
             cache_url,
             listen,
+            tuned: tuned.unwrap_or_default().numbers(),
             local: local_workers(),
             ..config
         };
@@ -267,7 +270,7 @@ impl Worker {
     #[new]
     #[pyo3(signature = (
         dispatcher, listen="127.0.0.1:0", advertise=None, cpu_threads=None, tags=Vec::new(), allow_python=false,
-        bounds=None
+        bounds=None, tuned=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn new(
@@ -279,6 +282,7 @@ impl Worker {
         tags: Vec<String>,
         allow_python: bool,
         bounds: Option<Bounds>,
+        tuned: Option<Tuned>,
     ) -> PyResult<Self> {
         let limits = bounds.unwrap_or_default().limits(py)?;
         let runtime = RuntimeHandle::get().into_py(py)?;
@@ -292,6 +296,7 @@ impl Worker {
             advertise,
             tags,
             cpu_threads: cpu_threads.unwrap_or(0),
+            tuned: tuned.unwrap_or_default().numbers(),
             registry,
             local: local_workers(),
             ..WorkerConfig::new(dispatcher, Arc::new(stores().into_py(py)?))

@@ -24,6 +24,7 @@ mod reader;
 mod runtime;
 mod saves;
 mod stream;
+mod tuned;
 mod types;
 
 /// The allocator of the binary, for the same reason: batches are large, and memory that is returned to the system comes back

@@ -11,7 +11,7 @@ use caju_runtime::{CpuPool, IoCounters, Stores, SystemClock, Task, Tasks, log_fa
 use caju_sources::SourceContext;
 use caju_types::{Error, Result};
 use caju_wire::{LocalWorkers, Network};
-use caju_worker::{Worker, WorkerConfig, WorkerHandle};
+use caju_worker::{TunedNumbers, Worker, WorkerConfig, WorkerHandle};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
@@ -274,7 +274,7 @@ impl World {
             listen: worker_address(name),
             network,
             pool: Some(inner.pool.clone()),
-            buffer_bytes: Some(inner.plan.buffer_bytes),
+            tuned: TunedNumbers { buffer_bytes: Some(inner.plan.buffer_bytes), ..TunedNumbers::default() },
             connect_timeout: CONNECT_TIMEOUT,
             registry: inner.registry.clone(),
             batch_rows: Some(inner.plan.batch_rows),

@@ -13,6 +13,25 @@ use caju_wire::{ConnectionLimits, LocalWorkers, Network};
 
 use crate::caches::Caches;
 
+/// The numbers of a worker's tasks that it tunes, unless they are given by hand. Its threads are those of its pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TunedNumbers {
+    /// Splits that a task reads concurrently; none: at first one more than the threads, and more while reads wait for the
+    /// source's store.
+    pub readers: Option<usize>,
+    /// Bytes of finished elements that a task may hold until readers take them, and that each of its `prefetch` stages may
+    /// hold; one element always fits. None: at first 64 MiB, and more where both sides of a queue wait in turn.
+    pub buffer_bytes: Option<usize>,
+    /// The most bytes of all these queues of the worker together, and one element of each.
+    pub buffer_memory_bytes: usize,
+}
+
+impl Default for TunedNumbers {
+    fn default() -> Self {
+        Self { readers: None, buffer_bytes: None, buffer_memory_bytes: 1 << 30 }
+    }
+}
+
 /// The settings of a worker.
 #[derive(Clone)]
 pub struct WorkerConfig {
@@ -36,14 +55,8 @@ pub struct WorkerConfig {
     /// How many times as long as their definition says the stages `sleep` and `burn` take here: for experiments with a slow
     /// worker.
     pub slowdown: u32,
-    /// Splits that a task reads concurrently; none: at first one more than the threads, and more while reads wait for the
-    /// source's store.
-    pub readers: Option<usize>,
-    /// Bytes of finished elements that a task may hold until readers take them, and that each of its `prefetch` stages may
-    /// hold; one element always fits. None: at first 64 MiB, and more where both sides of a queue wait in turn.
-    pub buffer_bytes: Option<usize>,
-    /// The most bytes of all these queues together, and one element of each.
-    pub buffer_memory_bytes: usize,
+    /// The numbers of its tasks that are tuned, or given by hand.
+    pub tuned: TunedNumbers,
     /// How often these numbers are reconsidered.
     pub tuning_step: Duration,
     /// How long an unavailable dispatcher is retried at start.
@@ -104,9 +117,7 @@ impl WorkerConfig {
             pool: None,
             sharers: 1,
             slowdown: 1,
-            readers: None,
-            buffer_bytes: None,
-            buffer_memory_bytes: 1 << 30,
+            tuned: TunedNumbers::default(),
             tuning_step: Duration::from_millis(500),
             connect_timeout: Duration::from_secs(10),
             dispatcher_timeout: Duration::from_secs(60),
@@ -139,7 +150,7 @@ impl fmt::Debug for WorkerConfig {
             .field("dispatcher", &self.dispatcher)
             .field("listen", &self.listen)
             .field("tags", &self.tags)
-            .field("buffer_bytes", &self.buffer_bytes)
+            .field("tuned", &self.tuned)
             .finish_non_exhaustive()
     }
 }

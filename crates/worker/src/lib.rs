@@ -50,5 +50,5 @@ mod tuning;
 mod worker;
 
 pub use caches::Caches;
-pub use config::WorkerConfig;
+pub use config::{TunedNumbers, WorkerConfig};
 pub use worker::{Worker, WorkerHandle};

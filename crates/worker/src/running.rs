@@ -347,6 +347,7 @@ impl RunningTask {
             mapped_bytes: self.bodies.mapped_bytes(),
             sent_bytes: self.bodies.sent_bytes(),
             busy_s: self.counters.busy.busy().as_secs_f64(),
+            busy_rows: self.counters.busy_rows(),
         }
     }
 

@@ -69,19 +69,20 @@ struct TaskCounts {
 
 impl Tuning {
     pub(crate) fn new(config: &WorkerConfig, pool: &CpuPool) -> Self {
-        let (limit_bytes, threads) = (config.buffer_memory_bytes, pool.tuner());
+        let (given, threads) = (config.tuned, pool.tuner());
+        let limit_bytes = given.buffer_memory_bytes;
         let first_readers = default_readers(pool.threads());
         let most = (limit_bytes / READERS_PART / READER_BYTES).min(MAX_READERS);
-        let max_readers = config.readers.unwrap_or(most.max(first_readers)).max(1);
+        let max_readers = given.readers.unwrap_or(most.max(first_readers)).max(1);
         let bounds = TuningBounds {
             threads: threads.as_ref().map(|_| (pool.threads(), pool.max_threads())),
-            readers: config.readers.is_none().then_some((first_readers, max_readers)),
-            buffers: BufferBounds { limit_bytes, may_grow: config.buffer_bytes.is_none() },
+            readers: given.readers.is_none().then_some((first_readers, max_readers)),
+            buffers: BufferBounds { limit_bytes, may_grow: given.buffer_bytes.is_none() },
         };
         Self {
-            readers: config.readers,
+            readers: given.readers,
             max_readers,
-            buffer_bytes: config.buffer_bytes.unwrap_or(FIRST_BUFFER_BYTES),
+            buffer_bytes: given.buffer_bytes.unwrap_or(FIRST_BUFFER_BYTES),
             memory: QueueMemory::new(limit_bytes),
             pool: pool.clone(),
             threads,

@@ -2,15 +2,18 @@
 
 use super::curve::{Curve, Point};
 
-/// A worker more that raises the rate by less than this fraction is not worth starting: no measurement would show it.
+/// Rates that differ by less than this fraction count as the same: no measurement would show the difference.
 pub(super) const SAME_RATE: f64 = 0.005;
 
 /// Costs that differ by a smaller fraction differ by rounding alone.
 const SAME_COST: f64 = 1e-6;
 
 /// The position of the chosen point: the cheapest epoch if there are prices; of those the highest rate; of those the
-/// fewest workers.
+/// fewest workers. Without prices it is the fewest workers where no row reaches the consumers.
 pub(super) fn choose(curve: &Curve<'_>) -> usize {
+    if curve.delivers_nothing && curve.points.iter().all(|p| p.cost_per_epoch.is_none()) {
+        return 0;
+    }
     let cost = |p: &Point| p.cost_per_epoch.unwrap_or(0.0);
     let least = curve.points.iter().map(cost).fold(f64::INFINITY, f64::min);
     let cheap = |p: &Point| cost(p) <= least * (1.0 + SAME_COST);

@@ -7,7 +7,7 @@ use crate::model::Model;
 use crate::profile::Profile;
 
 /// Numbers that differ by less, relative to their size, are rounded the same.
-const ROUNDING: f64 = 1e-9;
+pub(super) const ROUNDING: f64 = 1e-9;
 
 /// A number of workers.
 #[derive(Debug, Clone, PartialEq)]
@@ -35,6 +35,8 @@ pub(super) struct Curve<'a> {
     pub(super) points: Vec<Point>,
     /// Seconds per source row that the consumers take at least; 0 if that is unlimited.
     pub(super) demand_s: f64,
+    /// Whether the consumers have a demand, and no row reaches them.
+    pub(super) delivers_nothing: bool,
 }
 
 impl<'a> Curve<'a> {
@@ -51,7 +53,8 @@ impl<'a> Curve<'a> {
                 point(&at, demand_s)
             })
             .collect();
-        Self { profile, limits, points, demand_s }
+        let delivers_nothing = profile.consumer.rows_per_s.is_some() && delivered_per_row(profile) <= 0.0;
+        Self { profile, limits, points, demand_s, delivers_nothing }
     }
 
     /// The fraction of their time that the consumers wait; none if they have no known demand.

@@ -1,7 +1,7 @@
 //! Numbers of workers in sentences.
 
 use super::choose::SAME_RATE;
-use super::curve::{Curve, Point, delivered_per_row, is_of_workers};
+use super::curve::{Curve, Point, ROUNDING, delivered_per_row, is_of_workers};
 use crate::candidate::Limit;
 use crate::choice::Choice;
 use crate::explain::limit_text;
@@ -9,6 +9,11 @@ use crate::format::{self, count, percent, rate};
 
 fn workers(n: u64) -> String {
     count(n, "worker")
+}
+
+/// The verb of a number of workers, which is "is" for one and "are" for several.
+fn verb(n: u64, one: &'static str, several: &'static str) -> &'static str {
+    if n == 1 { one } else { several }
 }
 
 /// A cost as people read it; its currency is that of the prices.
@@ -39,6 +44,9 @@ fn verdict(curve: &Curve<'_>, point: &Point, chosen: usize) -> String {
     if point.workers == best.workers {
         return "chosen".into();
     }
+    if curve.delivers_nothing && best.cost_per_epoch.is_none() {
+        return "no row reaches the consumers, whatever the number".into();
+    }
     if let (Some(cost), Some(least)) = (point.cost_per_epoch, best.cost_per_epoch)
         && cost > least
     {
@@ -53,6 +61,7 @@ fn verdict(curve: &Curve<'_>, point: &Point, chosen: usize) -> String {
         s if s > SAME_RATE => {
             format!("an epoch takes {} longer than with {}", percent(s), workers(best.workers))
         }
+        s if s < -ROUNDING => format!("less than 0.5 % faster than {}", workers(best.workers)),
         _ if point.workers > best.workers => format!("no faster than {}", workers(best.workers)),
         _ => format!("as fast as {}", workers(best.workers)),
     }
@@ -81,8 +90,9 @@ fn cheapest(curve: &Curve<'_>, point: &Point, cost: f64) -> String {
         _ => String::new(),
     };
     format!(
-        "{} make the cheapest epoch: {} at {} rows/s, limited by {limit}{wait}.",
+        "{} {} the cheapest epoch: {} at {} rows/s, limited by {limit}{wait}.",
         capital(&workers(point.workers)),
+        verb(point.workers, "makes", "make"),
         money(cost),
         rate(1.0 / point.s_per_row)
     )
@@ -104,9 +114,17 @@ fn enough(curve: &Curve<'_>, chosen: usize, point: &Point) -> String {
             None => format!(
                 "{}, the fewest allowed, {} enough: the consumers, which take {taken} rows/s, do not wait.",
                 capital(&have),
-                if point.workers == 1 { "is" } else { "are" }
+                verb(point.workers, "is", "are")
             ),
         };
+    }
+    if curve.delivers_nothing {
+        return format!(
+            "{}, the fewest allowed, {} as good as more: the stages give no row to the consumers (out_rows_per_row is 0), \
+             whatever the number of workers.",
+            capital(&have),
+            verb(point.workers, "is", "are")
+        );
     }
     let waits = match wait {
         Some(w) => format!("the consumers wait {} of their time", percent(w)),
@@ -114,21 +132,49 @@ fn enough(curve: &Curve<'_>, chosen: usize, point: &Point) -> String {
             "the profile names no demand (consumer.rows_per_s), so that every row per second counts".into()
         }
     };
-    let top = format!("{} reach {} rows/s", capital(&have), rate(1.0 / point.s_per_row));
+    let top = format!(
+        "{} {} {} rows/s",
+        capital(&have),
+        verb(point.workers, "reaches", "reach"),
+        rate(1.0 / point.s_per_row)
+    );
     match point.supply_limit {
+        Limit::Consumer => {
+            format!(
+                "{}, the fewest allowed, {} enough: nothing that was measured limits the rate; {waits}.",
+                capital(&have),
+                verb(point.workers, "is", "are")
+            )
+        }
         limit if !is_of_workers(limit) => format!(
             "{top}, which is all that {} allows: more workers would not help, {}; {waits}.",
             limit_text(curve.profile, limit),
             way_out(limit)
         ),
         _ if point.workers == curve.limits.max() => {
-            format!("{top} and are the most allowed: {waits}{}.", needed(curve, point))
+            let are = verb(point.workers, "is", "are");
+            format!("{top} and {are} the most allowed: {waits}{}.", needed(curve, point))
         }
-        // More workers give less, because they find less of a snapshot in their memory.
         limit => format!(
-            "{top}, more than any other number allowed, limited by {}; {waits}.",
+            "{top}, {}, limited by {}; {waits}.",
+            peak(curve, point),
             limit_text(curve.profile, limit)
         ),
+    }
+}
+
+/// How the rate of the chosen number compares with the highest one. More workers may give less, because they find less of a
+/// snapshot in their memory.
+fn peak(curve: &Curve<'_>, point: &Point) -> String {
+    let faster = |p: &&Point| p.s_per_row < point.s_per_row * (1.0 - ROUNDING);
+    let fastest = curve.points.iter().filter(faster).min_by(|a, b| a.s_per_row.total_cmp(&b.s_per_row));
+    match fastest {
+        Some(most) => format!(
+            "less than 0.5 % below the {} rows/s of {}, the highest rate allowed",
+            rate(1.0 / most.s_per_row),
+            workers(most.workers)
+        ),
+        None => "the highest rate that a number allowed gives".into(),
     }
 }
 
@@ -151,8 +197,7 @@ pub(super) fn way_out(limit: Limit) -> &'static str {
         Limit::CacheStore => {
             "a cache store with more bandwidth would, or a hint or an encoding with fewer bytes"
         }
-        Limit::Consumer => "nothing that was measured limits the rate",
-        Limit::Cores | Limit::Stage(_) | Limit::Network => "more workers would",
+        Limit::Cores | Limit::Stage(_) | Limit::Network | Limit::Consumer => "more workers would",
     }
 }
 

@@ -132,14 +132,17 @@ impl Known {
     /// the workers' time in which the jobs were busy, added up.
     pub(super) fn need(&self, total_busy: f64) -> Option<f64> {
         let (per_worker, (demand, bound)) = (self.per_worker?, self.demand?);
-        // A worker that is busy for other jobs, too, gives this one less than it would alone.
-        let others = (total_busy - self.busy).max(0.0);
-        let need = demand / (per_worker * (1.0 + others));
+        let need = demand / self.rate_alone(per_worker, total_busy);
         let need = if bound { need.min(MAX_GROWTH * self.workers.max(1.0)) } else { need };
         Some(match self.ceiling {
             Some((ceiling, alone)) => need.min(ceiling / alone),
             None => need,
         })
+    }
+
+    /// A worker's rate for this job alone: a worker that is busy for other jobs, too, gives it less.
+    fn rate_alone(&self, per_worker: f64, total_busy: f64) -> f64 {
+        per_worker * (1.0 + (total_busy - self.busy).max(0.0))
     }
 
     /// What is left of a need beyond the workers in the readers' own processes.
@@ -153,8 +156,10 @@ impl Known {
         if self.last.local_workers() > 0.0 { 0.0 } else { 1.0 }
     }
 
-    pub(super) fn describe(&self, need: f64) -> String {
-        let (per_worker, (demand, bound)) = (self.per_worker.unwrap_or(0.0), self.demand.unwrap_or_default());
+    /// What it takes, what a worker gives it, and the need that follows, for a person.
+    pub(super) fn describe(&self, need: f64, total_busy: f64) -> String {
+        let (demand, bound) = self.demand.unwrap_or_default();
+        let alone = self.rate_alone(self.per_worker.unwrap_or(0.0), total_busy);
         if let Some((ceiling, _)) = self.ceiling {
             return format!(
                 "reached {} rows/s, and more workers did not bring more: something that they share is the bottleneck, so \
@@ -168,10 +173,18 @@ impl Known {
             own if own > 0.0 => format!(", of which the readers' own cores are {own:.1}"),
             _ => String::new(),
         };
+        let bounded = match demand / alone {
+            // The numbers have one decimal.
+            unbounded if unbounded > need + 0.05 => {
+                format!("{unbounded:.1} workers, bounded to {MAX_GROWTH:.0} times those that work: ")
+            }
+            _ => String::new(),
+        };
         format!(
-            "takes {at_least}{} rows/s, of which a worker gives {}: {need:.1} workers{local} (its readers wait {} of their time)",
+            "takes {at_least}{} rows/s, of which a worker gives {}: {bounded}{need:.1} workers{local} (its readers wait {} of \
+             their time)",
             rate(demand),
-            rate(per_worker),
+            rate(alone),
             percent(self.wait)
         )
     }

@@ -38,10 +38,11 @@ pub struct JobSample {
     pub job: String,
     /// How it stands to other jobs.
     pub precedence: Precedence,
-    /// Rows that its workers gave out.
+    /// Rows that its workers computed in `busy_s`: given out, in the buffers of their stages, or computed again after a loss
+    /// although readers had them.
     pub rows: u64,
-    /// Seconds of the workers that the target counts, added up, in which they could compute: not those in which their output
-    /// was full, or in which they had no split.
+    /// Seconds of the workers that the target counts, added up, in which they worked. While their output was full, or they had
+    /// no split, these are only the seconds in which they computed ahead.
     pub busy_s: f64,
     /// The workers that work for it and that the target counts.
     pub workers: u64,

@@ -165,7 +165,7 @@ impl ScalingLoop {
         };
         let error = self.settings.relative_error;
         let mut range = TargetRange { low: total(1.0 - error), best: total(1.0), high: total(1.0 + error) };
-        let reason = self.reason(&known, &needs, range.best);
+        let reason = self.reason(&known, &needs, total_busy, range.best);
         let begins = self.target.jobs.is_empty();
         if begins {
             self.fewer_since = None;
@@ -231,10 +231,10 @@ impl ScalingLoop {
         self.target = ScalingTarget { workers, reason: next.reason + &held, ..next };
     }
 
-    fn reason(&self, known: &[&Known], needs: &[Option<f64>], best: u64) -> String {
+    fn reason(&self, known: &[&Known], needs: &[Option<f64>], total_busy: f64, best: u64) -> String {
         let of_job = |(k, need): (&&Known, &Option<f64>)| match need {
             None => format!("`{}` has shown no rates yet", k.last.job),
-            Some(need) => format!("`{}` {}", k.last.job, k.describe(*need)),
+            Some(need) => format!("`{}` {}", k.last.job, k.describe(*need, total_busy)),
         };
         let mut jobs: Vec<String> = known.iter().zip(needs).take(SHOWN_JOBS).map(of_job).collect();
         if known.len() > SHOWN_JOBS {

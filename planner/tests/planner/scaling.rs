@@ -127,6 +127,53 @@ fn limits_bound_the_number() {
     }
 }
 
+/// Rates that differ by less than 0.5 % count as the same. The answer says so, also of the numbers above it.
+#[test]
+fn rates_that_are_nearly_the_highest_are_enough() {
+    let profile = case("no-demand").read();
+    let scaling = scale(&profile, limits(1, 1000)).unwrap();
+    let says = "995 workers reach 1,990,000 rows/s, less than 0.5 % below the 2,000,000 rows/s of 1,000 workers, the highest \
+                rate allowed, limited by";
+    assert!(scaling.workers == 995 && scaling.reason.starts_with(says), "{}", scaling.reason);
+    let most = scaling.candidates.last().unwrap();
+    assert!(most.why.ends_with("less than 0.5 % faster than 995 workers"), "{}", most.why);
+}
+
+/// Consumers that get no row of the source set no number of workers.
+#[test]
+fn without_a_row_for_the_consumers_the_fewest_workers_do() {
+    let mut profile = case("cores").read();
+    profile.stages[0].out_rows_per_row = 0.0;
+    let scaling = scale(&profile, limits(2, 100)).unwrap();
+    let says = "2 workers, the fewest allowed, are as good as more: the stages give no row to the consumers";
+    assert!(scaling.workers == 2 && scaling.reason.starts_with(says), "{}", scaling.reason);
+    let why = &scaling.candidates[1].why;
+    assert!(why.ends_with("no row reaches the consumers, whatever the number"), "{why}");
+}
+
+/// Sentences about one worker, and about a rate that nothing limits.
+#[test]
+fn reasons_are_sentences() {
+    let mut profile = case("most-allowed").read();
+    let one = scale(&profile, limits(1, 1)).unwrap();
+    assert!(
+        one.reason.starts_with("1 worker reaches 2,000 rows/s and is the most allowed"),
+        "{}",
+        one.reason
+    );
+    profile.prices.worker_per_h = Some(1.0);
+    let one = scale(&profile, limits(1, 1)).unwrap();
+    assert!(one.reason.starts_with("1 worker makes the cheapest epoch"), "{}", one.reason);
+    let mut profile = case("no-demand").read();
+    for stage in &mut profile.stages {
+        (stage.cpu_s_per_row, stage.service_s_per_row) = (0.0, 0.0);
+        (stage.io_bytes_per_row, stage.out_bytes_per_row) = (0.0, 0.0);
+    }
+    let free = scale(&profile, limits(1, 5)).unwrap();
+    let says = "1 worker, the fewest allowed, is enough: nothing that was measured limits the rate";
+    assert!(free.reason.starts_with(says), "{}", free.reason);
+}
+
 /// The text shows the numbers around the chosen one.
 #[test]
 fn scaling_text() {

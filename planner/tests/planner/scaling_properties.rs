@@ -77,6 +77,10 @@ proptest! {
     fn numbers_are_the_best_of_all(p in strategies::profile(), limits in limits()) {
         let s = of(&p, limits);
         let chosen = s.chosen().unwrap();
+        if s.reason.contains("no row to the consumers") {
+            prop_assert_eq!(s.workers, limits.min());
+            return Ok(());
+        }
         for c in &s.candidates {
             match (c.cost_per_epoch, chosen.cost_per_epoch) {
                 (Some(cost), Some(least)) => prop_assert!(cost >= least * (1.0 - 2e-6), "{c:?} against {chosen:?}"),

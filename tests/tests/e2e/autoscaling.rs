@@ -78,10 +78,14 @@ fn a_waiting_reader_raises_the_target_and_its_end_lowers_it() {
     let text = caju(&["status", "--dispatcher", cluster.address()]).stdout;
     assert!(text.contains("target: 3 workers. These are"), "{text}");
 
-    // The worker says what it tunes half a second after the task began.
+    // The worker says what it tunes half a second after the task began. The target has a metric once workers and readers had the
+    // time to report after the dispatcher's start.
     let metrics = cluster.wait_for_status("the metrics of what the worker tunes", |_| {
         let (_, metrics) = get(&http, "GET", "/metrics");
-        metrics.contains("caju_worker_split_readers{").then_some(metrics)
+        ["caju_worker_split_readers{", "caju_target_workers 3"]
+            .iter()
+            .all(|m| metrics.contains(m))
+            .then_some(metrics)
     });
     for line in ["caju_target_workers 3", "caju_workers 1", "caju_epochs_read 1", "# TYPE caju_workers gauge"]
     {

@@ -36,7 +36,12 @@ impl Autoscaler {
         let spec =
             self.keda.get_metric_spec(object.clone()).await.unwrap().into_inner().metric_specs.remove(0);
         let request = GetMetricsRequest { scaled_object_ref: Some(object), metric_name: spec.metric_name };
-        let value = self.keda.get_metrics(request).await.unwrap().into_inner().metric_values.remove(0);
+        let value = match self.keda.get_metrics(request).await {
+            Ok(answer) => answer.into_inner().metric_values.remove(0),
+            // The dispatcher has just started. Without a metric the autoscaler changes nothing.
+            Err(e) if e.code() == Code::Unavailable => return replicas,
+            Err(e) => panic!("{e}"),
+        };
         // An AverageValue target.
         let ratio = value.metric_value_float / (spec.target_size_float * replicas as f64);
         let wanted = match (ratio - 1.0).abs() <= TOLERANCE {

@@ -33,6 +33,25 @@ fn as_many_splits_are_read_concurrently_as_the_flag_says() {
     }
 }
 
+/// The same in `caju run`, whose recorded events say how many splits its tasks read concurrently.
+#[test]
+fn a_run_reads_as_many_splits_concurrently_as_the_flag_says() {
+    let steps = json!([{ "burn": { "per_row": "50us" } }, "autocache"]);
+    let p = Pipeline::of(json!({ "range": 20_000 }), steps);
+    for readers in [1, 7] {
+        let given = readers.to_string();
+        let args = ["--cache", "cache", "--record-autocache-events", "events", "--split-readers", &given];
+        p.report(&args);
+        let events = std::fs::read_to_string(p.folder().join("events/run.jsonl")).unwrap();
+        let (reported, name) =
+            (events.matches("\"source_requests_at_once\":").count(), "source_requests_at_once");
+        let expected = events.matches(&format!("\"{name}\":{readers},")).count();
+        assert!(reported > 0 && reported == expected, "{expected} of {reported} say {readers}: {events}");
+        std::fs::remove_dir_all(p.folder().join("events")).unwrap();
+        std::fs::remove_dir_all(p.folder().join("cache")).unwrap();
+    }
+}
+
 /// `--buffer-memory`: the bounds of all queues together. What the queues hold then is tested in the worker
 /// (`queues_stay_within_the_memory_of_the_worker`).
 #[test]

@@ -7,6 +7,8 @@ use caju_cache::Encoding;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
 
+use super::tuned::ComputeArgs;
+
 /// `caju bench`.
 #[derive(Debug, Clone, Args)]
 #[command(disable_help_subcommand = true)]
@@ -97,9 +99,8 @@ pub(crate) struct PoliciesArgs {
     /// Workers inside this process
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) workers: u32,
-    /// CPU threads; the number of cores by default
-    #[arg(long, value_name = "N")]
-    pub(crate) cpu_threads: Option<u32>,
+    #[command(flatten)]
+    pub(crate) compute: ComputeArgs,
     /// Write every trial and the summary (caju.policies/v1, JSON)
     #[arg(long, value_name = "OUT.json", value_hint = ValueHint::FilePath)]
     pub(crate) out: Option<PathBuf>,

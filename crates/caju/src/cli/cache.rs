@@ -8,6 +8,7 @@ use clap::{Args, Subcommand, ValueEnum};
 
 use super::ReorderArgs;
 use super::service::{duration, size};
+use super::tuned::ComputeArgs;
 
 /// `caju cache`.
 #[derive(Debug, Clone, Args)]
@@ -185,7 +186,6 @@ pub(crate) struct ProfileArgs {
     /// Workers inside this process; they share its CPU threads
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) workers: u32,
-    /// CPU threads; the number of cores by default
-    #[arg(long, value_name = "N")]
-    pub(crate) cpu_threads: Option<u32>,
+    #[command(flatten)]
+    pub(crate) compute: ComputeArgs,
 }

@@ -39,7 +39,7 @@ pub(crate) use service::{
     ConnectionArgs, DispatcherArgs, DispatcherSettings, ServeArgs, StatusArgs, StatusFormat, StoreArgs,
     WorkerArgs, WorkerCommand,
 };
-pub(crate) use tuned::CpuThreads;
+pub(crate) use tuned::{ComputeArgs, CpuThreads, TunedArgs};
 pub(crate) use up::{UpArgs, WorkerCount};
 
 const EXAMPLES: &str = "\
@@ -251,9 +251,8 @@ pub(crate) struct RunArgs {
     /// Workers inside this process; they share its CPU threads
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) workers: u32,
-    /// CPU threads; the number of cores by default
-    #[arg(long, value_name = "N")]
-    pub(crate) cpu_threads: Option<u32>,
+    #[command(flatten)]
+    pub(crate) compute: ComputeArgs,
     /// Where rows are stored for later epochs and jobs: a folder or URL. A private folder for this run by default
     #[arg(long, value_name = "URL")]
     pub(crate) cache: Option<String>,

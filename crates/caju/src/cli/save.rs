@@ -9,6 +9,7 @@ use clap::builder::ValueHint;
 
 use super::cache::OutputFormat;
 use super::service::{duration, size};
+use super::tuned::ComputeArgs;
 
 /// `caju save`.
 #[derive(Debug, Clone, Args)]
@@ -28,7 +29,8 @@ pub(crate) struct SaveArgs {
     #[arg(long, value_name = "URL")]
     pub(crate) to: String,
     /// Address of a dispatcher whose workers save the rows. Without it this process does
-    #[arg(long, value_name = "HOST:PORT")]
+    #[arg(long, value_name = "HOST:PORT",
+          conflicts_with_all = ["workers", "cpu_threads", "buffer", "buffer_memory", "split_readers"])]
     pub(crate) dispatcher: Option<String>,
     /// Return when the save has begun. The dispatcher continues it
     #[arg(long, requires = "dispatcher")]
@@ -42,12 +44,11 @@ pub(crate) struct SaveArgs {
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) chunk_bytes: Option<u64>,
     /// Workers of this process, where there is no dispatcher
-    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "dispatcher",
+    #[arg(long, value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) workers: u32,
-    /// CPU threads, without a dispatcher; the number of cores by default
-    #[arg(long, value_name = "N", conflicts_with = "dispatcher")]
-    pub(crate) cpu_threads: Option<u32>,
+    #[command(flatten)]
+    pub(crate) compute: ComputeArgs,
     /// How long to try to reach a dispatcher that does not answer
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
     pub(crate) connect_timeout: Duration,

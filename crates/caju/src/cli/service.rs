@@ -9,7 +9,7 @@ use clap::builder::NonEmptyStringValueParser;
 use clap::builder::ValueHint;
 use clap::{Args, Subcommand, ValueEnum};
 
-use super::tuned::{CpuThreads, Tuned};
+use super::tuned::{CpuThreads, TunedArgs};
 
 /// A duration with a unit, as an argument.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
@@ -302,17 +302,8 @@ pub(crate) struct WorkerArgs {
 /// What bounds the tasks of a worker.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct TaskArgs {
-    /// Bytes of finished elements that each task may hold until readers take them, and that each `prefetch` may hold. `auto`: at
-    /// first 64MiB, and more where both sides wait in turn
-    #[arg(long, value_name = "auto|SIZE", default_value = "auto", value_parser = Tuned::size)]
-    pub(crate) buffer: Tuned,
-    /// The most bytes that all these queues of the worker hold together, and one element of each
-    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = size)]
-    pub(crate) buffer_memory: u64,
-    /// Splits that each task reads concurrently. `auto`: at first one more than the CPU threads, and more while reads wait for
-    /// the source's store
-    #[arg(long, value_name = "auto|N", default_value = "auto", value_parser = Tuned::count)]
-    pub(crate) split_readers: Tuned,
+    #[command(flatten)]
+    pub(crate) tuned: TunedArgs,
     /// How long tasks continue without the dispatcher before they fail
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     pub(crate) dispatcher_timeout: Duration,

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use clap::Args;
+
 /// A number that is tuned, or given by hand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tuned {
@@ -34,6 +36,33 @@ impl Tuned {
     pub(super) fn count(text: &str) -> Result<Self, String> {
         if text == "auto" { Ok(Self::Auto) } else { count(text).map(Self::Given) }
     }
+}
+
+/// The numbers of a worker's tasks that it tunes, unless they are given.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct TunedArgs {
+    /// Bytes of finished elements that each task may hold until readers take them, and that each `prefetch` may hold. `auto`: at
+    /// first 64MiB, and more where both sides wait in turn
+    #[arg(long, value_name = "auto|SIZE", default_value = "auto", value_parser = Tuned::size)]
+    pub(crate) buffer: Tuned,
+    /// The most bytes that all these queues of a worker hold together, and one element of each
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = memory)]
+    pub(crate) buffer_memory: u64,
+    /// Splits that each task reads concurrently. `auto`: at first one more than the CPU threads, and more while reads wait for
+    /// the source's store
+    #[arg(long, value_name = "auto|N", default_value = "auto", value_parser = Tuned::count)]
+    pub(crate) split_readers: Tuned,
+}
+
+/// What the workers of this process compute with.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct ComputeArgs {
+    /// CPU threads of all workers of this process. `auto`: at first as many as cores, and more while rows wait for something
+    /// other than a core; `auto:N`: at first N. A number is not tuned
+    #[arg(long, value_name = "auto|auto:N|N", default_value = "auto")]
+    pub(crate) cpu_threads: CpuThreads,
+    #[command(flatten)]
+    pub(crate) tuned: TunedArgs,
 }
 
 /// The CPU threads of a worker.
@@ -68,6 +97,10 @@ impl fmt::Display for CpuThreads {
             Self::Given(n) => write!(f, "{n}"),
         }
     }
+}
+
+fn memory(text: &str) -> Result<u64, String> {
+    caju_types::parse_bytes(text).map_err(|e| e.to_string())
 }
 
 fn count(text: &str) -> Result<usize, String> {

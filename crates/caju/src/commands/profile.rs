@@ -52,7 +52,7 @@ fn summary(path: &Path, decision: &Decision) -> String {
 }
 
 async fn measure(global: &Global, args: &ProfileArgs, def: DatasetDef) -> Result<(Profile, Decision)> {
-    let pool = shared::cpu_pool(args.cpu_threads)?;
+    let cluster = shared::cluster(&args.compute, Arc::new(shared::stores()?))?;
     let private = if args.cache.is_none() { Some(private_cache()?) } else { None };
     let cache_url = match (&args.cache, &private) {
         (Some(url), _) => shared::absolute_url(url)?,
@@ -63,8 +63,7 @@ async fn measure(global: &Global, args: &ProfileArgs, def: DatasetDef) -> Result
         workers: args.workers,
         cache_url: Some(cache_url),
         cache: CacheOptions { budget_bytes: args.cache_budget, ..CacheOptions::default() },
-        registry: shared::registry(),
-        ..ClusterConfig::new(Arc::new(shared::stores()?), pool)
+        ..cluster
     };
     let cluster = Cluster::start(config).await?;
     let measured = async {

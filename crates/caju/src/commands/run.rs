@@ -8,7 +8,7 @@ use caju_cache::CacheOptions;
 use caju_client::{ClientConfig, LostReaders};
 use caju_embedded::{Cluster, ClusterConfig};
 use caju_pipeline::DatasetDef;
-use caju_runtime::{CpuPool, IoCounters, Stores, private_cache};
+use caju_runtime::private_cache;
 use caju_types::Result;
 
 use super::epochs::{Consumer, Epochs, Meters, Outcome};
@@ -21,8 +21,7 @@ use crate::cli::{EpochArgs, Global, RunArgs};
 /// A wrong file, and what the job fails with.
 pub(crate) async fn run(global: &Global, args: &RunArgs) -> Result<()> {
     let def = shared::read_job(&args.file, &args.epochs)?;
-    let pool = shared::cpu_pool(args.cpu_threads)?;
-    let stores = Arc::new(shared::stores()?);
+    let cluster = shared::cluster(&args.compute, Arc::new(shared::stores()?))?;
     let job = Job {
         def: &def,
         file: Some(&args.file),
@@ -37,7 +36,7 @@ pub(crate) async fn run(global: &Global, args: &RunArgs) -> Result<()> {
         consumer: Consumer::default(),
         cpu_before: Duration::ZERO,
     };
-    let outcome = Box::pin(embedded(job, stores, pool)).await?;
+    let outcome = Box::pin(embedded(job, cluster)).await?;
     shared::finish(&check::title(&def, &args.file), &outcome, &args.epochs, global.quiet)
 }
 
@@ -64,12 +63,12 @@ pub(crate) struct Job<'a> {
     pub(crate) cpu_before: Duration,
 }
 
-/// Starts a cluster within this process, reads the epochs, and stops the cluster.
+/// Starts a cluster of these settings within this process, reads the epochs, and stops the cluster.
 ///
 /// # Errors
 /// What the job fails with.
-pub(crate) async fn embedded(job: Job<'_>, stores: Arc<Stores>, pool: CpuPool) -> Result<Outcome> {
-    let io = Arc::new(IoCounters::new());
+pub(crate) async fn embedded(job: Job<'_>, cluster: ClusterConfig) -> Result<Outcome> {
+    let (io, pool) = (Arc::clone(&cluster.io), cluster.pool.clone());
     let private = match job.cache {
         None if !job.def.hints().is_empty() => Some(private_cache()?),
         _ => None,
@@ -83,12 +82,10 @@ pub(crate) async fn embedded(job: Job<'_>, stores: Arc<Stores>, pool: CpuPool) -
     };
     let config = ClusterConfig {
         workers: job.workers,
-        io: Arc::clone(&io),
         cache_url,
         cache,
-        registry: shared::registry(),
         record_autocache_events: job.record_autocache_events,
-        ..ClusterConfig::new(stores, pool.clone())
+        ..cluster
     };
     let cluster = Cluster::start(config).await?;
     let outcome = async {

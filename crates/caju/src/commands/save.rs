@@ -56,12 +56,8 @@ async fn save_in_process(
     def: &DatasetDef,
     to: &SaveTo,
 ) -> Result<SaveStatus> {
-    let pool = shared::cpu_pool(args.cpu_threads)?;
-    let config = ClusterConfig {
-        workers: args.workers,
-        registry: shared::registry(),
-        ..ClusterConfig::new(Arc::new(shared::stores()?), pool)
-    };
+    let config = shared::cluster(&args.compute, Arc::new(shared::stores()?))?;
+    let config = ClusterConfig { workers: args.workers, ..config };
     let cluster = Cluster::start(config).await?;
     let ended = async {
         let client = cluster.client(ClientConfig::default()).await?;

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use caju_client::{EventFn, ReaderEvent};
+use caju_embedded::{ClusterConfig, TunedNumbers};
 use caju_functions::{Environment, Pool, PoolConfig};
 use caju_kernels::{Limits, Registry};
 use caju_pipeline::DatasetDef;
@@ -16,7 +17,7 @@ use caju_wire::ConnectionLimits;
 use super::epochs::Outcome;
 use super::summary::summary;
 use super::{order, pipeline_file};
-use crate::cli::{BoundArgs, ConnectionArgs, EpochArgs, StoreArgs};
+use crate::cli::{BoundArgs, ComputeArgs, ConnectionArgs, CpuThreads, EpochArgs, StoreArgs, TunedArgs};
 use crate::output;
 use crate::report;
 
@@ -90,6 +91,41 @@ pub(crate) fn cpu_pool(threads: Option<u32>) -> Result<CpuPool> {
     }
 }
 
+/// A pool with a number of CPU threads that is tuned, or given.
+///
+/// # Errors
+/// `ResourceExhausted` if the system gives no threads.
+pub(crate) fn tuned_pool(threads: CpuThreads) -> Result<CpuPool> {
+    match threads {
+        CpuThreads::Auto(first) => CpuPool::elastic(first.unwrap_or_else(cores)),
+        CpuThreads::Given(n) => CpuPool::new(n),
+    }
+}
+
+/// The numbers of the flags that a worker tunes, or that are given.
+pub(crate) fn tuned_numbers(args: &TunedArgs) -> TunedNumbers {
+    TunedNumbers {
+        readers: args.split_readers.given(),
+        buffer_bytes: args.buffer.given(),
+        buffer_memory_bytes: usize::try_from(args.buffer_memory).unwrap_or(usize::MAX),
+    }
+}
+
+/// A cluster in this process that computes with the numbers of the flags. Python functions run in as many busy processes as
+/// there are CPU threads.
+///
+/// # Errors
+/// `ResourceExhausted` if the system gives no threads.
+pub(crate) fn cluster(args: &ComputeArgs, stores: Arc<Stores>) -> Result<ClusterConfig> {
+    Ok(cluster_on(tuned_pool(args.cpu_threads)?, &args.tuned, stores))
+}
+
+/// The same on threads that there are.
+pub(crate) fn cluster_on(pool: CpuPool, args: &TunedArgs, stores: Arc<Stores>) -> ClusterConfig {
+    let (registry, tuned) = (registry_on(pool.threads()), tuned_numbers(args));
+    ClusterConfig { registry, tuned, ..ClusterConfig::new(stores, pool) }
+}
+
 /// Cores that this process may use.
 pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
@@ -119,7 +155,12 @@ pub(crate) fn limits() -> Limits {
 /// The functions of expressions, within the bounds of the process, and Python functions. In a process of the user
 /// these run in the user's own environment.
 pub(crate) fn registry() -> Registry {
-    let pool = PoolConfig { environment: Environment::Inherited, ..PoolConfig::new("python3", cores()) };
+    registry_on(cores())
+}
+
+/// The same, with Python functions in up to `threads` busy processes.
+fn registry_on(threads: usize) -> Registry {
+    let pool = PoolConfig { environment: Environment::Inherited, ..PoolConfig::new("python3", threads) };
     Registry::new(limits()).with_python(Pool::new(pool))
 }
 
@@ -186,4 +227,64 @@ pub(crate) fn finish(name: &str, outcome: &Outcome, args: &EpochArgs, quiet: boo
         outcome.report.write(path)?;
     }
     outcome.failure.clone().map_or(Ok(()), Err)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::cli::{BenchCommand, Cli, Command};
+
+    /// The numbers of a command that computes in this process.
+    fn compute(line: &[&str]) -> ComputeArgs {
+        match Cli::try_parse_from(line).unwrap().command {
+            Command::Run(args) => args.compute,
+            Command::Save(args) => args.compute,
+            Command::Profile(args) => args.compute,
+            Command::Bench(args) => match args.command {
+                BenchCommand::Policies(args) => args.compute,
+                other => panic!("{other:?}"),
+            },
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// What the workers do with them is tested where the cluster is (`each_worker_computes_with_the_numbers_of_the_settings`).
+    #[test]
+    fn flags_are_the_numbers_of_the_workers_of_this_process() {
+        let given =
+            TunedNumbers { readers: Some(3), buffer_bytes: Some(1 << 20), buffer_memory_bytes: 2 << 20 };
+        let flags = ["--split-readers=3", "--buffer=1MiB", "--buffer-memory=2MiB", "--cpu-threads=5"];
+        let commands: [&[&str]; 4] = [
+            &["run", "p.yaml"],
+            &["save", "p.yaml", "--to", "s"],
+            &["profile", "p.yaml"],
+            &["bench", "policies", "p.yaml"],
+        ];
+        for command in commands {
+            let with = |flags: &[&str]| {
+                let line = [&["caju"], command, flags].concat();
+                cluster(&compute(&line), Arc::default()).unwrap()
+            };
+            let config = with(&flags);
+            assert_eq!((config.tuned, config.pool.threads()), (given, 5), "{command:?}");
+            assert!(config.pool.tuner().is_none(), "{command:?}: a number of threads that is given stays");
+            let config = with(&["--cpu-threads=auto:3"]);
+            assert_eq!((config.tuned, config.pool.threads()), (TunedNumbers::default(), 3), "{command:?}");
+            assert!(config.pool.tuner().is_some(), "{command:?}: the threads are tuned");
+        }
+    }
+
+    /// The workers of a dispatcher have numbers of their own.
+    #[test]
+    fn a_save_on_a_cluster_takes_no_numbers() {
+        for flag in
+            ["--workers=2", "--cpu-threads=1", "--buffer=1MiB", "--buffer-memory=1MiB", "--split-readers=1"]
+        {
+            let line = ["caju", "save", "p.yaml", "--to", "s", "--dispatcher", "a:1", flag];
+            assert!(Cli::try_parse_from(line).is_err(), "{flag}");
+        }
+        assert!(Cli::try_parse_from(["caju", "save", "p.yaml", "--to", "s", "--dispatcher", "a:1"]).is_ok());
+    }
 }

@@ -7,14 +7,13 @@ use std::time::Duration;
 use caju_cache::CacheOptions;
 use caju_engine::SharingSettings;
 use caju_proto::v1;
-use caju_runtime::CpuPool;
 use caju_types::{Error, Result, Secret};
 use caju_wire::{Dispatcher, DispatcherLink};
 use caju_worker::{Worker, WorkerConfig};
 
 use super::serve::{Signals, announce, check_listen, drain, until_stdin_ends};
 use super::shared;
-use crate::cli::{CpuThreads, WorkerArgs, WorkerCommand};
+use crate::cli::{WorkerArgs, WorkerCommand};
 use crate::output;
 
 /// Serves until a signal arrives or the dispatcher drains the worker; or asks the dispatcher to drain one.
@@ -39,10 +38,7 @@ async fn serve(args: &WorkerArgs) -> Result<()> {
     check_listen(&args.listen, args.serve.insecure).await?;
     let mut signals = Signals::new()?;
     let stores = Arc::new(shared::server_stores(&args.stores)?);
-    let pool = match args.cpu_threads {
-        CpuThreads::Auto(first) => CpuPool::elastic(first.unwrap_or_else(shared::cores))?,
-        CpuThreads::Given(n) => CpuPool::new(n)?,
-    };
+    let pool = shared::tuned_pool(args.cpu_threads)?;
     let config = WorkerConfig {
         registry: shared::server_registry(&args.stores, pool.threads()),
         pool: Some(pool),
@@ -71,9 +67,7 @@ fn settings(args: &WorkerArgs, default: WorkerConfig) -> WorkerConfig {
         advertise: args.advertise.clone(),
         tags: args.tags.clone(),
         connect_timeout: args.connect_timeout,
-        readers: args.tasks.split_readers.given(),
-        buffer_bytes: args.tasks.buffer.given(),
-        buffer_memory_bytes: usize::try_from(args.tasks.buffer_memory).unwrap_or(usize::MAX),
+        tuned: shared::tuned_numbers(&args.tasks.tuned),
         dispatcher_timeout: args.tasks.dispatcher_timeout,
         linger: args.tasks.linger,
         drain_linger: args.tasks.drain_linger,

@@ -135,7 +135,7 @@ impl Core {
             datasets: Datasets::new(catalog),
             learning: Learning::default(),
             saves: SaveProgress::default(),
-            scaling: Scaling::new(&config),
+            scaling: Scaling::new(&config, clock.now()),
             tasks: Tasks::new(),
             #[cfg(test)]
             task_lists: crate::tests::TaskLists::default(),

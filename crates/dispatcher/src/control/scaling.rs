@@ -1,10 +1,12 @@
 //! How many workers should run: samples of what workers and readers report go to the planner's loop, and its target comes back.
 //!
 //! The loop ([`caju_planner::ScalingLoop`]) is pure. Here its samples are made of the last reports. The target is not in the
-//! journal: a dispatcher that was started again knows it after two samples.
+//! journal. After a start workers and readers have the worker timeout to come back, and the first sample after that gives a
+//! target that others may follow.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use caju_planner::{JobSample, LocalWorkers, Precedence, ScalingEvent, ScalingLoop, ScalingTarget};
@@ -23,13 +25,22 @@ use crate::state::{Feed, Iteration, State, TargetWorkers, TaskState, Worker};
 pub(super) struct Scaling {
     planner: OrderedMutex<ScalingLoop>,
     target: watch::Sender<ScalingTarget>,
+    /// When workers and readers have had the time to report after the start, by the monotonic clock.
+    reported_by: Duration,
+    /// Whether a sample was taken after that.
+    is_known: AtomicBool,
 }
 
 impl Scaling {
-    pub(super) fn new(config: &DispatcherConfig) -> Self {
+    pub(super) fn new(config: &DispatcherConfig, now: Duration) -> Self {
         let planner = ScalingLoop::new(config.scaling);
         let target = watch::Sender::new(planner.target().clone());
-        Self { planner: OrderedMutex::new(locks::SCALING, planner), target }
+        Self {
+            planner: OrderedMutex::new(locks::SCALING, planner),
+            target,
+            reported_by: now + config.timers.worker_timeout,
+            is_known: AtomicBool::new(false),
+        }
     }
 
     /// The target in a status; none if no target is computed.
@@ -68,8 +79,6 @@ impl Core {
         let at = self.clock.now();
         let (workers, jobs) = self.store.read(|state| {
             let reports = self.reports.lock();
-            // More workers do not help a job that is read only from workers in its readers' processes.
-            let is_scaled = |i: &&Iteration| is_read(i) && i.target != TargetWorkers::Local;
             let running = state.iterations.values().filter(is_scaled);
             let is_silent = |id: WorkerId| is_silent(&self.config.timers, &reports, id, at);
             let counted =
@@ -91,7 +100,25 @@ impl Core {
                 target.reason
             );
         }
+        if at >= self.scaling.reported_by {
+            self.scaling.is_known.store(true, Ordering::Release);
+        }
         self.scaling.target.send_replace(target);
+    }
+
+    /// The last target; none in the first seconds after the start, when workers and readers may not have reported yet.
+    pub(crate) fn known_target(&self) -> Option<ScalingTarget> {
+        self.scaling.is_known.load(Ordering::Acquire).then(|| self.scaling.target.borrow().clone())
+    }
+
+    /// Whether at least one worker should run. While the target is not known, it should if an epoch is being read, which may be
+    /// one from before a restart.
+    pub(crate) fn needs_workers(&self) -> bool {
+        if self.scaling.target.borrow().workers > 0 {
+            return true;
+        }
+        let is_read = |state: &State| state.iterations.values().any(|i| is_scaled(&i));
+        !self.scaling.is_known.load(Ordering::Acquire) && self.store.read(is_read)
     }
 
     /// The last target, and notices of later ones.
@@ -118,6 +145,11 @@ fn is_silent(timers: &Timers, reports: &Reports, worker: WorkerId, now: Duration
 /// Whether readers are in the middle of it. They may take rows for long after all were sent.
 fn is_read(iteration: &Iteration) -> bool {
     iteration.failure.is_none() && !iteration.members.is_empty()
+}
+
+/// Whether it is read, and more workers help. They do not help a job that is read only from workers in its readers' processes.
+fn is_scaled(iteration: &&Iteration) -> bool {
+    is_read(iteration) && iteration.target != TargetWorkers::Local
 }
 
 /// The workers in the processes of an iteration's readers. Each counts by its number of cores, relative to the other workers.
@@ -155,7 +187,7 @@ fn sample(
             priority: job.spec.precedence.priority,
             weight: job.spec.precedence.weight(),
         }),
-        rows: served.values().map(|s| s.rows).sum(),
+        rows: served.values().map(|s| s.busy_rows).sum(),
         busy_s: busy_s(false),
         workers: active.filter(|task| !is_own(&task.worker) && !is_silent(task.worker)).count() as u64,
         local: local_workers(state, iteration, busy_s(true)),

@@ -98,6 +98,8 @@ fn sum<'a>(all: impl Iterator<Item = &'a TaskServed>) -> TaskServed {
         source_opens: sum.source_opens.saturating_add(one.source_opens),
         buffered_bytes: sum.buffered_bytes.saturating_add(one.buffered_bytes),
         busy_s: sum.busy_s + one.busy_s,
+        // Workers of earlier versions report none.
+        busy_rows: sum.busy_rows.saturating_add(if one.busy_rows > 0 { one.busy_rows } else { one.rows }),
         mapped_bytes: sum.mapped_bytes.saturating_add(one.mapped_bytes),
         sent_bytes: sum.sent_bytes.saturating_add(one.sent_bytes),
         shared: match (sum.shared, one.shared) {

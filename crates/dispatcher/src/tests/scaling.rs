@@ -23,6 +23,8 @@ struct Running {
     task: u64,
     seconds: u64,
     rows: u64,
+    /// Rows of these that the worker computed again after a loss, and readers had.
+    again: u64,
     busy_s: f64,
 }
 
@@ -48,7 +50,7 @@ impl Running {
         };
         let opened = world.core.open_iteration(request).await.unwrap();
         let (client, iteration, task) = (opened.client_id, opened.iteration_id, opened.tasks[0].task_id);
-        Self { world, worker, address, client, iteration, task, seconds: 0, rows: 0, busy_s: 0.0 }
+        Self { world, worker, address, client, iteration, task, seconds: 0, rows: 0, again: 0, busy_s: 0.0 }
     }
 
     /// A window of five seconds in which the worker gives the given number of rows per busy second, and the reader takes 350 at most. The
@@ -59,8 +61,13 @@ impl Running {
         self.rows += 5 * rate;
         self.busy_s += 5.0 * rate as f64 / per_worker as f64;
         self.world.clock.advance(Duration::from_secs(5));
-        let served =
-            v1::TaskServed { task_id: self.task, rows: self.rows, busy_s: self.busy_s, ..Default::default() };
+        let served = v1::TaskServed {
+            task_id: self.task,
+            rows: self.rows - self.again,
+            busy_rows: self.rows,
+            busy_s: self.busy_s,
+            ..Default::default()
+        };
         let heartbeat = v1::WorkerHeartbeatRequest {
             worker_id: self.worker,
             address: self.address.into(),
@@ -117,6 +124,19 @@ async fn the_target_follows_what_workers_and_readers_report() {
     assert_eq!(after, [2, 2, 0]);
 }
 
+/// After a loss, workers compute rows again that the reader holds, and give out few: they are as fast as before.
+#[tokio::test]
+async fn rows_that_are_computed_again_after_a_loss_change_no_target() {
+    let mut running = Running::new().await;
+    assert_eq!([running.window(100).await, running.window(100).await], [4, 4]);
+    for _ in 0..3 {
+        running.again += 450;
+        assert_eq!(running.window(100).await, 4);
+    }
+    let status = running.world.core.get_status().await.unwrap().scaling.unwrap();
+    assert!(status.reason.contains("of which a worker gives 100"), "{}", status.reason);
+}
+
 /// A worker in the reader's own process runs in any case: the target counts only the workers that are needed in addition. While
 /// there is no other worker, it counts as one; then it counts by its cores.
 #[tokio::test]
@@ -140,6 +160,26 @@ async fn workers_in_readers_are_not_in_the_target() {
     assert_eq!((train.priority, train.weight, train.share), (7, 3.0, 0.0), "also where no worker is needed");
 }
 
+/// A reader that reports nothing, as one by Arrow Flight, shows no rates: its job keeps the workers that run.
+#[tokio::test]
+async fn jobs_whose_readers_report_nothing_keep_the_workers_that_run() {
+    let world = World::new();
+    let workers = [("a:1", world.worker("a:1").await), ("b:1", world.worker("b:1").await)];
+    world.core.sample_for_scaling();
+    assert_eq!(world.core.scaling_target().borrow().workers, 0, "no job runs");
+    world.core.open_iteration(open_request(&json!({ "splits": 10 }), "train")).await.unwrap();
+    for _ in 0..10 {
+        world.clock.advance(Duration::from_secs(5));
+        for (address, worker_id) in workers {
+            let (address, secret) = (address.to_owned(), world.worker_secret(worker_id));
+            let heartbeat = v1::WorkerHeartbeatRequest { worker_id, address, secret, ..Default::default() };
+            world.core.worker_heartbeat(heartbeat).await.unwrap();
+        }
+        world.core.sample_for_scaling();
+        assert_eq!(world.core.scaling_target().borrow().workers, 2);
+    }
+}
+
 /// More workers elsewhere are of no use to a job that reads from those in its own processes alone.
 #[tokio::test]
 async fn jobs_that_read_local_workers_alone_ask_for_none() {
@@ -153,9 +193,8 @@ async fn keda_gets_the_target() {
     let keda = KedaScaler::new(std::sync::Arc::clone(&running.world.core));
     let object = || Request::new(ScaledObjectRef::default());
     let mut active = keda.stream_is_active(object()).await.unwrap().into_inner();
-    assert!(!active.next().await.unwrap().unwrap().result, "no job runs");
+    assert!(active.next().await.unwrap().unwrap().result, "a job runs");
     running.window(100).await;
-    assert!(active.next().await.unwrap().unwrap().result);
     assert!(keda.is_active(object()).await.unwrap().into_inner().result);
 
     let spec = keda.get_metric_spec(object()).await.unwrap().into_inner().metric_specs.remove(0);
@@ -171,6 +210,57 @@ async fn keda_gets_the_target() {
     assert_eq!(keda.get_metrics(Request::new(request)).await.unwrap_err().code(), Code::NotFound);
     running.world.core.tasks.stop();
     assert!(active.next().await.is_none(), "it ends with the dispatcher");
+}
+
+/// A dispatcher that starts again in the middle of an epoch knows no number until workers and readers had the time to report: an
+/// error keeps the workers that run. The first number that it names keeps them, too.
+#[tokio::test]
+async fn keda_gets_no_number_before_workers_and_readers_could_report() {
+    let mut running = Running::new().await;
+    running.window(100).await;
+    for address in ["b:1", "c:1", "d:1"] {
+        running.world.worker(address).await;
+    }
+    assert_eq!(running.window(100).await, 4);
+    running.world.restart();
+    let core = std::sync::Arc::clone(&running.world.core);
+    let keda = KedaScaler::new(std::sync::Arc::clone(&core));
+    let object = || Request::new(ScaledObjectRef::default());
+    let metric = || GetMetricsRequest { scaled_object_ref: None, metric_name: "caju_target_workers".into() };
+    let mut active = keda.stream_is_active(object()).await.unwrap().into_inner();
+    assert!(active.next().await.unwrap().unwrap().result);
+    for _ in 0..4 {
+        assert_eq!(keda.get_metrics(Request::new(metric())).await.unwrap_err().code(), Code::Unavailable);
+        assert!(keda.is_active(object()).await.unwrap().into_inner().result);
+        assert_eq!(core.known_target(), None);
+        running.world.clock.advance(Duration::from_secs(1));
+        core.sample_for_scaling();
+    }
+    running.world.clock.advance(Duration::from_secs(1));
+    core.sample_for_scaling();
+    let value = keda.get_metrics(Request::new(metric())).await.unwrap().into_inner().metric_values.remove(0);
+    assert_eq!(value.metric_value, 4);
+}
+
+/// A dispatcher without earlier state does not know who comes back, either. It needs a worker once a job runs.
+#[tokio::test]
+async fn keda_gets_no_number_in_the_first_seconds() {
+    let world = World::new();
+    let keda = KedaScaler::new(std::sync::Arc::clone(&world.core));
+    let metric = || GetMetricsRequest { scaled_object_ref: None, metric_name: "caju_target_workers".into() };
+    let object = || Request::new(ScaledObjectRef::default());
+    assert_eq!(keda.get_metrics(Request::new(metric())).await.unwrap_err().code(), Code::Unavailable);
+    assert!(!keda.is_active(object()).await.unwrap().into_inner().result);
+    let mut active = keda.stream_is_active(object()).await.unwrap().into_inner();
+    assert!(!active.next().await.unwrap().unwrap().result, "no job runs");
+    world.worker("a:1").await;
+    world.core.open_iteration(open_request(&json!({ "splits": 10 }), "train")).await.unwrap();
+    assert!(keda.is_active(object()).await.unwrap().into_inner().result);
+    world.clock.advance(Duration::from_secs(5));
+    world.core.sample_for_scaling();
+    assert!(active.next().await.unwrap().unwrap().result);
+    let value = keda.get_metrics(Request::new(metric())).await.unwrap().into_inner().metric_values.remove(0);
+    assert_eq!(value.metric_value, 1);
 }
 
 /// `scaling_interval` of zero: no target is computed, and the status names none.

@@ -34,6 +34,7 @@ pub(crate) async fn pay(
         Cost::PerBatch(d) => each(d, elements),
     };
     let due = due.saturating_mul(ctx.slowdown);
+    let _at_work = ctx.stats.busy.in_turn();
     let _turn = ctx.one_at_a_time.lock().await;
     if burn {
         let mut left = due;

@@ -20,6 +20,7 @@ use crate::context::TaskContext;
 use crate::row::{RowOp, RowStage};
 use crate::row_checks::diverged;
 use crate::sharing::{END, Flights};
+use crate::stats::TaskStats;
 use crate::stream::{Batch, BatchEnd, Bucket, Flow, Mix, Shuffle, Skip, StreamStage, Take, Unbatch};
 
 /// The random position of a sampling source, apart from those of stages.
@@ -51,7 +52,7 @@ pub(super) fn build(
         let of = Arc::clone(ctx);
         let mix = Mix::new(weights.clone(), ctx.stream_seed(SAMPLE_POSITION, *seed), move |s| of.child_of(s));
         let repeats = streaming.iter().any(|s| matches!(s, Step::Repeat));
-        items = run_stream_stage(Box::new(mix), "source sample".into(), items, repeats);
+        items = run_stream_stage(Box::new(mix), "source sample".into(), items, repeats, &ctx.stats);
         if last_count.is_none() && mixes_in_order {
             items = drop_done(items, ctx);
         }
@@ -78,9 +79,10 @@ pub(super) fn build(
             Step::Cost { cost, burn, stats } => items = pay_for(items, ctx, *cost, *burn, *stats),
             Step::Prefetch { elements, stats } => items = prefetched(items, *elements, *stats, ctx),
             Step::Stream { op, stats } => {
-                let stage = Counted { stage: stream_stage(op, ctx), ctx: Arc::clone(ctx), stats: *stats };
+                let (stage, holds) = (stream_stage(op, ctx), holds(op));
+                let stage = Counted { stage, ctx: Arc::clone(ctx), stats: *stats, holds };
                 let place = ctx.stats.stage(*stats).place();
-                items = run_stream_stage(Box::new(stage), place, items, repeats > 0);
+                items = run_stream_stage(Box::new(stage), place, items, repeats > 0, &ctx.stats);
             }
             Step::Rows(_) => {}
         }
@@ -266,7 +268,9 @@ fn drop_done(items: Items, ctx: &Arc<TaskContext>) -> Items {
         .flat_map(move |item| {
             let out = match item {
                 Ok(Item::Chunk(chunk)) => {
-                    ctx.without_done(chunk).into_iter().map(|c| Ok(Item::Chunk(c))).collect()
+                    let (all, left) = (chunk.rows(), ctx.without_done(chunk));
+                    ctx.stats.left_out(all - left.iter().map(Chunk::rows).sum::<usize>());
+                    left.into_iter().map(|c| Ok(Item::Chunk(c))).collect()
                 }
                 other => vec![other],
             };
@@ -285,10 +289,10 @@ fn run_shard(shard: ShardStep, items: Items, ctx: &Arc<TaskContext>, restarts: b
     match shard.stats {
         Some(stats) => {
             let place = ctx.stats.stage(stats).place();
-            let stage = Counted { stage: Box::new(stage), ctx: Arc::clone(ctx), stats };
-            run_stream_stage(Box::new(stage), place, items, restarts)
+            let stage = Counted { stage: Box::new(stage), ctx: Arc::clone(ctx), stats, holds: false };
+            run_stream_stage(Box::new(stage), place, items, restarts, &ctx.stats)
         }
-        None => run_stream_stage(Box::new(stage), PLACE.into(), items, restarts),
+        None => run_stream_stage(Box::new(stage), PLACE.into(), items, restarts, &ctx.stats),
     }
 }
 
@@ -321,11 +325,21 @@ fn stream_stage(op: &StreamOp, ctx: &TaskContext) -> Box<dyn StreamStage> {
     }
 }
 
+/// Whether a stage gives out all rows that it takes in, some of them later.
+fn holds(op: &StreamOp) -> bool {
+    match op {
+        StreamOp::Shuffle { .. } | StreamOp::Batch(_) | StreamOp::Bucket { .. } => true,
+        StreamOp::Take(_) | StreamOp::Skip(_) | StreamOp::Unbatch => false,
+    }
+}
+
 /// A stage whose work is counted.
 struct Counted {
     stage: Box<dyn StreamStage>,
     ctx: Arc<TaskContext>,
     stats: usize,
+    /// Whether the rows in it are computed.
+    holds: bool,
 }
 
 impl Counted {
@@ -339,7 +353,11 @@ impl Counted {
         let before = out.len();
         let done = counters.timed(|| budget::scope(self.ctx.chunk_bytes, || work(&mut *self.stage, out)));
         let new = || out.iter().skip(before);
-        counters.moved(rows, new().map(Chunk::rows).sum(), new().map(Chunk::bytes).sum());
+        let rows_out = new().map(Chunk::rows).sum();
+        counters.moved(rows, rows_out, new().map(Chunk::bytes).sum());
+        if self.holds {
+            self.ctx.stats.held(rows, rows_out);
+        }
         done
     }
 }
@@ -361,7 +379,9 @@ struct Running {
     place: String,
     /// Whether the end of a repetition empties the stage.
     restarts: bool,
+    /// What it has put out, and no stage below has taken.
     ready: std::collections::VecDeque<Item>,
+    stats: Arc<TaskStats>,
     over: bool,
 }
 
@@ -373,13 +393,22 @@ impl Running {
     }
 }
 
-fn run_stream_stage(stage: Box<dyn StreamStage>, place: String, items: Items, restarts: bool) -> Items {
-    let running =
-        Running { items, stage, place, restarts, ready: std::collections::VecDeque::new(), over: false };
+fn run_stream_stage(
+    stage: Box<dyn StreamStage>,
+    place: String,
+    items: Items,
+    restarts: bool,
+    stats: &Arc<TaskStats>,
+) -> Items {
+    let (ready, stats) = (std::collections::VecDeque::new(), Arc::clone(stats));
+    let running = Running { items, stage, place, restarts, ready, stats, over: false };
     stream::try_unfold(running, |mut r| async move {
         let mut out = Vec::new();
         loop {
             if let Some(item) = r.ready.pop_front() {
+                if let Item::Chunk(chunk) = &item {
+                    r.stats.held(0, chunk.rows());
+                }
                 return Ok(Some((item, r)));
             }
             if r.over {
@@ -404,6 +433,7 @@ fn run_stream_stage(stage: Box<dyn StreamStage>, place: String, items: Items, re
                     r.over = true;
                 }
             }
+            r.stats.held(out.iter().map(Chunk::rows).sum(), 0);
             r.ready.extend(out.drain(..).filter(|c| c.rows() > 0).map(Item::Chunk));
             r.ready.extend(end);
         }
@@ -413,6 +443,7 @@ fn run_stream_stage(stage: Box<dyn StreamStage>, place: String, items: Items, re
 
 #[cfg(test)]
 mod tests {
+    use caju_proto::v1::StageKind;
     use caju_wire::Run;
 
     use super::*;
@@ -451,7 +482,9 @@ mod tests {
         for (pushed, text) in [(true, "byte array offset overflow"), (false, "nothing to flush")] {
             let items = stream::iter([Ok(Item::Chunk(chunk()))]).boxed();
             let place = "steps[2].bucket_by_length".to_string();
-            let got = errors(run_stream_stage(Box::new(Broken { pushed }), place, items, false)).await;
+            let stats = Arc::new(TaskStats::new([(place.clone(), StageKind::Serial)], true));
+            let got =
+                errors(run_stream_stage(Box::new(Broken { pushed }), place, items, false, &stats)).await;
             assert_eq!(got, [format!("steps[2].bucket_by_length panicked: {text}")]);
         }
     }

@@ -83,6 +83,7 @@ impl Distributor {
             let mut permit = limiter.acquire().await?;
             if self.leases.is_empty() {
                 let busy = &self.reader.ctx.stats.busy;
+                busy.set_readers(self.limit.readers());
                 busy.set_awaits_split(true);
                 let next = self.feed.next(1).await;
                 busy.set_awaits_split(false);

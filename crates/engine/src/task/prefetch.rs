@@ -21,6 +21,7 @@ const NAME: &str = "the stages above `prefetch`";
 /// An item in the buffer, with the elements that it takes of it.
 struct Buffered {
     item: Item,
+    rows: usize,
     _elements: OwnedSemaphorePermit,
 }
 
@@ -32,12 +33,15 @@ pub(super) fn prefetched(items: Items, elements: usize, stats: usize, ctx: &Arc<
 
 fn start(items: Items, elements: usize, stats: usize, ctx: Arc<TaskContext>) -> Items {
     let queue = Arc::new(ByteQueue::within(ctx.queue_bound()));
-    let fill = fill(items, elements, stats, ctx, Arc::clone(&queue));
+    let fill = fill(items, elements, stats, Arc::clone(&ctx), Arc::clone(&queue));
     // Dropping the stream stops the task.
     let running = Tasks::new().spawn(NAME, fill);
-    stream::try_unfold((queue, running), |(queue, running)| async move {
+    stream::try_unfold((queue, running, ctx), |(queue, running, ctx)| async move {
         let next: Option<Buffered> = queue.pop().await?;
-        Ok(next.map(|buffered| (buffered.item, (queue, running))))
+        if let Some(buffered) = &next {
+            ctx.stats.held(0, buffered.rows);
+        }
+        Ok(next.map(|buffered| (buffered.item, (queue, running, ctx))))
     })
     .boxed()
 }
@@ -68,8 +72,9 @@ async fn fill(
                 .acquire_many_owned(taken)
                 .await
                 .map_err(|e| Error::internal(format!("{NAME}: {e}")))?;
+            ctx.stats.held(rows, 0);
             // Marks take memory, too.
-            let pushed = queue.push(Buffered { item, _elements }, bytes.max(size_of::<Item>())).await;
+            let pushed = queue.push(Buffered { item, rows, _elements }, bytes.max(size_of::<Item>())).await;
             counters.waited_out(wait.elapsed());
             if pushed.is_err() {
                 return Ok(());

@@ -95,7 +95,7 @@ impl Reader {
         let reading = self.reading(self.cache.stats_index(group.hint));
         permit.shrink(group.part.requests());
         loop {
-            let serving = counters.serving();
+            let serving = (counters.serving(), self.ctx.stats.busy.reading());
             let Some(chunks) = counters.polled(group.part.next()).await else { break };
             drop(serving);
             permit.shrink(group.part.requests());
@@ -238,7 +238,7 @@ impl Reader {
         let reading = self.reading(self.cache.stats_index(hint));
         permit.shrink(part.requests());
         loop {
-            let serving = counters.serving();
+            let serving = (counters.serving(), self.ctx.stats.busy.reading());
             let Some(batch) = counters.polled(part.next()).await else { break };
             drop(serving);
             permit.shrink(part.requests());
@@ -265,7 +265,7 @@ impl Reader {
         let mut rows = self.open(&self.pipeline.root, &lease.split, lease.index);
         let mut ordinal = lease.split.trim.map_or(0, |t| t.0);
         loop {
-            let serving = counters.serving();
+            let serving = (counters.serving(), self.ctx.stats.busy.reading());
             let next = counters.polled(rows.next()).await;
             drop(serving);
             let Some(batch) = next.transpose()? else { return Ok(()) };

@@ -68,7 +68,10 @@ impl Work for RowWork {
     /// the CPU pool.
     async fn next(mut self, slice: Slice<Self>) -> Result<(Chunk, Option<Self>)> {
         let pool = self.rows.ctx.pool.clone();
+        let at_work = self.rows.ctx.stats.busy.computing(pool.running_threads());
         pool.run(move || {
+            // Dropped when the rows are computed, which may be long before they are taken.
+            let _at_work = at_work;
             // The handover counts for the first stage that the chunk was handed over for.
             if let Some(first) = self.rows.stages.first() {
                 self.rows.ctx.stats.stage(first.stats).handed_over();

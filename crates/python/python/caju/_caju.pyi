@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from ._bounds import Bounds
+from ._tuned import Tuned
 
 __version__: str
 
@@ -146,6 +147,7 @@ class Cluster:
         cache: str | None = None,
         listen: str | None = None,
         bounds: Bounds | None = None,
+        tuned: Tuned | None = None,
     ) -> Cluster: ...
     @property
     def address(self) -> str: ...
@@ -184,6 +186,7 @@ class Worker:
         tags: list[str] = ...,
         allow_python: bool = False,
         bounds: Bounds | None = None,
+        tuned: Tuned | None = None,
     ) -> Worker: ...
     @property
     def address(self) -> str: ...

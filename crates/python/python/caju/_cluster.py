@@ -16,6 +16,8 @@ from ._errors import InvalidPipeline
 from ._iterator import stop_readers
 from ._logging import forked, serve, sync_level, unserve
 from ._numbers import whole
+from ._tuned import NAMES as TUNED_NAMES
+from ._tuned import Tuned
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -87,6 +89,10 @@ class LocalCluster(_Stoppable):
     pipeline or its data may ask for: the memory of a stage for one chunk of rows, the size of a record of a source, the
     pixels of an image, and the time for checking and planning a pipeline. Sizes are bytes, or text such as `"64MiB"`.
 
+    Each worker tunes numbers while it runs, unless they are given: the threads (`cpu_threads`), the splits that a task reads
+    concurrently (`split_readers`), and the bytes of each queue (`buffer`), within `buffer_memory` (1 GiB) for all queues of a
+    worker.
+
     >>> with LocalCluster(workers=2) as cluster:
     ...     len(list(caju.range(10).distribute(cluster)))
     10
@@ -103,14 +109,18 @@ class LocalCluster(_Stoppable):
         max_record: Size | None = None,
         max_pixels: int | None = None,
         bind_timeout: float | None = None,
+        split_readers: int | None = None,
+        buffer: Size | None = None,
+        buffer_memory: Size | None = None,
     ) -> None:
         checked(workers, cpu_threads, cache)
         bounds = Bounds.of(chunk_memory, max_record, max_pixels, bind_timeout)
+        tuned = Tuned.of(split_readers, buffer, buffer_memory)
         if listen is not None and not isinstance(listen, str):
             raise InvalidPipeline(f"listen={listen!r} must be HOST:PORT, such as \"127.0.0.1:0\"")
         sync_level()
         url = None if cache is None else url_of(cache)
-        self._cluster = _caju.Cluster(workers, cpu_threads, url, listen, bounds)
+        self._cluster = _caju.Cluster(workers, cpu_threads, url, listen, bounds, tuned)
         at_exit(self)
 
     @property
@@ -258,12 +268,16 @@ def start_worker(
     max_record: Size | None = None,
     max_pixels: int | None = None,
     bind_timeout: float | None = None,
+    split_readers: int | None = None,
+    buffer: Size | None = None,
+    buffer_memory: Size | None = None,
 ) -> WorkerServer:
     """Starts a worker in this process for the dispatcher at an address, or for that of `start_dispatcher`.
 
     It listens on `listen`, and readers dial `advertise` if that is another `host:port`. It computes on `cpu_threads`
     threads, one per core by default. `tags` are labels that `caju status` shows; a worker with the tag `COLOCATED` is read
-    by datasets of other processes only if their `target_workers` is "any". The bounds are those of `LocalCluster`.
+    by datasets of other processes only if their `target_workers` is "any". The bounds, and the numbers that a worker tunes
+    unless they are given, are those of `LocalCluster`.
 
     Datasets of this process read its rows without a socket. With `local_only=True` it opens no port: only this process
     reads from it, also for a dispatcher that is elsewhere.
@@ -273,12 +287,14 @@ def start_worker(
     """
     whole("cpu_threads", cpu_threads, 1)
     bounds = Bounds.of(chunk_memory, max_record, max_pixels, bind_timeout)
+    tuned = Tuned.of(split_readers, buffer, buffer_memory)
     address = address_of(dispatcher)
     if local_only:
         if advertise is not None or listen != "127.0.0.1:0":
             raise InvalidPipeline("local_only=True opens no port: leave listen= and advertise= out")
         listen = "memory://"
-    return WorkerServer(_caju.Worker(address, listen, advertise, cpu_threads, tags or [], allow_python, bounds))
+    server = _caju.Worker(address, listen, advertise, cpu_threads, tags or [], allow_python, bounds, tuned)
+    return WorkerServer(server)
 
 
 def address_of(service: Any) -> str:
@@ -302,10 +318,16 @@ def configure(
     max_record: Size | None = None,
     max_pixels: int | None = None,
     bind_timeout: float | None = None,
+    split_readers: int | None = None,
+    buffer: Size | None = None,
+    buffer_memory: Size | None = None,
 ) -> None:
     """Sets how datasets without a service are computed, from the next one on: workers, threads, and where rows are
     stored at `autocache` hints (by default a private folder, which is removed with the process). Arguments that are not
     given keep their values.
+
+    `split_readers`, `buffer` and `buffer_memory` are those of `LocalCluster`. They also hold for the workers that
+    `distribute(local_workers=...)` starts in this process from then on.
 
     The bounds are those of `LocalCluster`. All of them except `bind_timeout` also hold where a stage is checked as it is
     added, and for `schema` and `explain()`.
@@ -313,7 +335,8 @@ def configure(
     global _shared
     checked(workers, cpu_threads, cache)
     bounds = Bounds.of(chunk_memory, max_record, max_pixels, bind_timeout)
-    given = {"workers": workers, "cpu_threads": cpu_threads, "cache": cache} | bounds._asdict()
+    tuned = Tuned.of(split_readers, buffer, buffer_memory)
+    given = {"workers": workers, "cpu_threads": cpu_threads, "cache": cache} | bounds._asdict() | tuned._asdict()
     with _lock:
         _settings.update({name: value for name, value in given.items() if value is not None})
         _shared = None  # datasets that use the current cluster keep it
@@ -322,6 +345,11 @@ def configure(
 def configured_bounds() -> Bounds:
     """The bounds that `configure` has set."""
     return Bounds(**{name: value for name, value in _settings.items() if name in NAMES})
+
+
+def configured_numbers() -> Tuned:
+    """The numbers of tasks that `configure` has set."""
+    return Tuned(**{name: value for name, value in _settings.items() if name in TUNED_NAMES})
 
 
 def checked(workers: Any, cpu_threads: Any, cache: Any) -> None:

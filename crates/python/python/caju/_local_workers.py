@@ -7,9 +7,10 @@ import threading
 import weakref
 from typing import Any
 
-from ._cluster import WorkerServer, start_worker
+from ._cluster import WorkerServer, configured_numbers, start_worker
 from ._errors import InvalidPipeline
 from ._numbers import whole
+from ._tuned import Tuned
 
 MAX_CORES = 4096
 """More cores than any host has: a larger number is a mistake of the caller."""
@@ -18,7 +19,7 @@ RANKS_OF_HOST = ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_L
 """Variables in which torchrun, Slurm, Open MPI and MPICH give the number of training processes of a host."""
 
 _lock = threading.Lock()
-_workers: weakref.WeakValueDictionary[tuple[int, str, int, bool], WorkerServer] = weakref.WeakValueDictionary()
+_workers: weakref.WeakValueDictionary[tuple[int, str, int, bool, Tuned], WorkerServer] = weakref.WeakValueDictionary()
 
 
 def _forked() -> None:
@@ -83,14 +84,17 @@ def has_functions(definition: Any) -> bool:
 
 def local_worker(address: str, cores: int, functions: bool) -> WorkerServer | None:
     """The worker of this process for the dispatcher at an address, on a number of cores; none without cores. Datasets share it,
-    and it stops with the last of them. It runs Python functions if the datasets have some.
+    and it stops with the last of them. It runs Python functions if the datasets have some. Its tasks have the numbers that
+    `configure` has set.
     """
     if cores == 0:
         return None
-    key = (os.getpid(), address, cores, functions)
+    tuned = configured_numbers()
+    key = (os.getpid(), address, cores, functions, tuned)
     with _lock:
         worker = _workers.get(key)
         if worker is None:
-            worker = start_worker(address, cpu_threads=cores, allow_python=functions, local_only=True)
+            given = tuned._asdict()
+            worker = start_worker(address, cpu_threads=cores, allow_python=functions, local_only=True, **given)
             _workers[key] = worker
         return worker

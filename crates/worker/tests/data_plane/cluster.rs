@@ -73,7 +73,7 @@ impl Cluster {
         config.registry = self.registry.clone();
         config.pool = Some(self.pool.clone());
         config.linger = Duration::from_secs(20);
-        config.buffer_bytes = Some(64 << 10);
+        config.tuned.buffer_bytes = Some(64 << 10);
         config.batch_rows = Some(256);
         change(&mut config);
         self.workers.push(Worker::start(config).await.unwrap());

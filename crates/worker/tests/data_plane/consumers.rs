@@ -173,7 +173,7 @@ async fn a_lost_worker_leaves_nobody_behind() {
 async fn a_worker_that_is_lost_after_a_consumer_has_left_at_its_end_leaves_nobody_behind() {
     let mut cluster = Cluster::start(0).await;
     for _ in 0..2 {
-        cluster.add(|c| c.buffer_bytes = Some(64 << 20)).await;
+        cluster.add(|c| c.tuned.buffer_bytes = Some(64 << 20)).await;
     }
     // More than a reader that takes little holds, and batches that divide the splits: a lost worker that had given out rows of
     // common batches would end the epoch.

@@ -112,7 +112,7 @@ async fn with_worker(
 ) -> (Cluster, Client) {
     let mut cluster = Cluster::start_over(Arc::new(stores), registry, |_| {}).await;
     let automatic = |config: &mut WorkerConfig| {
-        config.buffer_bytes = None;
+        config.tuned.buffer_bytes = None;
         config.tuning_step = STEP;
         change(config);
     };
@@ -185,7 +185,7 @@ async fn more_splits_are_read_until_the_latency_of_their_store_does_not_matter()
 async fn readers_given_by_hand_stay() {
     let registry = Registry::new(Limits::default());
     let (cluster, client) =
-        with_worker(store(60, Some(READ)).await, registry, |config| config.readers = Some(2)).await;
+        with_worker(store(60, Some(READ)).await, registry, |config| config.tuned.readers = Some(2)).await;
     let mut reader = client.read(request(&small_files(), "slow")).await.unwrap();
     let began = Instant::now();
     while reader.next().await.unwrap().is_some() {}
@@ -200,7 +200,7 @@ async fn queues_stay_within_the_memory_of_the_worker() {
     const LIMIT: usize = 256 << 10;
     let registry = Registry::new(Limits::default());
     let (cluster, client) = with_worker(Stores::default(), registry, |config| {
-        config.buffer_memory_bytes = LIMIT;
+        config.tuned.buffer_memory_bytes = LIMIT;
         config.tuning_step = Duration::from_millis(20);
     })
     .await;

@@ -117,6 +117,7 @@ struct Bench<'a> {
     args: &'a PoliciesArgs,
     def: &'a DatasetDef,
     scratch: Scratch,
+    /// The threads of all trials.
     pool: CpuPool,
     /// The command line that starts this command again; absent where trials run in this process.
     relaunch: Option<Vec<OsString>>,
@@ -140,7 +141,7 @@ impl<'a> Bench<'a> {
                 Scratch::slow(Throttle { bytes_per_s, latency: latency.unwrap_or_default() })?
             }
         };
-        Ok(Self { args, def, scratch, pool: shared::cpu_pool(args.cpu_threads)?, relaunch })
+        Ok(Self { args, def, scratch, pool: shared::tuned_pool(args.compute.cpu_threads)?, relaunch })
     }
 
     /// A trial of each of these policies in each of these rounds.
@@ -237,7 +238,8 @@ impl<'a> Bench<'a> {
         };
         let stores = Arc::new(Stores::new(shared::store_options(), None)?);
         self.scratch.register(&stores)?;
-        let outcome = Box::pin(embedded(job, stores, self.pool.clone())).await?;
+        let cluster = shared::cluster_on(self.pool.clone(), &self.args.compute.tuned, stores);
+        let outcome = Box::pin(embedded(job, cluster)).await?;
         let cpu_s = cpu_time().saturating_sub(before).as_secs_f64();
         Ok(Trial {
             policy: policy.to_string(),

@@ -4,6 +4,7 @@ mod text;
 
 use std::sync::Arc;
 
+use caju_embedded::ClusterConfig;
 use caju_pipeline::{DatasetDef, SourceDef, prefix_fingerprints};
 use caju_runtime::cpu_time;
 use caju_samples::{Format, Kind, SampleSet, is_complete};
@@ -93,10 +94,11 @@ pub(crate) async fn run(global: &Global, args: &QuickstartArgs) -> Result<u8> {
         consumer: Consumer::default(),
         cpu_before: cpu_time(),
     };
+    let cluster = ClusterConfig { registry: shared::registry(), ..ClusterConfig::new(stores, pool) };
     // `gen` took over the signals, so they do not end the process by themselves any more.
     let mut signals = Signals::new()?;
     let outcome = tokio::select! {
-        outcome = Box::pin(embedded(job, stores, pool)) => outcome?,
+        outcome = Box::pin(embedded(job, cluster)) => outcome?,
         name = signals.next() => {
             output::note(format_args!("quickstart: {name}: stopped; the sample data stays in {out}"));
             return Ok(signalled(name));

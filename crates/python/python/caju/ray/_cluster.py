@@ -12,9 +12,10 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from .._cluster import url_of
-from .._errors import InvalidPipeline, Unavailable
+from .._errors import FailedPrecondition, InvalidPipeline, Unavailable
 from .._numbers import whole
-from ._head import Head, HeadSettings
+from ._head import Head, HeadSettings, worker_options
+from ._worker import Worker
 
 PLACEMENTS = ("spread", "pack")
 START_TIMEOUT_S = 60.0
@@ -47,7 +48,7 @@ class RayStatus(NamedTuple):
     lost: int
     """Workers that died, with their node for instance, and were replaced."""
     last_failure: str
-    """What the last worker that died, or did not start, said."""
+    """What the last worker that died, or did not start, said, or why workers could not be started."""
 
 
 class RayCluster:
@@ -65,7 +66,9 @@ class RayCluster:
 
     @property
     def status(self) -> RayStatus:
-        """What runs now."""
+        """What runs now. An error after `stop()`."""
+        if self._head is None:
+            raise FailedPrecondition("this cluster of caju was stopped, and has no status any more")
         target, reason, workers, lost, last_failure = ray.get(self._head.status.remote())
         return RayStatus(target, reason, [RayWorker(*worker) for worker in workers], lost, last_failure)
 
@@ -114,7 +117,8 @@ def start_cluster(
     of the target are requested of Ray's autoscaler, which adds nodes where they are missing. A worker that is not needed any
     more finishes its tasks, for at most `drain_timeout` seconds. A worker that is lost, with its node for instance, is replaced.
 
-    Each worker takes `worker_cpus` CPUs of Ray, computes on as many threads, and takes the `worker_resources` by their Ray names.
+    Each worker takes `worker_cpus` CPUs of Ray, computes on as many threads, and takes the `worker_resources` by their Ray names,
+    such as `{"GPU": 1}`.
     `placement` is "spread" (over the nodes), "pack", or the placement group of the trainers: then workers are put on its
     nodes while there is room, in addition to the group's own bundles.
 
@@ -133,6 +137,13 @@ def start_cluster(
         raise InvalidPipeline(f"placement={placement!r} is not one of {', '.join(PLACEMENTS)}, and no placement group")
     if not scaling_interval >= 2.0:
         raise InvalidPipeline(f"scaling_interval={scaling_interval!r} must be at least 2 seconds: workers report once in a second")
+    resources = dict(worker_resources or {})
+    if "CPU" in resources:
+        raise InvalidPipeline(f"worker_resources={resources!r}: the CPUs of a worker are worker_cpus=")
+    try:
+        ray.remote(**worker_options(cpus, resources))(Worker)
+    except (TypeError, ValueError) as e:
+        raise InvalidPipeline(f"worker_resources={resources!r}: {e}") from None
     if not ray.is_initialized():
         raise Unavailable("this process is connected to no Ray cluster: call ray.init() first")
     settings = HeadSettings(
@@ -140,7 +151,7 @@ def start_cluster(
         min_workers=least if fixed is None else fixed,
         max_workers=most if fixed is None else fixed,
         worker_cpus=cpus,
-        worker_resources=dict(worker_resources or {}),
+        worker_resources=resources,
         placement=placement,
         cache=None if cache is None else url_of(cache),
         state_dir=None if state_dir is None else os.fspath(state_dir),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import ray
@@ -21,6 +22,14 @@ MAX_PAUSE_S = 30.0
 """The longest pause before another worker is started after workers that could not start, in seconds."""
 
 log = logging.getLogger(__name__)
+
+
+def worker_options(cpus: int, resources: Mapping[str, float]) -> dict[str, Any]:
+    """The options of Ray for the actor of a worker. Ray has arguments of their own for some resources."""
+    others = dict(resources)
+    arguments = {"GPU": "num_gpus", "memory": "memory"}
+    named = {argument: others.pop(name) for name, argument in arguments.items() if name in others}
+    return {"num_cpus": cpus, "resources": others, **named}
 
 
 class HeadSettings(NamedTuple):
@@ -114,11 +123,17 @@ class Head:
             while not self._stopping.wait(INTERVAL_S):
                 try:
                     self._step(self._wanted()[0])
-                except ray.exceptions.RayError as e:
-                    log.warning("the workers are compared with the target again later: %s", e)
+                except Exception as e:  # the loop goes on, whatever failed
+                    self._record_failure(e)
             self._end()
         finally:
             self._stopped.set()
+
+    def _record_failure(self, error: Exception) -> None:
+        text = f"{type(error).__name__}: {error}"
+        if text != self._last_failure:
+            log.warning("the workers are compared with the target again later: %s", text)
+        self._last_failure = text
 
     def _step(self, wanted: int) -> None:
         """One comparison of what runs with what should run."""
@@ -169,7 +184,7 @@ class Head:
             node = self._node_of(settings.placement)
             strategy = NodeAffinitySchedulingStrategy(node, soft=True) if node else "SPREAD"
         remote = ray.remote(
-            num_cpus=settings.worker_cpus, resources=settings.worker_resources, scheduling_strategy=strategy,
+            **worker_options(settings.worker_cpus, settings.worker_resources), scheduling_strategy=strategy,
             # `ended` is never answered, and drains wait for it.
             max_concurrency=3,
         )
