@@ -336,5 +336,5 @@ fn a_dispatcher_records_autocache_events() {
     cluster.report(&p, &["--job", "recorded", "--policy", "auto"]);
     let replayed = caju_in(p.folder(), &["plan", "--replay", "events/recorded.jsonl"]);
     replayed.expect_code(0);
-    assert!(replayed.stdout.contains(" s  check the storage for iteration-"), "{}", replayed.stdout);
+    assert!(replayed.stdout.contains(" s  check the storage for epoch 0"), "{}", replayed.stdout);
 }
