@@ -287,7 +287,7 @@ ARGUMENTS = {
     ("--worker-wait", CLI, None): None,
     ("--min-workers", SCALING, "While jobs run: the target"): None,
 }  # fmt: skip
-# Constants of which there are several: the file of the one that the pages mean.
+# Names that several constants have: the file of the one that the pages mean.
 MEANT = {
     "POLL": f"{DISPATCHER}/control/learning.rs",
     "CLOSE_TIMEOUT": "crates/worker/src/caches.rs",

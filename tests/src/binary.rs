@@ -39,7 +39,8 @@ fn build() -> PathBuf {
     if folder.ends_with("release") {
         cargo.arg("--release");
     }
-    // What cargo tells a test of its package is not for this build: `ring`, and all that depends on it, would be built again.
+    // The variables that cargo sets for a test of its package are removed: with them `ring`, and all that depends on it, would be
+    // built again.
     let of_package = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(of_package)) {
         cargo.env_remove(name);

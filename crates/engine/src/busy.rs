@@ -32,7 +32,7 @@ struct Busy {
 #[derive(Debug, Clone, Copy, Default)]
 struct AtOnce {
     now: usize,
-    /// With so many at once the task is as fast as it can be.
+    /// The number at which the task is as fast as it can be.
     most: usize,
 }
 

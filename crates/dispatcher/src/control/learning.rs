@@ -104,7 +104,7 @@ impl Pending {
 
     /// Whether they are still to be learnt, or a reader has yet to get their failure.
     ///
-    /// `losses`: as with splits, after so many workers that were lost with it the work is held to be the cause.
+    /// `losses`: the number of workers lost while they learn the same boundaries after which they fail, as with splits.
     fn is_kept(&mut self, state: &State, definition: Fingerprint, now: Duration, losses: u32) -> bool {
         if self.is_failed() {
             return self.is_wanted(now);

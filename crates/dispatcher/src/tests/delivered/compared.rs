@@ -87,7 +87,7 @@ fn a_task_that_is_given_up_after_its_last_row_is_compared_too() {
         let request = v1::FinishTaskRequest {
             task_id: t.task,
             worker_id: t.worker,
-            failure: Some((&caju_types::Error::cancelled("told to stop")).into()),
+            failure: Some((&caju_types::Error::cancelled("asked to stop")).into()),
             secret: t.w.worker_secret(t.worker),
             counted: true,
             splits_out: vec![v1::SplitCount { split_index: 0, rows: 10 }],

@@ -15,9 +15,12 @@ fn a_reader_that_dies_right_after_a_restart_is_fatal_if_an_older_version_had_its
         t.w.restart_after_an_older_version();
         t.expel_all_but(t.b).await;
         let view = t.w.beat(t.b, t.iteration, &[], &[lost(t.task, &[])]).await;
-        let told = view.incomplete.expect("which rows its user took is not known");
-        assert!(told.fatal && told.rows_unknown, "also for readers that accept a known loss: {told:?}");
-        assert!(told.why.contains("some of them come twice"), "{}", told.why);
+        let incomplete = view.incomplete.expect("which rows its user took is not known");
+        assert!(
+            incomplete.fatal && incomplete.rows_unknown,
+            "also for readers that accept a known loss: {incomplete:?}"
+        );
+        assert!(incomplete.why.contains("some of them come twice"), "{}", incomplete.why);
         let request = v1::OpenIterationRequest {
             lost_readers: "allow".into(),
             ..open_request(&json!({"splits": 2}), "j")
