@@ -9,7 +9,7 @@ use caju_wire::DispatcherLink;
 use tokio::time::Instant;
 
 use crate::config::{Attempt, ClientConfig, DatasetRef, ReadRequest, SaveTo};
-use crate::reader::Reader;
+use crate::reader::{Reader, check_exact};
 use crate::state::ReaderState;
 
 /// A connection to a dispatcher. Clones share it.
@@ -148,7 +148,11 @@ impl Client {
 
     async fn open(&self, request: ReadRequest, profile_only: bool) -> Result<Reader> {
         let (dataset_id, definition_json) = match &request.dataset {
-            DatasetRef::Definition(def) => (String::new(), def.to_json().to_string()),
+            DatasetRef::Definition(def) => {
+                // Before the epoch is opened, which would end a reading of it.
+                check_exact(def, &request.states)?;
+                (String::new(), def.to_json().to_string())
+            }
             DatasetRef::Registered(id) => (id.clone(), String::new()),
         };
         let local_workers = self.config.local.addresses();

@@ -94,12 +94,7 @@ impl Reader {
         let schema = schema_from_ipc(&opened.schema_ipc)?
             .ok_or_else(|| Error::internal("the dispatcher sent no schema of the rows"))?;
         let def = DatasetDef::from_json_str(&opened.definition_json)?;
-        let not_exact = def.draws_from().map(|(function, generator)| {
-            format!(
-                "function `{function}` draws from {generator}, and would draw other rows; draw from caju.rng(), or say \
-                 random=True where it is added, if that does not matter"
-            )
-        });
+        let not_exact = why_not_exact(&def);
         let shared = Shared::new(config, transfer, opened.in_turn);
         let is_in_rounds = !matches!(request.balance.as_str(), "" | "none");
         let shared = Arc::new(if is_in_rounds { shared.in_rounds() } else { shared });
@@ -115,12 +110,6 @@ impl Reader {
             true => ReaderState::union(states)?,
             false => ReaderState::at_beginning(&opened, request.epoch),
         };
-        if let Some(why) = not_exact.as_ref().filter(|_| origin.is_within_epoch()) {
-            return Err(Error::unimplemented(format!(
-                "the state is {} elements into epoch {}, which cannot be continued exactly here: {why}",
-                origin.elements, origin.epoch
-            )));
-        }
         let lanes = opened.in_turn.then(|| Lanes::new(&opened.slots, origin.turn));
         let client = opened.client_id;
         let stop = Tasks::new();
@@ -137,7 +126,7 @@ impl Reader {
                 failing.fail(e);
             }
         }));
-        Ok(Self {
+        let reader = Self {
             shared,
             schema,
             job,
@@ -162,7 +151,9 @@ impl Reader {
             client,
             stop,
             session,
-        })
+        };
+        // Of a registered dataset it is known only now. Dropping the reader leaves the epoch.
+        check_exact(&def, states).map(|()| reader)
     }
 
     /// The columns of the rows.
@@ -202,15 +193,27 @@ impl Reader {
     /// dispatcher are unavailable for too long.
     pub async fn next(&mut self) -> Result<Option<Element>> {
         loop {
-            if let Some(batch) = self.next_of_current()? {
+            if let Some(batch) = self.next_of_current(ElementCursor::next)? {
                 return Ok(Some(Element { batch, is_padding: self.current_is_padding }));
             }
-            match self.hand_chunk(false).await? {
-                Some(chunk) => {
-                    self.current_is_padding = chunk.is_padding();
-                    self.current = Some(ElementCursor::new(chunk));
-                }
-                None => return Ok(None),
+            if !self.open_chunk().await? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// The next element as the parts in which its rows came, at least one; `None` at the end of the epoch. For users that copy the
+    /// rows to a place of their own: [`Reader::next`] copies them into one batch. Cancelling the wait loses nothing.
+    ///
+    /// # Errors
+    /// As [`Reader::next`].
+    pub async fn next_parts(&mut self) -> Result<Option<Vec<RecordBatch>>> {
+        loop {
+            if let Some(parts) = self.next_of_current(|current| Ok(current.next_parts()))? {
+                return Ok(Some(parts));
+            }
+            if !self.open_chunk().await? {
+                return Ok(None);
             }
         }
     }
@@ -222,11 +225,30 @@ impl Reader {
     /// As [`Reader::next`].
     pub fn try_next(&mut self) -> Result<Option<Element>> {
         let is_padding = self.current_is_padding;
-        Ok(self.next_of_current()?.map(|batch| Element { batch, is_padding }))
+        Ok(self.next_of_current(ElementCursor::next)?.map(|batch| Element { batch, is_padding }))
     }
 
-    /// The next element of the current chunk. The elements before it count as taken.
-    fn next_of_current(&mut self) -> Result<Option<RecordBatch>> {
+    /// The parts of the next element if it is available without waiting, as [`Reader::try_next`].
+    ///
+    /// # Errors
+    /// As [`Reader::next`].
+    pub fn try_next_parts(&mut self) -> Result<Option<Vec<RecordBatch>>> {
+        self.next_of_current(|current| Ok(current.next_parts()))
+    }
+
+    /// Takes the next chunk, to be handed out by element; `false` at the end of the epoch.
+    async fn open_chunk(&mut self) -> Result<bool> {
+        let Some(chunk) = self.hand_chunk(false).await? else { return Ok(false) };
+        self.current_is_padding = chunk.is_padding();
+        self.current = Some(ElementCursor::new(chunk));
+        Ok(true)
+    }
+
+    /// The next element of the current chunk, as `take` takes it. The elements before it count as taken.
+    fn next_of_current<T>(
+        &mut self,
+        take: impl Fn(&mut ElementCursor) -> Result<Option<T>>,
+    ) -> Result<Option<T>> {
         let Some(current) = &mut self.current else { return Ok(None) };
         let next = current.next_rows().unwrap_or(0) as u64;
         if self.shared.config.tracks_rows && !self.shared.acks.hand_next(self.handed_rows, next) {
@@ -234,16 +256,16 @@ impl Reader {
             self.current = None;
             return Ok(None);
         }
-        let batch = current.next()?;
-        match &batch {
-            Some(batch) => {
-                self.handed_rows += batch.num_rows() as u64;
+        let element = take(current)?;
+        match &element {
+            Some(_) => {
+                self.handed_rows += next;
                 self.elements += 1;
-                self.rows += batch.num_rows() as u64;
+                self.rows += next;
             }
             None => self.current = None,
         }
-        Ok(batch)
+        Ok(element)
     }
 
     /// The next chunk of elements, for users that want rows in bulk; `None` at the end of the epoch. Cancelling the wait
@@ -466,6 +488,28 @@ impl Reader {
             drop(tokio::time::timeout(LEAVE_TIMEOUT, session).await);
         }
     }
+}
+
+/// Why an epoch of a definition cannot be continued exactly; none if it can.
+fn why_not_exact(def: &DatasetDef) -> Option<String> {
+    let (function, generator) = def.draws_from()?;
+    Some(format!(
+        "function `{function}` draws from {generator}, and would draw other rows; draw from caju.rng(), or say random=True where it \
+         is added, if that does not matter"
+    ))
+}
+
+/// Whether an epoch of a definition can be continued exactly from states.
+///
+/// # Errors
+/// `Unimplemented` for states within the epoch if it cannot.
+pub(crate) fn check_exact(def: &DatasetDef, states: &[ReaderState]) -> Result<()> {
+    let Some(state) = states.iter().find(|state| state.is_within_epoch()) else { return Ok(()) };
+    let Some(why) = why_not_exact(def) else { return Ok(()) };
+    Err(Error::unimplemented(format!(
+        "the state is {} elements into epoch {}, which cannot be continued exactly here: {why}",
+        state.elements, state.epoch
+    )))
 }
 
 impl Drop for Reader {

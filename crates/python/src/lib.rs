@@ -14,6 +14,7 @@ mod cluster;
 mod column_builder;
 mod columns;
 mod command;
+mod copied;
 mod definition;
 mod errors;
 mod fork;

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use arrow_array::RecordBatch;
+use arrow_array::{ArrayRef, RecordBatch};
 use arrow_schema::SchemaRef;
-use caju_client::{Element, Monitor};
+use caju_client::Monitor;
 use caju_types::{Error, Result};
 use caju_wire::schema_to_ipc;
 use parking_lot::Mutex;
@@ -14,6 +14,7 @@ use pyo3::types::{PyBytes, PyCapsule, PyDict, PyString, PyTuple};
 use crate::arrays::numpy;
 use crate::capsule::batch_capsules;
 use crate::columns::Columns;
+use crate::copied::{Values, joined};
 use crate::errors::IntoPy;
 use crate::fork::check_fork;
 use crate::logging;
@@ -72,33 +73,39 @@ impl Reader {
     }
 
     fn next_element(&self, py: Python<'_>) -> PyResult<Option<RecordBatch>> {
+        let arrived = |open: &mut Open| open.reader.try_next();
+        let next = self.wait(py, arrived, |open| open.runtime.poll(open.reader.next()))?;
+        Ok(next.map(|element| element.batch))
+    }
+
+    /// The next element: what `arrived` gives without waiting, or what `poll` waits for; `None` at the end of the epoch. `poll` gives
+    /// `None` if signals should be checked before the element arrives.
+    fn wait<T: Send>(
+        &self,
+        py: Python<'_>,
+        arrived: impl Fn(&mut Open) -> Result<Option<T>>,
+        poll: impl Fn(&mut Open) -> Result<Option<Result<Option<T>>>> + Sync,
+    ) -> PyResult<Option<T>> {
         // Before any lock: in a forked child, a thread that no longer exists may hold it.
         check_fork().into_py(py)?;
         logging::deliver(py)?;
         // An element that has arrived needs neither the runtime nor the release of the interpreter.
         if let Some(mut open) = self.open.try_lock()
             && let Some(open) = open.as_mut()
-            && let Some(element) = open.reader.try_next().into_py(py)?
+            && let Some(next) = arrived(open).into_py(py)?
         {
-            return Ok(Some(element.batch));
+            return Ok(Some(next));
         }
         loop {
-            let polled = py.detach(|| self.poll_element());
+            let polled = py.detach(|| {
+                check_fork()?;
+                self.open.lock().as_mut().map_or(Ok(Some(None)), |open| poll(open)?.transpose())
+            });
             logging::deliver(py)?;
             match polled.into_py(py)? {
-                Some(element) => return Ok(element.map(|e| e.batch)),
+                Some(next) => return Ok(next),
                 None => py.check_signals()?,
             }
-        }
-    }
-
-    /// The next element, or `Some(None)` at the end; `None` if signals should be checked before it arrives.
-    fn poll_element(&self) -> Result<Option<Option<Element>>> {
-        check_fork()?;
-        let mut open = self.open.lock();
-        match open.as_mut() {
-            None => Ok(Some(None)),
-            Some(Open { reader, runtime }) => runtime.poll(reader.next())?.transpose(),
         }
     }
 
@@ -187,6 +194,31 @@ impl Reader {
             Some(batch) => self.to_numpy(py, &batch, row, dense).map(Some),
             None => Ok(None),
         }
+    }
+
+    /// The next element as a dict, or `None` at the end. Large columns of numbers without nulls are copied to arrays that
+    /// `allocate(shape, dtype)` makes: it returns what the dict shall hold, and its memory as a NumPy array of bytes. The other columns
+    /// are those of `next_numpy`.
+    fn next_copied<'py>(
+        &self,
+        py: Python<'py>,
+        dense: bool,
+        allocate: &Bound<'py, PyAny>,
+    ) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let arrived = |open: &mut Open| open.reader.try_next_parts();
+        let parts = self.wait(py, arrived, |open| open.runtime.poll(open.reader.next_parts()))?;
+        let Some(parts) = parts else { return Ok(None) };
+        let columns = Columns { py, numpy: numpy(py)?, dense, nulls_apart: false };
+        let out = PyDict::new(py);
+        for (at, (name, field)) in self.names.iter().zip(self.schema.fields()).enumerate() {
+            let arrays: Vec<&ArrayRef> = parts.iter().map(|part| part.column(at)).collect();
+            let value = match Values::of(field, &arrays).into_py(py)? {
+                Some(values) => values.copy_to(py, allocate)?,
+                None => columns.column(field, &joined(field, &arrays).into_py(py)?)?,
+            };
+            out.set_item(name.bind(py), value)?;
+        }
+        Ok(Some(out))
     }
 
     /// The next element as Arrow. `None` at the end.

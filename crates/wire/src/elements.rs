@@ -47,6 +47,14 @@ impl ElementCursor {
         self.take(rows).map(Some)
     }
 
+    /// The next element as the parts of pieces in which it lies, at least one, without a copy; `None` after the last.
+    pub fn next_parts(&mut self) -> Option<Vec<RecordBatch>> {
+        let rows = self.next_rows()?;
+        self.elements += 1;
+        self.rows += rows;
+        Some(self.take_parts(rows))
+    }
+
     fn take(&mut self, rows: usize) -> Result<RecordBatch> {
         match self.chunk.pieces.get(self.piece) {
             // Almost every element lies within one piece.
@@ -55,11 +63,17 @@ impl ElementCursor {
                 self.offset += rows;
                 Ok(element)
             }
-            _ => self.take_across(rows),
+            _ => {
+                let mut parts = self.take_parts(rows);
+                match parts.len() {
+                    1 => Ok(parts.swap_remove(0)),
+                    _ => Chunk { pieces: parts, ..self.chunk.clone() }.concat(),
+                }
+            }
         }
     }
 
-    fn take_across(&mut self, mut rows: usize) -> Result<RecordBatch> {
+    fn take_parts(&mut self, mut rows: usize) -> Vec<RecordBatch> {
         let pieces = &self.chunk.pieces;
         let (mut parts, first) = (Vec::new(), self.piece);
         while rows > 0 && self.piece < pieces.len() {
@@ -77,11 +91,10 @@ impl ElementCursor {
                 self.offset = 0;
             }
         }
-        match parts.len() {
-            1 => Ok(parts.swap_remove(0)),
-            0 => Ok(pieces[first.min(pieces.len() - 1)].slice(0, 0)),
-            _ => Chunk { pieces: parts, ..self.chunk.clone() }.concat(),
+        if parts.is_empty() {
+            parts.push(pieces[first.min(pieces.len() - 1)].slice(0, 0));
         }
+        parts
     }
 }
 
