@@ -150,6 +150,8 @@ def table(result):
              "| input | images/s | of no input | the loop waits | GPU busy | CPU ms per image | first step, s |", "|---|---|---|---|---|---|---|"]
     of = lambda way, key: statistics.median(r[key] for r in result["runs"] if r["way"] == way)
     for way, name in WAYS.items():
+        if not any(r["way"] == way for r in result["runs"]):
+            continue
         rate = of(way, "images_per_s")
         lines.append(f"| {name} | {rate:,.0f} | {rate / of('none', 'images_per_s'):.0%} | {of(way, 'waits'):.0%} | {of(way, 'gpu'):.0%} | "
                      f"{of(way, 'cpu_ms_per_image'):.2f} | {of(way, 'first_step_s'):.1f} |")

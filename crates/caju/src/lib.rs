@@ -2,6 +2,7 @@
 //!
 //! A library with one door, so that the Python package can bring the command without a second copy of the engine.
 
+mod allocator;
 mod cli;
 mod commands;
 mod config;
@@ -13,4 +14,5 @@ mod rank;
 mod report;
 mod text;
 
+pub use allocator::keep_freed_memory;
 pub use process::run;

@@ -7,6 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use caju_types::{Error, Result};
 use tracing_subscriber::EnvFilter;
 
+use crate::allocator::keep_freed_memory;
 use crate::cli::{Cli, Command, Global, mistake};
 use crate::commands::OwnCommand;
 use crate::{commands, config, output};
@@ -17,6 +18,7 @@ use crate::{commands, config, output};
 /// For the `main` of a process: it installs logging, a panic hook and, in servers, handlers of SIGTERM and Ctrl-C.
 pub fn run(args: Vec<OsString>) -> u8 {
     install_panic_hook();
+    keep_freed_memory(args.iter().any(|arg| arg == "quickstart"));
     // Panics in tasks and on the pool become errors there. This catches panics of the main thread.
     catch_unwind(AssertUnwindSafe(|| start(args))).unwrap_or(1)
 }

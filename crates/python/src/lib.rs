@@ -72,4 +72,11 @@ mod _caju {
     #[pymodule_export]
     #[expect(non_upper_case_globals, reason = "the name that Python modules use")]
     const __version__: &str = env!("CARGO_PKG_VERSION");
+
+    #[pymodule_init]
+    #[expect(clippy::unnecessary_wraps, reason = "the type that the macro asks for")]
+    fn init(_module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
+        caju_command::keep_freed_memory(false);
+        Ok(())
+    }
 }
