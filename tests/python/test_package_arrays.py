@@ -126,6 +126,44 @@ def test_tensors_are_one_array():
     assert arrow.schema.field("image").type == pa.fixed_shape_tensor(pa.uint8(), [3, 4, 3])
 
 
+def in_memory_of_the_user(dataset):
+    """Batches as `ds.torch()` takes them: large columns are copied to memory that the user makes."""
+    made, iterator = [], iter(dataset)
+
+    def allocate(shape, dtype):
+        made.append((tuple(shape), dtype))
+        array = np.empty(shape, dtype)
+        return array, array.reshape(-1).view(np.uint8)
+
+    while (batch := iterator._reader.next_copied(False, allocate)) is not None:
+        yield batch
+    assert made
+
+
+@pytest.mark.parametrize("rows", [16_000, 40_000])
+def test_batches_that_are_copied_are_those_that_are_not(rows):
+    ids = np.arange(40_000)
+    columns = {"id": ids, "half": ids.astype("f2"), "byte": ids.astype("u1"), "bool": ids % 2 == 0, "tensor": np.arange(480_000.0).reshape(-1, 3, 4),
+               "text": np.array([f"row {i}" for i in ids])}
+    # A shuffled batch has rows of many chunks. Nulls in one of them are nulls of the batch.
+    dataset = lambda: cj.from_numpy(columns).with_columns(null="CASE WHEN id = 7 THEN NULL ELSE id END", nan="CASE WHEN id = 9 THEN NULL ELSE half END")
+    shuffled = lambda: dataset().shuffle(3000).batch(rows).with_options(deterministic=True)
+    pairs = list(zip(shuffled(), in_memory_of_the_user(shuffled()), strict=True))
+    assert sum(len(ours["id"]) for _, ours in pairs) == 40_000
+    for theirs, ours in pairs:
+        assert list(theirs) == list(ours)
+        for name, array in theirs.items():
+            assert (type(ours[name]), ours[name].dtype, ours[name].shape) == (type(array), array.dtype, array.shape)
+            np.testing.assert_array_equal(np.ma.filled(ours[name], -1) if name == "null" else ours[name],
+                                          np.ma.filled(array, -1) if name == "null" else array)
+
+
+def test_memory_of_another_size_is_refused():
+    iterator = iter(cj.range(40_000).batch(40_000))
+    with pytest.raises(SystemError, match="8 bytes of memory for \\[40000\\] values of int64, which have 320000"):
+        iterator._reader.next_copied(False, lambda shape, dtype: (None, np.zeros(8, np.uint8)))
+
+
 def test_images_decode_to_arrays(data):
     dataset = (
         cj.read_images(str(data / "images/files/**/*.jpg"))

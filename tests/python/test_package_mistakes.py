@@ -188,7 +188,7 @@ def test_a_definition_says_that_its_draws_cannot_be_drawn_again():
         next(other)
         with pytest.raises(cj.Unimplemented, match="the state is 1 elements into epoch 0.*`shared` draws from numpy.random.rand"):
             iter(rows.distribute(cluster, job_name="rows")).load_state_dict(other.state_dict())
-        registered = cj.from_dataset_id(cluster, rows.register(cluster)).distribute(cluster, job_name="registered")
+        registered = cj.from_dataset_id(cluster, rows.register(cluster), job_name="registered")
         with pytest.raises(cj.Unimplemented, match="the state is 1 elements into epoch 0.*`shared` draws from numpy.random.rand"):
             iter(registered).load_state_dict(other.state_dict())
         # The refused reader is no reader of the epoch: another one gets all rows.

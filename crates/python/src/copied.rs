@@ -1,12 +1,10 @@
 //! Columns of numbers that are copied to the memory of another library, straight from the parts in which the rows came.
 
 use arrow::compute::concat;
-use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef};
-use arrow_buffer::Buffer;
 use arrow_schema::{DataType, Field};
-use caju_runtime::copy_parts;
 use caju_types::{Error, Result};
+use caju_wire::ColumnValues;
 use numpy::{PyArray1, PyArrayMethods};
 use pyo3::exceptions::PySystemError;
 use pyo3::prelude::*;
@@ -16,14 +14,13 @@ use crate::types::tensor_shape;
 /// Bytes of a column below which an array of Python's own is quicker than a call that asks for memory.
 const MIN_BYTES: usize = 64 << 10;
 
-/// The numbers of a column.
+/// The numbers of a large column.
 pub(crate) struct Values {
     /// The shape of the array: rows first.
     shape: Vec<usize>,
     /// NumPy's name of the type.
     dtype: &'static str,
-    /// Where they lie.
-    parts: Vec<Buffer>,
+    memory: ColumnValues,
 }
 
 impl Values {
@@ -32,34 +29,18 @@ impl Values {
     /// # Errors
     /// Those of the shape of tensors.
     pub(crate) fn of(field: &Field, arrays: &[&ArrayRef]) -> Result<Option<Self>> {
-        let mut shape = vec![arrays.iter().map(|a| a.len()).sum()];
-        let mut parts: Vec<ArrayRef> = arrays.iter().map(|a| ArrayRef::clone(a)).collect();
-        let mut field = field.clone();
-        while let DataType::FixedSizeList(item, size) = field.data_type() {
-            let size = usize::try_from(*size).unwrap_or(0);
-            shape.extend(tensor_shape(&field)?.unwrap_or_else(|| vec![size]));
-            let inner = parts.iter().map(|part| {
-                let list = part.as_fixed_size_list_opt().filter(|list| list.null_count() == 0)?;
-                let (from, len) = (usize::try_from(list.value_offset(0)).ok()?, list.len() * size);
-                (from + len <= list.values().len()).then(|| list.values().slice(from, len))
-            });
-            let Some(inner) = inner.collect() else { return Ok(None) };
-            parts = inner;
-            field = item.as_ref().clone();
-        }
-        let (Some(dtype), Some(width)) = (dtype(field.data_type()), field.data_type().primitive_width())
-        else {
+        let Some(memory) = ColumnValues::of(arrays).filter(|values| values.bytes() >= MIN_BYTES) else {
             return Ok(None);
         };
-        if parts.iter().map(|part| part.len()).sum::<usize>() * width < MIN_BYTES {
-            return Ok(None);
+        let Some(dtype) = dtype(memory.number()) else { return Ok(None) };
+        let mut shape = vec![arrays.iter().map(|a| a.len()).sum()];
+        let mut field = field;
+        while let DataType::FixedSizeList(item, size) = field.data_type() {
+            let size = usize::try_from(*size).unwrap_or(0);
+            shape.extend(tensor_shape(field)?.unwrap_or_else(|| vec![size]));
+            field = item;
         }
-        let bytes = parts.iter().map(|part| {
-            let data = part.to_data();
-            let values = data.buffers().first().filter(|_| data.null_count() == 0)?;
-            Some(values.slice_with_length(data.offset() * width, data.len() * width))
-        });
-        Ok(bytes.collect::<Option<Vec<_>>>().map(|parts| Self { shape, dtype, parts }))
+        Ok(Some(Self { shape, dtype, memory }))
     }
 
     /// Copies the values to memory that `allocate(shape, dtype)` gives, together with what is returned. Releases the interpreter.
@@ -74,7 +55,7 @@ impl Values {
         let (value, memory): (Bound<'py, PyAny>, Bound<'py, PyArray1<u8>>) =
             allocate.call1((self.shape.clone(), self.dtype))?.extract()?;
         let mut memory = memory.readwrite();
-        let (to, bytes) = (memory.as_slice_mut()?, self.parts.iter().map(Buffer::len).sum::<usize>());
+        let (to, bytes) = (memory.as_slice_mut()?, self.memory.bytes());
         if to.len() != bytes {
             return Err(PySystemError::new_err(format!(
                 "{} bytes of memory for {:?} values of {}, which have {bytes}",
@@ -83,8 +64,7 @@ impl Values {
                 self.dtype
             )));
         }
-        let parts: Vec<&[u8]> = self.parts.iter().map(Buffer::as_slice).collect();
-        py.detach(|| copy_parts(to, &parts));
+        py.detach(|| self.memory.copy_to(to));
         Ok(value)
     }
 }

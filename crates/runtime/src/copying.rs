@@ -1,6 +1,7 @@
 //! Copies of many bytes, on several threads.
 
 use std::iter::zip;
+use std::mem::MaybeUninit;
 use std::num::NonZero;
 
 use parking_lot::Mutex;
@@ -23,7 +24,40 @@ const MAX_THREADS: usize = 8;
 /// caju_runtime::copy_parts(&mut to, &[&[1, 2], &[3, 4, 5]]);
 /// assert_eq!(to, [1, 2, 3, 4, 5]);
 /// ```
-pub fn copy_parts(mut to: &mut [u8], parts: &[&[u8]]) {
+pub fn copy_parts(to: &mut [u8], parts: &[&[u8]]) {
+    copy(to, parts, <[u8]>::copy_from_slice);
+}
+
+/// A copy of parts one behind the other, aligned for every number, as [`copy_parts`] copies them. The bytes behind the last
+/// part are zero.
+///
+/// # Examples
+/// ```
+/// let joined = caju_runtime::joined_parts(&[&[1, 2], &[3, 4, 5]]);
+/// assert_eq!(joined, [u128::from_le_bytes([1, 2, 3, 4, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0])]);
+/// ```
+#[allow(unsafe_code, reason = "memory that is written once, without being cleared before")]
+pub fn joined_parts(parts: &[&[u8]]) -> Vec<u128> {
+    let total = parts.iter().map(|part| part.len()).sum::<usize>();
+    let words = total.div_ceil(size_of::<u128>());
+    let mut joined: Vec<u128> = Vec::with_capacity(words);
+    let room = joined.spare_capacity_mut();
+    if let Some(last) = room.get_mut(..words).and_then(|words| words.last_mut()) {
+        last.write(0);
+    }
+    // SAFETY: the memory of `words` numbers is that of 16 times as many bytes, which need no alignment and may be uninitialised.
+    let bytes = unsafe {
+        std::slice::from_raw_parts_mut(room.as_mut_ptr().cast::<MaybeUninit<u8>>(), words * size_of::<u128>())
+    };
+    copy(&mut bytes[..total], parts, |to, from| {
+        to.write_copy_of_slice(from);
+    });
+    // SAFETY: `copy` has written the first `total` bytes, or has panicked, and the last word was written before it.
+    unsafe { joined.set_len(words) };
+    joined
+}
+
+fn copy<T: Send>(mut to: &mut [T], parts: &[&[u8]], write: impl Fn(&mut [T], &[u8]) + Sync) {
     let total = to.len();
     assert_eq!(total, parts.iter().map(|part| part.len()).sum::<usize>(), "bytes of the parts of a copy");
     let mut blocks = Vec::with_capacity(total / BLOCK + parts.len());
@@ -40,7 +74,7 @@ pub fn copy_parts(mut to: &mut [u8], parts: &[&[u8]]) {
             // The lock is released before the copy.
             let next = blocks.lock().next();
             let Some((to, from)) = next else { return };
-            to.copy_from_slice(from);
+            write(to, from);
         }
     };
     std::thread::scope(|scope| {
@@ -72,6 +106,9 @@ mod tests {
             let mut to = vec![0; lengths.iter().sum()];
             copy_parts(&mut to, &parts.iter().map(Vec::as_slice).collect::<Vec<_>>());
             prop_assert!(to == parts.concat());
+            let joined = joined_parts(&parts.iter().map(Vec::as_slice).collect::<Vec<_>>());
+            let bytes: Vec<u8> = joined.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            prop_assert!(bytes.starts_with(&to) && bytes[to.len()..].iter().all(|byte| *byte == 0));
         }
     }
 }
