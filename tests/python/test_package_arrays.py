@@ -162,6 +162,9 @@ def test_memory_of_another_size_is_refused():
     iterator = iter(cj.range(40_000).batch(40_000))
     with pytest.raises(SystemError, match="8 bytes of memory for \\[40000\\] values of int64, which have 320000"):
         iterator._reader.next_copied(False, lambda shape, dtype: (None, np.zeros(8, np.uint8)))
+    constant = np.frombuffer(b"x" * 320_000, np.uint8)
+    with pytest.raises(SystemError, match="not writeable"):
+        iter(cj.range(40_000).batch(40_000))._reader.next_copied(False, lambda shape, dtype: (None, constant))
 
 
 def test_images_decode_to_arrays(data):

@@ -54,7 +54,7 @@ impl Values {
     ) -> PyResult<Bound<'py, PyAny>> {
         let (value, memory): (Bound<'py, PyAny>, Bound<'py, PyArray1<u8>>) =
             allocate.call1((self.shape.clone(), self.dtype))?.extract()?;
-        let mut memory = memory.readwrite();
+        let mut memory = memory.try_readwrite().map_err(|e| PySystemError::new_err(e.to_string()))?;
         let (to, bytes) = (memory.as_slice_mut()?, self.memory.bytes());
         if to.len() != bytes {
             return Err(PySystemError::new_err(format!(
