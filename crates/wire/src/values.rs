@@ -92,6 +92,13 @@ fn nested(data_type: &DataType, values: ArrayRef) -> Option<ArrayRef> {
 }
 
 #[cfg(test)]
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    clippy::cast_possible_wrap,
+    clippy::cast_sign_loss,
+    reason = "small numbers"
+)]
 mod tests {
     use arrow::compute::concat;
     use arrow_array::{Float32Array, Int64Array, StringArray, UInt8Array};
