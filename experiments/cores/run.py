@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Rates of one worker by the number of its cores, beside those of as many workers of one core each.
+"""Rates of one worker by the number of its cores, compared with those of as many workers of one core each.
 
 usage: experiments/cores/run.py --bin target/release [--cores 1,2,4,8,12] [--reader-cores 4] [--seconds 8] [--rounds 2] [--only NAME,...]
                                 [--keep RESULT.json]

@@ -9,7 +9,8 @@ use caju_wire::DispatcherLink;
 use tokio::time::Instant;
 
 use crate::config::{Attempt, ClientConfig, DatasetRef, ReadRequest, SaveTo};
-use crate::reader::{Reader, check_exact};
+use crate::exact::check_exact;
+use crate::reader::Reader;
 use crate::state::ReaderState;
 
 /// A connection to a dispatcher. Clones share it.

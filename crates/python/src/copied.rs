@@ -1,10 +1,12 @@
 //! Columns of numbers that are copied to the memory of another library, straight from the parts in which the rows came.
 
 use arrow::compute::concat;
+use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef};
+use arrow_buffer::Buffer;
 use arrow_schema::{DataType, Field};
+use caju_runtime::copy_parts;
 use caju_types::{Error, Result};
-use caju_wire::ColumnValues;
 use numpy::{PyArray1, PyArrayMethods};
 use pyo3::exceptions::PySystemError;
 use pyo3::prelude::*;
@@ -14,25 +16,21 @@ use crate::types::tensor_shape;
 /// Bytes of a column below which an array of Python's own is quicker than a call that asks for memory.
 const MIN_BYTES: usize = 64 << 10;
 
-/// The numbers of a large column.
+/// The numbers of a large column, from the parts in which its rows came.
 pub(crate) struct Values {
     /// The shape of the array: rows first.
     shape: Vec<usize>,
     /// NumPy's name of the type.
     dtype: &'static str,
-    memory: ColumnValues,
+    parts: Vec<Buffer>,
 }
 
 impl Values {
-    /// The values of a column from the parts of it; `None` if it is small, has nulls, or is none of numbers or of tensors of them.
+    /// The values of a column; `None` if it is small, has nulls, or is none of numbers or of tensors of them.
     ///
     /// # Errors
     /// Those of the shape of tensors.
     pub(crate) fn of(field: &Field, arrays: &[&ArrayRef]) -> Result<Option<Self>> {
-        let Some(memory) = ColumnValues::of(arrays).filter(|values| values.bytes() >= MIN_BYTES) else {
-            return Ok(None);
-        };
-        let Some(dtype) = dtype(memory.number()) else { return Ok(None) };
         let mut shape = vec![arrays.iter().map(|a| a.len()).sum()];
         let mut field = field;
         while let DataType::FixedSizeList(item, size) = field.data_type() {
@@ -40,13 +38,21 @@ impl Values {
             shape.extend(tensor_shape(field)?.unwrap_or_else(|| vec![size]));
             field = item;
         }
-        Ok(Some(Self { shape, dtype, memory }))
+        let (Some(dtype), Some(width)) = (dtype(field.data_type()), field.data_type().primitive_width())
+        else {
+            return Ok(None);
+        };
+        if shape.iter().fold(width, |bytes, n| bytes.saturating_mul(*n)) < MIN_BYTES {
+            return Ok(None);
+        }
+        let parts = arrays.iter().map(|array| values_of(array)).collect::<Option<_>>();
+        Ok(parts.map(|parts| Self { shape, dtype, parts }))
     }
 
     /// Copies the values to memory that `allocate(shape, dtype)` gives, together with what is returned. Releases the interpreter.
     ///
     /// # Errors
-    /// Those of `allocate`; `SystemError` if the memory is not as large as the values.
+    /// Those of `allocate`; `SystemError` if the memory is not as large as the values, or cannot be written.
     pub(crate) fn copy_to<'py>(
         &self,
         py: Python<'py>,
@@ -55,7 +61,7 @@ impl Values {
         let (value, memory): (Bound<'py, PyAny>, Bound<'py, PyArray1<u8>>) =
             allocate.call1((self.shape.clone(), self.dtype))?.extract()?;
         let mut memory = memory.try_readwrite().map_err(|e| PySystemError::new_err(e.to_string()))?;
-        let (to, bytes) = (memory.as_slice_mut()?, self.memory.bytes());
+        let (to, bytes) = (memory.as_slice_mut()?, self.parts.iter().map(Buffer::len).sum::<usize>());
         if to.len() != bytes {
             return Err(PySystemError::new_err(format!(
                 "{} bytes of memory for {:?} values of {}, which have {bytes}",
@@ -64,9 +70,27 @@ impl Values {
                 self.dtype
             )));
         }
-        py.detach(|| self.memory.copy_to(to));
+        let parts: Vec<&[u8]> = self.parts.iter().map(Buffer::as_slice).collect();
+        py.detach(|| copy_parts(to, &parts));
         Ok(value)
     }
+}
+
+/// The memory of the values of an array, or of the lists of fixed size in it; `None` if there are nulls.
+fn values_of(array: &ArrayRef) -> Option<Buffer> {
+    let mut array = ArrayRef::clone(array);
+    while let Some(list) = array.as_fixed_size_list_opt() {
+        let size = usize::try_from(list.value_length()).ok()?;
+        if list.null_count() > 0 {
+            return None;
+        }
+        let values = list.values().slice(usize::try_from(list.value_offset(0)).ok()?, list.len() * size);
+        array = values;
+    }
+    let data = array.to_data();
+    let width = data.data_type().primitive_width()?;
+    let values = data.buffers().first().filter(|_| data.null_count() == 0)?;
+    Some(values.slice_with_length(data.offset() * width, data.len() * width))
 }
 
 /// The parts of a column as one array.

@@ -1,7 +1,6 @@
 //! Copies of many bytes, on several threads.
 
 use std::iter::zip;
-use std::mem::MaybeUninit;
 use std::num::NonZero;
 
 use parking_lot::Mutex;
@@ -29,45 +28,16 @@ const CORES_PER_THREAD: usize = 4;
 /// assert_eq!(to, [1, 2, 3, 4, 5]);
 /// ```
 pub fn copy_parts(to: &mut [u8], parts: &[&[u8]]) {
-    copy(to, parts, threads_for(to.len()), <[u8]>::copy_from_slice);
-}
-
-/// A copy of parts one behind the other, aligned for every number, as [`copy_parts`] copies them. The bytes behind the last
-/// part are zero.
-///
-/// # Examples
-/// ```
-/// let joined = caju_runtime::joined_parts(&[&[1, 2], &[3, 4, 5]]);
-/// assert_eq!(joined, [u128::from_le_bytes([1, 2, 3, 4, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0])]);
-/// ```
-#[allow(unsafe_code, reason = "memory that is written once, without being cleared before")]
-pub fn joined_parts(parts: &[&[u8]]) -> Vec<u128> {
-    let total = parts.iter().map(|part| part.len()).sum::<usize>();
-    let words = total.div_ceil(size_of::<u128>());
-    let mut joined: Vec<u128> = Vec::with_capacity(words);
-    let room = joined.spare_capacity_mut();
-    if let Some(last) = room.get_mut(..words).and_then(|words| words.last_mut()) {
-        last.write(0);
-    }
-    // SAFETY: the memory of `words` numbers is that of 16 times as many bytes, which need no alignment and may be uninitialised.
-    let bytes = unsafe {
-        std::slice::from_raw_parts_mut(room.as_mut_ptr().cast::<MaybeUninit<u8>>(), words * size_of::<u128>())
-    };
-    copy(&mut bytes[..total], parts, threads_for(total), |to, from| {
-        to.write_copy_of_slice(from);
-    });
-    // SAFETY: `copy` has written the first `total` bytes, or has panicked, and the last word was written before it.
-    unsafe { joined.set_len(words) };
-    joined
-}
-
-/// The threads for a copy of this number of bytes.
-fn threads_for(total: usize) -> usize {
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+    copy(to, parts, threads_for(to.len(), cores));
+}
+
+/// The threads for a copy of this number of bytes, on a host with this number of cores.
+fn threads_for(total: usize, cores: usize) -> usize {
     (total / BLOCK).min(cores / CORES_PER_THREAD).clamp(1, MAX_THREADS)
 }
 
-fn copy<T: Send>(mut to: &mut [T], parts: &[&[u8]], threads: usize, write: impl Fn(&mut [T], &[u8]) + Sync) {
+fn copy(mut to: &mut [u8], parts: &[&[u8]], threads: usize) {
     let total = to.len();
     assert_eq!(total, parts.iter().map(|part| part.len()).sum::<usize>(), "bytes of the parts of a copy");
     // One thread copies each part at once, past the caches where it is large.
@@ -84,7 +54,7 @@ fn copy<T: Send>(mut to: &mut [T], parts: &[&[u8]], threads: usize, write: impl 
             // The lock is released before the copy.
             let next = blocks.lock().next();
             let Some((to, from)) = next else { return };
-            write(to, from);
+            to.copy_from_slice(from);
         }
     };
     std::thread::scope(|scope| {
@@ -118,11 +88,15 @@ mod tests {
             copy_parts(&mut to, &parts);
             prop_assert!(to == parts.concat());
             let mut on_threads = vec![0; to.len()];
-            copy(&mut on_threads, &parts, 3, <[u8]>::copy_from_slice);
+            copy(&mut on_threads, &parts, 3);
             prop_assert!(to == on_threads);
-            let joined = joined_parts(&parts);
-            let bytes: Vec<u8> = joined.iter().flat_map(|word| word.to_ne_bytes()).collect();
-            prop_assert!(bytes.starts_with(&to) && bytes[to.len()..].iter().all(|byte| *byte == 0));
         }
+    }
+
+    #[test]
+    fn hosts_with_eight_cores_and_more_copy_large_columns_on_several_threads() {
+        let threads = |cores| threads_for(64 << 20, cores);
+        assert_eq!([1, 2, 4, 7, 8, 16, 64].map(threads), [1, 1, 1, 1, 2, 4, MAX_THREADS]);
+        assert_eq!(threads_for(2 * BLOCK - 1, 64), 1);
     }
 }

@@ -27,7 +27,7 @@ pub use caju_types::budget;
 pub use channel::{Receiver, Sender, channel};
 pub use clock::{Clock, SystemClock};
 pub use condition::Condition;
-pub use copying::{copy_parts, joined_parts};
+pub use copying::copy_parts;
 pub use cpu::{CpuPool, PoolTuner, PoolUsage, handover_cpu_time};
 pub use isolated::{IsolatedThreads, on_isolated_thread};
 pub use mapped::MappedFile;

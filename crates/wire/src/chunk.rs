@@ -1,15 +1,10 @@
 //! Chunks: rows with their provenance, and the elements that they form.
 
 use arrow::array::ArrayData;
-use arrow::compute::{concat, take_record_batch};
-use arrow_array::{ArrayRef, RecordBatch, RecordBatchOptions, UInt32Array};
+use arrow::compute::{concat_batches, take_record_batch};
+use arrow_array::{RecordBatch, UInt32Array};
 use arrow_schema::{DataType, SchemaRef};
 use caju_types::{Error, Result};
-
-use crate::values::ColumnValues;
-
-/// Bytes of a column from which its parts are joined on several threads.
-const PARALLEL_BYTES: usize = 2 << 20;
 
 /// Consecutive rows of one split's split-local output.
 ///
@@ -107,19 +102,7 @@ impl Chunk {
         if let [one] = self.pieces.as_slice() {
             return Ok(one.clone());
         }
-        let schema = self.schema();
-        let columns = (0..schema.fields().len()).map(|at| {
-            let arrays: Vec<&ArrayRef> = self.pieces.iter().map(|piece| piece.column(at)).collect();
-            // Where several threads copy.
-            let large = ColumnValues::of(&arrays).filter(|values| values.bytes() >= PARALLEL_BYTES);
-            match large.and_then(|values| values.joined()) {
-                Some(joined) => Ok(joined),
-                None => concat(&arrays.iter().map(|array| array.as_ref()).collect::<Vec<_>>()),
-            }
-        });
-        let options = RecordBatchOptions::new().with_row_count(Some(self.rows()));
-        let whole = columns.collect::<std::result::Result<Vec<_>, _>>();
-        whole.and_then(|columns| RecordBatch::try_new_with_options(schema, columns, &options)).map_err(|e| {
+        concat_batches(&self.schema(), &self.pieces).map_err(|e| {
             Error::exhausted(format!(
                 "a batch of {} rows does not fit one Arrow array: {e}; use a smaller `batch`",
                 self.rows()

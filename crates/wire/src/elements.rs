@@ -103,6 +103,7 @@ impl ElementCursor {
 mod tests {
     use std::sync::Arc;
 
+    use arrow::compute::concat_batches;
     use arrow_array::Int64Array;
     use arrow_array::cast::AsArray;
     use arrow_array::types::Int64Type;
@@ -130,12 +131,15 @@ mod tests {
             lengths.push(total as u32 - lengths.iter().sum::<u32>());
             let elements = if flat { Elements::Rows } else { Elements::Lengths(lengths.clone()) };
             let chunk = Chunk { pieces: batches, runs: vec![], elements, remainder: false, round: RoundMark::default() };
-            let mut current = ElementCursor::new(chunk);
+            let (mut current, mut in_parts) = (ElementCursor::new(chunk.clone()), ElementCursor::new(chunk));
             let (mut ids, mut got) = (Vec::new(), Vec::new());
             while let Some(b) = current.next().unwrap() {
                 got.push(b.num_rows() as u32);
+                let parts = in_parts.next_parts().unwrap();
+                prop_assert_eq!(&concat_batches(b.schema_ref(), &parts).unwrap(), &b);
                 ids.extend(b.column(0).as_primitive::<Int64Type>().values().iter().copied());
             }
+            prop_assert!(in_parts.next_parts().is_none());
             prop_assert_eq!(ids, (0..total as i64).collect::<Vec<_>>());
             prop_assert_eq!(got, if flat { vec![1; total] } else { lengths });
         }

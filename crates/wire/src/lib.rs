@@ -61,7 +61,6 @@ mod segment;
 #[cfg(test)]
 mod tests;
 mod transport;
-mod values;
 
 pub use accept::{
     ConnectionGate, ConnectionLimits, GrpcConnection, PendingConnection, Permit, Protocol, accept,
@@ -89,4 +88,3 @@ pub use transport::{
     ByteStream, IN_PROCESS, Listener, Network, ReadHalf, SimulatedNetwork, SimulatedStream, Stream,
     WriteHalf, connect, connect_same_host, is_in_process, new_in_process_address, tune,
 };
-pub use values::ColumnValues;

@@ -1,0 +1,50 @@
+//! Which epochs can be continued exactly from a state within them.
+
+use caju_pipeline::DatasetDef;
+use caju_types::{Error, Result};
+
+use crate::reader::Reader;
+use crate::state::ReaderState;
+
+impl Reader {
+    /// The state of this reader: which rows of the epoch its user got, the last element included. It does not wait, and
+    /// takes time in proportion to the splits that are partly taken, not to all splits.
+    ///
+    /// [`crate::ReadRequest::states`] reads the remaining rows, on any dispatcher, with any number of workers and readers. In a
+    /// job of several readers the states of all of them are needed.
+    ///
+    /// # Errors
+    /// `Unimplemented` within the epoch if it cannot be continued exactly, see [`Reader::not_exact`].
+    pub fn state(&self) -> Result<ReaderState> {
+        let state = self.position()?;
+        match self.not_exact().filter(|_| state.is_within_epoch()) {
+            None => Ok(state),
+            Some(why) => Err(Error::unimplemented(format!(
+                "a state after {} elements of epoch {} could not be continued exactly: {why}; or take it at an epoch's end",
+                state.elements, state.epoch
+            ))),
+        }
+    }
+}
+
+/// Why an epoch of a definition cannot be continued exactly; none if it can.
+pub(crate) fn why_not_exact(def: &DatasetDef) -> Option<String> {
+    let (function, generator) = def.draws_from()?;
+    Some(format!(
+        "function `{function}` draws from {generator}, and would draw other rows; draw from caju.rng(), or say random=True where it \
+         is added, if that does not matter"
+    ))
+}
+
+/// Whether an epoch of a definition can be continued exactly from states.
+///
+/// # Errors
+/// `Unimplemented` for states within the epoch if it cannot.
+pub(crate) fn check_exact(def: &DatasetDef, states: &[ReaderState]) -> Result<()> {
+    let Some(state) = states.iter().find(|state| state.is_within_epoch()) else { return Ok(()) };
+    let Some(why) = why_not_exact(def) else { return Ok(()) };
+    Err(Error::unimplemented(format!(
+        "the state is {} elements into epoch {}, which cannot be continued exactly here: {why}",
+        state.elements, state.epoch
+    )))
+}
