@@ -15,12 +15,13 @@ import os
 import pathlib
 import platform
 import re
-import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from processes import Server, cpu_s  # noqa: E402
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -63,25 +64,8 @@ def bound_to(cpus):
     return lambda: os.sched_setaffinity(0, cpus)
 
 
-class Server:
-    def __init__(self, cpus, role, *more):
-        command = [args.bin / "caju", role, "--listen", "127.0.0.1:0", "--allow", "/", *map(str, more)]
-        self.log = tempfile.TemporaryFile()
-        self.p = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self.log, text=True, preexec_fn=bound_to(cpus))
-        line = self.p.stdout.readline()
-        if " listening on " not in line:
-            self.log.seek(0)
-            sys.exit(f"error: the {role} did not start: {self.log.read().decode()}")
-        self.address = line.rsplit(" ", 1)[1].strip()
-
-    def stop(self):
-        self.p.send_signal(signal.SIGTERM)
-        self.p.wait(60)
-
-
-def cpu_s(pid):
-    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def server(cpus, role, *more):
+    return Server(args.bin / "caju", role, *more, preexec_fn=bound_to(cpus))
 
 
 def rows_served(address):
@@ -95,10 +79,10 @@ def measure(name, file, first, cores, kind):
     workers_on, readers_on = CPUS[:cores], CPUS[-args.reader_cores:]
     cache = ["--cache", args.data / "cache"] if first else []
     policy = ["--policy", "full"] if first else []
-    dispatcher = Server(readers_on, "dispatcher", *cache)
+    dispatcher = server(readers_on, "dispatcher", *cache)
     joined = ["--dispatcher", dispatcher.address]
     sets = [workers_on] if kind == ONE else [[cpu] for cpu in workers_on]
-    servers = [dispatcher, *(Server(cpus, "worker", *joined) for cpus in sets)]
+    servers = [dispatcher, *(server(cpus, "worker", *joined) for cpus in sets)]
     read = lambda f, job: subprocess.Popen([args.bin / "caju", "read", f, *joined, *policy, "--job", job, "--no-checksum", "--quiet"],
                                            stdout=subprocess.DEVNULL, preexec_fn=bound_to(readers_on))
     readers = []
@@ -113,7 +97,7 @@ def measure(name, file, first, cores, kind):
                 sys.exit(f"error: a reader of {file.name} has ended")
             if now < args.seconds / 2:
                 continue
-            seconds = lambda: (time.monotonic(), sum(cpu_s(s.p.pid) for s in servers[1:]), sum(cpu_s(r.pid) for r in readers))
+            seconds = lambda: (time.monotonic(), sum(cpu_s(s.p.pid) or 0 for s in servers[1:]), sum(cpu_s(r.pid) or 0 for r in readers))
             used = used or seconds()
             rows = rows_served(dispatcher.address)
             # The count changes with the heartbeats; its changes are exact in time.
@@ -129,8 +113,8 @@ def measure(name, file, first, cores, kind):
         for reader in readers:
             reader.kill()
             reader.wait()
-        for server in reversed(servers):
-            server.stop()
+        for process in reversed(servers):
+            process.stop()
 
 
 # ---------------------------------------------------------------- table and picture

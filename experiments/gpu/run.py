@@ -11,12 +11,14 @@ import argparse
 import json
 import os
 import pathlib
-import resource
 import statistics
 import subprocess
 import sys
 import threading
 import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from processes import cpu_s  # noqa: E402
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -85,15 +87,10 @@ class Gpu:
         return statistics.mean(self.seen)
 
 
-def cpu_s():
+def used_cpu_s():
     """CPU seconds of this process and its living children."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    total, tick = used.ru_utime + used.ru_stime, os.sysconf("SC_CLK_TCK")
-    for task in pathlib.Path("/proc/self/task").iterdir():
-        for child in (task / "children").read_text().split() if (task / "children").exists() else []:
-            fields = pathlib.Path(f"/proc/{child}/stat").read_text().rsplit(")", 1)[1].split()
-            total += (int(fields[11]) + int(fields[12])) / tick
-    return total
+    children = [file.read_text().split() for file in pathlib.Path("/proc/self/task").glob("*/children")]
+    return sum(cpu_s(pid) or 0 for pid in ["self", *sum(children, [])])
 
 
 def trainer():
@@ -129,7 +126,7 @@ def measure(way):
     for _ in range(WARM_BATCHES):
         step(*next(batches))
     torch.cuda.synchronize()
-    gpu, cpu, began, waited, n = Gpu(), cpu_s(), time.perf_counter(), 0.0, 0
+    gpu, cpu, began, waited, n = Gpu(), used_cpu_s(), time.perf_counter(), 0.0, 0
     while time.perf_counter() - began < args.seconds:
         asked = time.perf_counter()
         batch = next(batches)
@@ -140,7 +137,7 @@ def measure(way):
         torch.cuda.current_stream().synchronize()
     took = time.perf_counter() - began
     images = n * args.batch
-    return dict(way=way, images_per_s=images / took, waits=waited / took, gpu=gpu.mean() / 100, cpu_ms_per_image=1e3 * (cpu_s() - cpu) / images,
+    return dict(way=way, images_per_s=images / took, waits=waited / took, gpu=gpu.mean() / 100, cpu_ms_per_image=1e3 * (used_cpu_s() - cpu) / images,
                 first_step_s=first)
 
 

@@ -21,6 +21,9 @@ import tempfile
 import threading
 import time
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from processes import Server, cpu_s  # noqa: E402
+
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 PEERS = ROOT / "benches/peers"
@@ -159,21 +162,8 @@ steps:
 
 
 # ---------------------------------------------------------------- one run
-class Server:
-    def __init__(self, role, *more):
-        python = ["--allow-python", str(args.interpreter)]
-        command = [args.bin / "caju", role, "--listen", "127.0.0.1:0", "--allow", "/", "--allow", args.store, *python, *more]
-        self.log = tempfile.TemporaryFile()
-        self.p = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self.log, text=True)
-        line = self.p.stdout.readline()
-        if " listening on " not in line:
-            self.log.seek(0)
-            sys.exit(f"error: the {role} did not start: {self.log.read().decode()}")
-        self.address = line.rsplit(" ", 1)[1].strip()
-
-    def stop(self):
-        self.p.send_signal(signal.SIGTERM)
-        self.p.wait(60)
+def server(role, *more):
+    return Server(args.bin / "caju", role, "--allow", args.store, "--allow-python", args.interpreter, *more)
 
 
 def status(address):
@@ -181,19 +171,10 @@ def status(address):
     return json.loads(out.stdout) if out.returncode == 0 else {}
 
 
-def cpu_s(pid):
-    """User and system seconds of a process so far."""
-    try:
-        fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except OSError:
-        return None
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def measure(file, flags, bursts=False):
     """Reads an epoch, for --seconds at most: the rate of the second half of that time, and what the stages and the reader did."""
-    dispatcher = Server("dispatcher")
-    worker = Server("worker", "--dispatcher", dispatcher.address, *flags)
+    dispatcher = server("dispatcher")
+    worker = server("worker", "--dispatcher", dispatcher.address, *flags)
     command = [args.bin / "caju", "read", file, "--dispatcher", dispatcher.address, "--job", "train", "--quiet"]
     # A small window, so that a burst meets the worker's queue.
     command += ["--prefetch", "4MiB"] if bursts else []
