@@ -333,8 +333,9 @@ import torch.distributed.checkpoint as dcp
 import caju
 address, folder, run, ranks, rank = *sys.argv[1:4], int(sys.argv[4]), int(sys.argv[5])
 dist.init_process_group("gloo", init_method=f"file://{folder}/meeting-{run}", rank=rank, world_size=ranks)
-# With a larger window the first reader may get all rows before the second one comes.
-rows = caju.range(20_000).shuffle(50).batch(16).distribute(address, job_name="train", prefetch="4KiB")
+# 40 MB of rows, of which a reader that comes before the other one holds a few chunks.
+rows = caju.range(20_000).with_columns(payload="repeat('x', 2000)")
+rows = rows.shuffle(50).batch(16).distribute(address, job_name="train", prefetch="4KiB")
 data = rows.torch()
 if run == "second" and ranks == 2:
     dcp.load({"data": data}, checkpoint_id=f"{folder}/checkpoint")
