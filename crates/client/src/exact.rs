@@ -3,29 +3,7 @@
 use caju_pipeline::DatasetDef;
 use caju_types::{Error, Result};
 
-use crate::reader::Reader;
 use crate::state::ReaderState;
-
-impl Reader {
-    /// The state of this reader: which rows of the epoch its user got, the last element included. It does not wait, and
-    /// takes time in proportion to the splits that are partly taken, not to all splits.
-    ///
-    /// [`crate::ReadRequest::states`] reads the remaining rows, on any dispatcher, with any number of workers and readers. In a
-    /// job of several readers the states of all of them are needed.
-    ///
-    /// # Errors
-    /// `Unimplemented` within the epoch if it cannot be continued exactly, see [`Reader::not_exact`].
-    pub fn state(&self) -> Result<ReaderState> {
-        let state = self.position()?;
-        match self.not_exact().filter(|_| state.is_within_epoch()) {
-            None => Ok(state),
-            Some(why) => Err(Error::unimplemented(format!(
-                "a state after {} elements of epoch {} could not be continued exactly: {why}; or take it at an epoch's end",
-                state.elements, state.epoch
-            ))),
-        }
-    }
-}
 
 /// Why an epoch of a definition cannot be continued exactly; none if it can.
 pub(crate) fn why_not_exact(def: &DatasetDef) -> Option<String> {

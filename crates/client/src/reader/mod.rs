@@ -1,6 +1,7 @@
 //! The reader: the user's handle on one epoch.
 
-use std::collections::BTreeSet;
+mod position;
+
 use std::sync::Arc;
 
 use arrow_array::RecordBatch;
@@ -370,48 +371,6 @@ impl Reader {
         self.delivered = Delivered::default();
         (self.current, self.handed_rows) = (None, 0);
         self.assembly = self.assembly.again(slots.map(|slots| Lanes::new(&slots, self.turn)));
-    }
-
-    /// Why the epoch cannot be continued exactly from a state within it, which is refused: a function of the user draws from a
-    /// generator that caju does not set. None if it can.
-    pub fn not_exact(&self) -> Option<&str> {
-        self.not_exact.as_deref()
-    }
-
-    /// The position of this reader, as [`Reader::state`], also where it is not exact. It is a state for users that decide
-    /// later whether they need it.
-    ///
-    /// # Errors
-    /// None that a user can cause.
-    pub fn position(&self) -> Result<ReaderState> {
-        let (listed, mut readers) = self.shared.facts.listed_and_readers();
-        // Where others have taken rows since, only a state of this reading says that theirs are needed.
-        if self.elements == 0 && !self.over && self.is_resumed && readers.is_empty() {
-            return Ok(self.origin.clone());
-        }
-        let mut delivered = self.delivered.clone();
-        self.shared.facts.copy_to(&mut delivered);
-        let (runs, whole) = &self.in_hand;
-        delivered.add_first(runs, if *whole { u64::MAX } else { self.handed_rows });
-        let mut taken = delivered.taken()?;
-        listed.into_iter().for_each(|(feed, listed)| taken.set_listed(feed, listed));
-        if self.rows > 0 {
-            readers.insert(self.client);
-        }
-        Ok(ReaderState {
-            iteration: self.iteration.0,
-            behind: if self.is_resumed { self.origin.behind_this() } else { BTreeSet::new() },
-            readers: [self.client].into(),
-            all_readers: readers,
-            elements: self.origin.elements.saturating_add(self.elements),
-            rows: self.origin.rows.saturating_add(self.rows),
-            exhausted: self.over,
-            turn: self.turn,
-            taken,
-            steps: self.origin.steps_after(self.consumer, self.shared.facts.steps(), self.elements),
-            bases: self.shared.facts.bases(&self.origin.bases),
-            ..self.origin.clone()
-        })
     }
 
     /// The next item. A consumer of a job waits for its peers as long as the slowest one takes elements now and then, and beyond
