@@ -20,7 +20,7 @@ const OUT_OF_STEP: [&str; 5] = [
     "those between them would be missing",
     "start all consumers again: the epoch begins again when all have left",
 ];
-/// What a consumer says that came back by itself, and waits for others that have left the epoch.
+/// What a consumer says that waits for others that have left the epoch: it came back by itself, or they have ended.
 const IS_ALONE: &str = "of these were not given within";
 /// How often all consumers of a run may be started again.
 const MAX_LAUNCHES: u64 = 12;
@@ -62,10 +62,13 @@ pub(crate) async fn read_as_consumer(world: &World, reader: usize, network: Netw
 /// What a consumer does that ends with an error.
 fn on_error(world: &World, reader: usize, error: Error) -> Result<()> {
     let (consumers, message) = (world.consumers(), error.message());
+    world.log().event(format_args!("reader-{reader} ends: {message}"));
     if consumers.start(reader).launch >= MAX_LAUNCHES {
         return Err(error);
     }
-    if message.contains(IS_ALONE) && consumers.has_returned(reader) {
+    if message.contains(IS_ALONE)
+        && (consumers.has_returned(reader) || consumers.has_others_that_ended(reader))
+    {
         consumers.kill_all(Duration::ZERO);
         return Ok(());
     }

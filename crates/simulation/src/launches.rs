@@ -122,6 +122,12 @@ impl Launches {
         self.inner.lock().consumers.get(consumer).is_some_and(|c| c.has_returned)
     }
 
+    /// Whether another consumer has read everything, or has ended with an error.
+    pub(crate) fn has_others_that_ended(&self, consumer: usize) -> bool {
+        let inner = self.inner.lock();
+        inner.consumers.iter().enumerate().any(|(other, c)| other != consumer && c.seat != Seat::Running)
+    }
+
     /// A consumer saves its state.
     pub(crate) fn save(&self, consumer: usize, step: Step, saved: Saved) {
         if let Some(own) = self.inner.lock().consumers.get_mut(consumer) {

@@ -8,8 +8,8 @@
 use caju_proto::v1;
 use caju_types::{Error, IterationId, JobName, Result};
 
-use super::{Core, attempts};
-use crate::state::{Attempt, AttemptRelation, Iteration, Job};
+use super::{Core, Txn, attempts};
+use crate::state::{Attempt, AttemptRelation, Failure, Iteration, Job, Update};
 
 /// A reader that restored the beginning of an epoch.
 #[derive(Debug, Clone)]
@@ -75,6 +75,35 @@ pub(super) fn begins_again(
             Ok(is_silent && (!iteration.takers.is_empty() || !iteration.members.is_empty()))
         }
     }
+}
+
+/// Refuses a consumer that restored the beginning of an epoch, and that had acknowledged elements of it. The epoch was opened
+/// again behind these elements, and which rows of whole splits they were is not known: all consumers have to go back.
+///
+/// # Errors
+/// `FailedPrecondition` for this consumer, with which the epoch of the others ends, too.
+pub(super) fn refuse_fallback(
+    txn: &mut Txn<'_>,
+    id: IterationId,
+    request: &v1::OpenIterationRequest,
+) -> Result<()> {
+    let Some(iteration) = txn.state.iterations.get(&id).filter(|i| i.failure.is_none()) else {
+        return Ok(());
+    };
+    let count = iteration.even.as_ref().map_or(0, |even| even.consumers.count);
+    let consumer = request.consumer_index;
+    let resume = iteration.resume.as_deref().filter(|_| count > 0 && iteration.awaits_states());
+    let elements = resume.and_then(|r| r.fallback_state(consumer)).map_or(0, |s| s.steps_of(consumer));
+    if elements == 0 {
+        return Ok(());
+    }
+    let error = Error::failed_precondition(format!(
+        "{}: consumer {consumer} of {count} begins the epoch again, of which {elements} elements were taken by the process before it; \
+         the others cannot go back alone, so start all consumers again: the epoch begins again when all have left",
+        iteration.describe()
+    ));
+    txn.apply(Update::IterationFailed { iteration: id, failure: Failure::from(&error) });
+    Err(error)
 }
 
 impl Core {

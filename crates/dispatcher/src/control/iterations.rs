@@ -82,6 +82,9 @@ pub(super) fn get_or_create(
         }
         return open_new(core, txn, job, epoch, at_ms, Begin::Anew(by)).map(Some);
     }
+    if let Some(id) = known.filter(|_| beginning.is_some()) {
+        beginnings::refuse_fallback(txn, id, request)?;
+    }
     if let Some(iteration) = txn.state.find_iteration(name, epoch) {
         let id = iteration.id;
         match &iteration.failure {

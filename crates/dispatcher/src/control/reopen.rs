@@ -1,8 +1,9 @@
 //! The loss of a consumer in mid-epoch: the epoch is opened again behind what every consumer has taken, and waits for it.
 //!
 //! The others open it again with the states that they hold, as after the loss of the dispatcher's state. The consumer comes
-//! back with its own state, or under its index alone: then what it had acknowledged is used as its state. Until then
-//! nobody gets further elements, since all get equally many. The dispatcher's `--consumer-wait` bounds the wait.
+//! back with its own state, or under its index alone: then what it had acknowledged is used as its state. If it restored the
+//! beginning of the epoch, and had acknowledged elements, all of them end with an error. Until then nobody gets further
+//! elements, since all get equally many. The dispatcher's `--consumer-wait` bounds the wait.
 
 use caju_proto::v1;
 use caju_types::{ClientId, IterationId, JobName, Result, RowRanges, TakenRows};

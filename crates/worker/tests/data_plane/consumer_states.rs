@@ -186,6 +186,38 @@ async fn a_consumer_that_is_gone_comes_back_under_its_index_or_with_its_state() 
     }
 }
 
+/// A consumer that restored the beginning of the epoch has none of the elements that the process before it took. All consumers end
+/// with an error, and read the whole epoch when they are started again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_consumer_that_restored_the_beginning_of_an_epoch_it_had_begun_ends_it_for_all() {
+    let cluster = Cluster::start(2).await;
+    let client = client(&cluster).await;
+    let mut readers = open(&client, 2, Uneven::Drop).await;
+    for _ in 0..10 {
+        step(&mut readers[0], &mut Vec::new()).await;
+        step(&mut readers[1], &mut Vec::new()).await;
+    }
+    readers.pop().unwrap().close().await;
+    let restored = |index| ReadRequest { restored_beginning: true, ..consumer(index, 2, Uneven::Drop) };
+    let refused = client.read(restored(1)).await.err().unwrap();
+    let other = tokio::time::timeout(PATIENCE, drain(&mut readers[0])).await.expect("it ends").unwrap_err();
+    for e in [refused, other] {
+        let said =
+            ["consumer 1 of 2 begins the epoch again, of which 10 elements", "start all consumers again"];
+        assert!(
+            e.kind() == ErrorKind::FailedPrecondition && said.iter().all(|s| e.message().contains(s)),
+            "{e}"
+        );
+    }
+    readers.pop().unwrap().close().await;
+    let mut readers = Vec::new();
+    for index in 0..2 {
+        readers.push(client.read(restored(index)).await.unwrap());
+    }
+    let got = finish(readers).await.unwrap();
+    assert_all_rows(got.into_iter().flat_map(|(rows, _)| rows).collect());
+}
+
 /// The others are nearly at their ends when one comes back that had got little: the tasks of all workers serve it first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_consumer_that_comes_back_far_behind_gets_as_many_elements_and_no_copies() {
