@@ -25,6 +25,8 @@ const LIST_ROW_BYTES: u64 = 136;
 pub(crate) const MAX_ITEMS: u64 = 13;
 /// The first lengths of the classes of rows that are read in rounds, but for the first class.
 const CLASSES: [i64; 2] = [4, 8];
+/// Rows from which boundaries of classes are learnt.
+const LEARNING_ROWS: u64 = 500;
 /// Rows after which a reader's user works on them for a while.
 pub(crate) const ROWS_PER_PAUSE: usize = 64;
 /// How long the dispatcher waits for a worker that does not report.
@@ -32,11 +34,6 @@ pub(crate) const WORKER_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The length of a row that is read in rounds, as an expression.
 const LENGTH: &str = "id * 7919 % 13";
-
-/// The class of lengths of a row that is read in rounds.
-pub(crate) fn class_of(id: i64) -> usize {
-    CLASSES.partition_point(|first| *first <= id * 7919 % 13)
-}
 
 /// How rows are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,6 +81,8 @@ pub(crate) struct Plan {
     pub(crate) is_in_rounds: bool,
     /// The rows of a round's elements are packed by their numbers of items.
     pub(crate) packs: bool,
+    /// The boundaries of the classes are learnt from the first rows.
+    pub(crate) learns: bool,
     /// Consumers save their states, and continue from them.
     pub(crate) saves_states: bool,
     /// Every reader stops after this number of rows, and others read on from their states.
@@ -149,6 +148,7 @@ impl Plan {
             is_in_rounds: matches!(division, Division::Consumers { .. })
                 && if is_of_consumers { !seed.is_multiple_of(6) } else { seed % 2 == 1 },
             packs: is_of_consumers && seed % 3 == 1,
+            learns: is_of_consumers && matches!(seed % 12, 5 | 8),
             saves_states: is_of_consumers,
             resumes_after: resumes.then(|| r.between(1, splits * SPLIT_ROWS)),
             // A reader with a worker of its own, or one that takes rows of another job, may read all that is left before the other
@@ -196,6 +196,18 @@ impl Plan {
             let back = Duration::from_millis(200 + seed % 1_000);
             let after = seed / 4 % (plan.readers as u64 * 2);
             plan.faults.insert(0, (Duration::ZERO, Fault::LoseOpen { after, back }));
+        }
+        if plan.learns {
+            // While boundaries are learnt. Not drawn either.
+            let (at, back) =
+                (Duration::from_millis(30 + seed % 300), Duration::from_millis(100 + seed % 2_000));
+            let worker = usize::try_from(seed).unwrap_or(0) % plan.workers;
+            let fault = match seed % 12 {
+                5 => Fault::KillWorker { worker, is_silent: seed % 24 == 5, back },
+                _ => Fault::KillDispatcher { back },
+            };
+            plan.faults.push((at, fault));
+            plan.faults.sort_by_key(|(at, _)| *at);
         }
         plan
     }
@@ -337,10 +349,14 @@ impl Plan {
                     .push(json!({ "with_columns": { "tokens": format!("array_repeat(id, {LENGTH} + 1)") } }));
                 steps.extend(self.shuffle());
                 let size = self.batch.unwrap_or(1);
+                let boundaries = match self.learns {
+                    true => json!({ "quantiles": CLASSES.len() + 1, "rows": LEARNING_ROWS }),
+                    false => json!(CLASSES),
+                };
                 steps.push(match self.packs {
                     true => json!({ "batch": size }),
                     false => json!({ "bucket_by_length": {
-                        "length": LENGTH, "boundaries": CLASSES, "batch_sizes": size, "pad": true,
+                        "length": LENGTH, "boundaries": boundaries, "batch_sizes": size, "pad": true,
                     } }),
                 });
             }
@@ -388,6 +404,12 @@ impl Plan {
     /// The number of classes of elements.
     pub(crate) fn classes(&self) -> usize {
         if self.is_in_rounds && !self.packs { CLASSES.len() + 1 } else { 1 }
+    }
+
+    /// The class of lengths of a row that is read in rounds. Of classes whose boundaries are learnt the lengths of padded lists are
+    /// compared alone.
+    pub(crate) fn class_of(&self, id: i64) -> usize {
+        if self.learns { 0 } else { CLASSES.partition_point(|first| *first <= id * 7919 % 13) }
     }
 
     /// The values of `id` that the readers of an epoch get, in order.
@@ -447,6 +469,7 @@ impl fmt::Display for Plan {
             (resumes, "resumes"),
             (self.is_in_rounds, "in rounds"),
             (self.packs, "packed"),
+            (self.learns, "learnt boundaries"),
         ] {
             if says {
                 write!(f, ", {word}")?;

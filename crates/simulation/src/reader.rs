@@ -11,7 +11,7 @@ use caju_wire::Network;
 
 use crate::ambient;
 use crate::launches::{Saved, Step};
-use crate::plan::{ROWS_PER_PAUSE, class_of};
+use crate::plan::ROWS_PER_PAUSE;
 use crate::random::Random;
 use crate::reader_record::{Epoch, Shape, with_epochs};
 use crate::sharing::DRAWN;
@@ -114,7 +114,7 @@ async fn take_rows(
                     let lists = lists.as_list::<i32>();
                     let lengths =
                         || (0..lists.len()).map(|row| u64::try_from(lists.value_length(row)).unwrap_or(0));
-                    let classes = ids.iter().map(|id| class_of(*id)).collect();
+                    let classes = ids.iter().map(|id| world.plan().class_of(*id)).collect();
                     last.shapes.push(Shape { classes, lengths: lengths().collect(), items: lengths().sum() });
                 }
                 if !element.is_padding {
