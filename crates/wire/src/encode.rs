@@ -18,7 +18,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::compression::{Codec, compress};
 use crate::frame::{self, ALIGN, Kind, RowsHeader};
-use crate::segment::Segment;
+use crate::segment::{self, Segment};
 use crate::{Chunk, Elements};
 
 /// A frame that is ready to be written: its headers, and the slices of memory that make up its body.
@@ -89,6 +89,22 @@ impl EncodedRows {
         let mut hasher = Xxh3::new();
         self.parts().for_each(|part| hasher.update(part));
         hasher.digest128()
+    }
+
+    /// A hash of where the bytes of the body lie in memory. It is computed without reading them. Bodies that are made of the same
+    /// arrays have equal ones, and others nearly never, while the arrays are held.
+    pub fn location_hash(&self) -> u128 {
+        segment::location_hash(&self.body)
+    }
+
+    /// Whether the body has the bytes of these segments. What both have at one place in memory is not read.
+    pub fn has_segments(&self, segments: &[Segment]) -> bool {
+        segment::are_equal(&self.body, segments)
+    }
+
+    /// The segments of the body, which hold its arrays.
+    pub fn segments(&self) -> Vec<Segment> {
+        self.body.clone()
     }
 
     /// Whether the body has these bytes.

@@ -1,8 +1,9 @@
 //! Bodies of frames as files in memory, for readers on this host.
 //!
-//! Jobs that share computed rows, and whose elements are equal, get one file: a body is looked for by its bytes among those
-//! that tasks of the same pipeline, seed and epoch were given. So nothing has to be known about how an element was made, and
-//! what differs never shares a file. A file is held until every such task has had it, within a bound in bytes.
+//! Jobs that share computed rows, and whose elements are equal, get one file: a body is looked for by where its bytes lie, and
+//! then by the bytes, among those that tasks of the same pipeline, seed and epoch were given. So nothing has to be known about
+//! how an element was made, and what differs never shares a file. A file is held until every such task has had it, within a
+//! bound in bytes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
@@ -11,11 +12,14 @@ use std::sync::{Arc, OnceLock};
 
 use caju_runtime::sealed::{SealedFile, SealedMap};
 use caju_types::TaskId;
-use caju_wire::EncodedRows;
+use caju_wire::{EncodedRows, Segment};
 use parking_lot::Mutex;
 
 /// The most files that are held. Each takes a descriptor, of which a process has 1024 by default.
 const MAX_FILES: usize = 256;
+
+/// Of the bytes of all files, the share for which the arrays that they were made of are held, too.
+const ARRAYS_SHARE: u64 = 4;
 
 /// The files that a worker holds for further readers. Clones of the `Arc` share them.
 #[derive(Debug)]
@@ -30,8 +34,8 @@ pub(crate) struct BodyFiles {
 #[derive(Debug, Default)]
 struct State {
     groups: HashMap<u128, Group>,
-    /// The files in the order in which they were made: their groups and hashes.
-    order: BTreeMap<u64, (u128, u128)>,
+    /// The files in the order in which they were made: their groups.
+    order: BTreeMap<u64, u128>,
     made: u64,
     bytes: u64,
 }
@@ -40,13 +44,20 @@ struct State {
 #[derive(Debug, Default)]
 struct Group {
     members: BTreeSet<TaskId>,
-    bodies: HashMap<u128, Body>,
+    bodies: HashMap<u64, Body>,
+    /// Bodies by where their bytes lie, while their arrays are held.
+    by_location: HashMap<u128, u64>,
+    /// Bodies by their bytes.
+    by_hash: HashMap<u128, u64>,
 }
 
 #[derive(Debug)]
 struct Body {
-    number: u64,
     bytes: u64,
+    /// None once the arrays are not held any more.
+    location: Option<u128>,
+    /// None before the bytes were read.
+    hash: Option<u128>,
     slot: Arc<Slot>,
     /// Tasks that have had it.
     had: BTreeSet<TaskId>,
@@ -59,6 +70,24 @@ type Slot = Mutex<Option<Written>>;
 struct Written {
     file: Arc<SealedFile>,
     map: SealedMap,
+    /// The arrays that the file was made of: as long as they are held nothing else lies at their place.
+    arrays: Vec<Segment>,
+}
+
+impl Written {
+    fn of(rows: &EncodedRows) -> io::Result<Self> {
+        let file = rows.write_file()?;
+        Ok(Self { map: file.map()?, file: Arc::new(file), arrays: rows.segments() })
+    }
+
+    /// The file if it has these rows.
+    fn of_equal(&self, rows: &EncodedRows) -> Option<Arc<SealedFile>> {
+        let is_equal = match self.arrays.is_empty() {
+            true => rows.has_body(self.map.as_ref()),
+            false => rows.has_segments(&self.arrays),
+        };
+        is_equal.then(|| Arc::clone(&self.file))
+    }
 }
 
 impl BodyFiles {
@@ -82,17 +111,20 @@ impl BodyFiles {
         let mut settled = 0;
         let newest_first: Vec<_> = state.order.iter().rev().map(|(number, of)| (*number, *of)).collect();
         let (mut bytes, mut files) = (0, 0);
-        for (number, (group, hash)) in newest_first {
+        for (number, group) in newest_first {
             let Some(of) = state.groups.get_mut(&group) else { continue };
-            let Some(body) = of.bodies.get(&hash) else { continue };
+            let Some(body) = of.bodies.get(&number) else { continue };
             let is_settled = of.members.is_subset(&body.had);
             let fits = bytes + body.bytes <= self.limit_bytes && files < MAX_FILES;
             if fits && (!is_settled || settled + body.bytes <= self.backlog_bytes) {
                 bytes += body.bytes;
                 files += 1;
                 settled += if is_settled { body.bytes } else { 0 };
+                if is_settled || bytes > self.limit_bytes / ARRAYS_SHARE {
+                    of.release_arrays(number);
+                }
             } else {
-                of.bodies.remove(&hash);
+                of.remove(number);
                 state.order.remove(&number);
             }
         }
@@ -100,23 +132,76 @@ impl BodyFiles {
     }
 }
 
-impl State {
-    /// The slot of a body, which `task` gets.
-    fn slot(&mut self, group: u128, task: TaskId, (hash, bytes): (u128, u64)) -> Arc<Slot> {
-        let of = self.groups.entry(group).or_default();
-        let body = of.bodies.entry(hash).or_insert_with(|| {
-            self.made += 1;
-            self.bytes += bytes;
-            self.order.insert(self.made, (group, hash));
-            Body { number: self.made, bytes, slot: Arc::default(), had: BTreeSet::new() }
-        });
-        body.had.insert(task);
-        Arc::clone(&body.slot)
+impl Group {
+    fn remove(&mut self, number: u64) -> Option<Body> {
+        let body = self.bodies.remove(&number)?;
+        forget(&mut self.by_location, body.location, number);
+        forget(&mut self.by_hash, body.hash, number);
+        Some(body)
     }
 
-    fn remove(&mut self, group: u128, hash: u128) {
-        let Some(body) = self.groups.get_mut(&group).and_then(|of| of.bodies.remove(&hash)) else { return };
-        self.order.remove(&body.number);
+    /// Holds the arrays of a body no longer. One that is being written, or compared, holds them until the next time.
+    fn release_arrays(&mut self, number: u64) {
+        let Some(body) = self.bodies.get_mut(&number).filter(|body| body.location.is_some()) else { return };
+        if let Some(mut slot) = body.slot.try_lock()
+            && let Some(written) = &mut *slot
+        {
+            written.arrays = Vec::new();
+            forget(&mut self.by_location, body.location.take(), number);
+        }
+    }
+}
+
+/// Removes a key of a body, unless another body has it since.
+fn forget(index: &mut HashMap<u128, u64>, key: Option<u128>, number: u64) {
+    if let Some(key) = key.filter(|key| index.get(key) == Some(&number)) {
+        index.remove(&key);
+    }
+}
+
+impl State {
+    /// The body whose bytes lie at a place, which `task` gets; a new one if there is none.
+    fn at_location(&mut self, group: u128, task: TaskId, (location, bytes): (u128, u64)) -> (u64, Arc<Slot>) {
+        let of = self.groups.entry(group).or_default();
+        if let Some((number, body)) =
+            of.by_location.get(&location).and_then(|n| Some((*n, of.bodies.get_mut(n)?)))
+        {
+            body.had.insert(task);
+            return (number, Arc::clone(&body.slot));
+        }
+        self.made += 1;
+        self.bytes += bytes;
+        self.order.insert(self.made, group);
+        let slot = Arc::<Slot>::default();
+        let body =
+            Body { bytes, location: Some(location), hash: None, slot: Arc::clone(&slot), had: [task].into() };
+        of.bodies.insert(self.made, body);
+        of.by_location.insert(location, self.made);
+        (self.made, slot)
+    }
+
+    /// Enters the hash of a body. If another body has it, that one takes its place.
+    fn with_hash(&mut self, group: u128, task: TaskId, number: u64, hash: u128) -> Option<Arc<Slot>> {
+        let of = self.groups.get_mut(&group)?;
+        match of.by_hash.get(&hash).copied().filter(|other| *other != number) {
+            Some(other) => {
+                let body = of.bodies.get_mut(&other)?;
+                body.had.insert(task);
+                let slot = Arc::clone(&body.slot);
+                self.remove(group, number);
+                Some(slot)
+            }
+            None => {
+                of.bodies.get_mut(&number)?.hash = Some(hash);
+                of.by_hash.insert(hash, number);
+                None
+            }
+        }
+    }
+
+    fn remove(&mut self, group: u128, number: u64) {
+        let Some(body) = self.groups.get_mut(&group).and_then(|of| of.remove(number)) else { return };
+        self.order.remove(&number);
         self.bytes = self.bytes.saturating_sub(body.bytes);
     }
 }
@@ -132,28 +217,36 @@ struct Member {
 impl Member {
     /// The file of a body, and whether it was there. Blocking.
     fn file(&self, rows: &EncodedRows) -> io::Result<(Arc<SealedFile>, bool)> {
-        let hash = rows.hash();
-        let slot = self.files.state.lock().slot(self.group, self.task, (hash, rows.body_len()));
-        let mut written = slot.lock();
-        let found = match &*written {
-            Some(there) if rows.has_body(there.map.as_ref()) => Ok((Arc::clone(&there.file), true)),
-            // Other bytes with the same hash.
-            Some(_) => rows.write_file().map(|file| (Arc::new(file), false)),
-            None => write(rows).map(|new| (Arc::clone(&written.insert(new).file), false)),
-        };
-        drop(written);
+        let key = (rows.location_hash(), rows.body_len());
+        let (number, slot) = self.files.state.lock().at_location(self.group, self.task, key);
+        let found = self.in_slot(number, &slot, rows);
         let mut state = self.files.state.lock();
         if found.is_err() {
-            state.remove(self.group, hash);
+            state.remove(self.group, number);
         }
         self.files.trim(&mut state);
         found
     }
+
+    fn in_slot(&self, number: u64, slot: &Slot, rows: &EncodedRows) -> io::Result<(Arc<SealedFile>, bool)> {
+        let mut written = slot.lock();
+        if let Some(there) = &*written {
+            return there.of_equal(rows).map_or_else(|| own_file(rows), |file| Ok((file, true)));
+        }
+        let hash = rows.hash();
+        let equal = self.files.state.lock().with_hash(self.group, self.task, number, hash);
+        let Some(equal) = equal else {
+            return Ok((Arc::clone(&written.insert(Written::of(rows)?).file), false));
+        };
+        drop(written);
+        let equal = equal.lock().as_ref().and_then(|there| there.of_equal(rows));
+        equal.map_or_else(|| own_file(rows), |file| Ok((file, true)))
+    }
 }
 
-fn write(rows: &EncodedRows) -> io::Result<Written> {
-    let file = rows.write_file()?;
-    Ok(Written { map: file.map()?, file: Arc::new(file) })
+/// A file that no other reader gets: another body has the same hash, or could not be written.
+fn own_file(rows: &EncodedRows) -> io::Result<(Arc<SealedFile>, bool)> {
+    Ok((Arc::new(rows.write_file()?), false))
 }
 
 impl Drop for Member {
@@ -164,7 +257,7 @@ impl Drop for Member {
         if of.members.is_empty() {
             state.groups.remove(&self.group);
             let group = self.group;
-            state.order.retain(|_, (of, _)| *of != group);
+            state.order.retain(|_, of| *of != group);
         }
         self.files.trim(&mut state);
     }
@@ -283,6 +376,36 @@ mod tests {
         assert_eq!(files.usage().0, BYTES, "the last task of a group takes its files along");
         drop(c);
         assert_eq!(files.usage().0, 0);
+    }
+
+    #[test]
+    fn bodies_of_the_same_arrays_are_one_file_also_when_the_arrays_are_released() {
+        let files = BodyFiles::new(16 * BYTES, 0);
+        let (a, b) = (task(&files, 1, 7), task(&files, 2, 7));
+        let same: Vec<EncodedRows> = (0..10).map(|first| rows(first * 1000, 1)).collect();
+        for rows in &same {
+            assert!(!a.file(rows).unwrap().1);
+        }
+        let held = || files.state.lock().groups[&7].by_location.len();
+        assert_eq!(held(), 4, "a share of the bound");
+        for rows in &same {
+            let (file, was_there) = b.file(rows).unwrap();
+            assert!(was_there && rows.has_body(file.map().unwrap().as_ref()));
+        }
+        assert_eq!((held(), files.usage().0), (0, 0), "both have had them");
+    }
+
+    #[test]
+    fn other_rows_at_the_place_of_released_ones_get_a_file_of_their_own() {
+        let files = BodyFiles::new(1 << 20, 1 << 20);
+        let (a, b) = (task(&files, 1, 7), task(&files, 2, 7));
+        // Memory that is free may be used again for each.
+        for first in 0..50 {
+            for task in [&a, &b] {
+                let (file, _) = task.file(&rows(first, 1)).unwrap();
+                assert!(rows(first, 1).has_body(file.map().unwrap().as_ref()));
+            }
+        }
     }
 
     #[test]
