@@ -21,7 +21,7 @@ const NEARLY_FULL: u64 = 15;
 
 /// Rows that are to be stored.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Newcomer {
+pub(crate) struct AdmissionRequest {
     /// Their snapshot. Its own parts are not evicted for it: they would replace one another in turns.
     pub(crate) of: Fingerprint,
     /// CPU seconds that computing the rows so far took, if that is known, and their bytes.
@@ -80,13 +80,13 @@ impl Admission {
     ///
     /// # Errors
     /// `ResourceExhausted` if they do not fit and too little of what is stored is worth less than half of them.
-    pub(crate) async fn reserve(&self, bytes: u64, newcomer: Newcomer, last: bool) -> Result<()> {
+    pub(crate) async fn reserve(&self, bytes: u64, newcomer: AdmissionRequest, last: bool) -> Result<()> {
         // The reservation comes before the listing, so that concurrent writers see one another.
         self.ctx.budget.reserve(bytes);
         self.evict_for(newcomer, last).await.inspect_err(|_| self.ctx.budget.cancel(bytes))
     }
 
-    async fn evict_for(&self, newcomer: Newcomer, last: bool) -> Result<()> {
+    async fn evict_for(&self, newcomer: AdmissionRequest, last: bool) -> Result<()> {
         let (ctx, budget) = (&self.ctx, &self.ctx.budget);
         let Some(limit) = budget.limit() else { return Ok(()) };
         let expected = budget.usage(&ctx.root, false).await?.expected;
@@ -124,7 +124,7 @@ impl Admission {
 
     /// The worth of a GiB of a newcomer. If its cost is unknown, it is assumed to be worth as much as the parts that its
     /// snapshot has, and the minimum if there are none.
-    async fn worth(&self, scans: &BTreeMap<Fingerprint, Scan>, newcomer: Newcomer) -> Result<f64> {
+    async fn worth(&self, scans: &BTreeMap<Fingerprint, Scan>, newcomer: AdmissionRequest) -> Result<f64> {
         if let Some((cpu_s, bytes)) = newcomer.cost {
             return Ok(worth_per_gib(cpu_s, bytes));
         }

@@ -46,7 +46,7 @@ mod tier;
 mod verified;
 mod write;
 
-pub use caju_autocache::{Compression, Encoding, Format, Whole};
+pub use caju_autocache::{Compression, Encoding, Format, SplitSetDigest};
 
 pub use admin::{
     CollectReason, Collection, Damage, Dropped, Expired, Inspection, PartLine, SnapshotInfo, Usage,

@@ -7,7 +7,7 @@
 
 use std::collections::HashSet;
 
-use caju_autocache::Whole;
+use caju_autocache::SplitSetDigest;
 use caju_types::{Error, Result, SplitKey};
 use serde::{Deserialize, Serialize};
 
@@ -44,7 +44,7 @@ pub struct SetRecord {
     /// The attempt that won.
     pub attempt: String,
     /// What it covers.
-    pub whole: Whole,
+    pub whole: SplitSetDigest,
     /// Its parts.
     pub members: Vec<Member>,
 }
@@ -69,7 +69,7 @@ pub enum SetOutcome {
     /// Other parts are still missing.
     Open,
     /// The set is complete and counts.
-    Whole,
+    SplitSetDigest,
     /// Another attempt's set counts: the part was deleted.
     Lost,
 }
@@ -97,7 +97,12 @@ impl Snapshot {
     ///
     /// # Errors
     /// The errors of the store. The set then does not count, unless another part completes it.
-    pub async fn add_to_set(&self, attempt: &str, whole: Whole, member: Member) -> Result<SetOutcome> {
+    pub async fn add_to_set(
+        &self,
+        attempt: &str,
+        whole: SplitSetDigest,
+        member: Member,
+    ) -> Result<SetOutcome> {
         let (root, of) = (self.root(), self.state.of);
         let path = root.layout.member(of, attempt, member.part);
         let announced = Announced { attempt: attempt.to_string(), member: member.clone() };
@@ -108,13 +113,13 @@ impl Snapshot {
             return Ok(SetOutcome::Lost);
         }
         let members = self.members(attempt).await?;
-        if Whole::of(members.iter().flat_map(|m| &m.covers).map(|n| n.0)) != whole {
+        if SplitSetDigest::of(members.iter().flat_map(|m| &m.covers).map(|n| n.0)) != whole {
             return Ok(SetOutcome::Open);
         }
         let record = SetRecord { schema: SCHEMA.into(), attempt: attempt.to_string(), whole, members };
         if self.record(&record).await? {
             self.drop_other_attempts(&record).await?;
-            Ok(SetOutcome::Whole)
+            Ok(SetOutcome::SplitSetDigest)
         } else {
             self.drop_attempt(attempt).await?;
             Ok(SetOutcome::Lost)

@@ -99,7 +99,7 @@ async fn a_dry_run_names_what_a_real_one_evicts_and_why() {
 async fn a_set_goes_as_a_whole_or_stays() {
     let root = memory_root();
     let writer = open(&root).await;
-    let whole = Whole::of(1..=3);
+    let whole = SplitSetDigest::of(1..=3);
     for key in 1..=3 {
         let part = fill(&writer, 1, key, 0.1).await.unwrap();
         let member = Member { part: split(key), attempt: part.attempt.clone(), covers: vec![SplitName(key)] };

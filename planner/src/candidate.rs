@@ -53,7 +53,7 @@ pub enum Obstacle {
 
 /// A hint in one encoding, as far as an option uses it.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Stored {
+pub struct SnapshotOption {
     /// Position in [`Profile::hints`].
     pub hint: usize,
     /// Position in the hint's encodings.
@@ -68,7 +68,7 @@ pub struct Stored {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Candidate {
     /// The snapshot; `None` is computing.
-    pub stored: Option<Stored>,
+    pub stored: Option<SnapshotOption>,
     /// The time per row of every epoch but the first.
     pub steady: TimePerRow,
     /// The time per row of the first epoch, in which what is missing is written.

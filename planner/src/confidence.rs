@@ -112,7 +112,7 @@ fn interval(values: &[f64], prior_freedom: usize) -> Option<(f64, f64)> {
 
 /// What a decision may lose by errors of the probes that it rests on.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Stake {
+pub struct ProbeErrorLoss {
     /// Seconds of the horizon.
     pub seconds: f64,
     /// What would have been chosen.
@@ -125,21 +125,21 @@ pub struct Stake {
 ///
 /// ```
 /// # let text = include_str!("../../tests/golden_plans/design-example.profile.json");
-/// use caju_planner::{Policy, Profile, at_stake, plan};
+/// use caju_planner::{Policy, Profile, probe_error_loss, plan};
 /// let profile = Profile::from_json(text)?;
 /// let decision = plan(&profile, &Policy::Auto)?;
-/// assert_eq!(at_stake(&profile, &decision.choice, &Policy::Auto, |_, _| 0.0)?, None);
+/// assert_eq!(probe_error_loss(&profile, &decision.choice, &Policy::Auto, |_, _| 0.0)?, None);
 /// # Ok::<(), caju_types::Error>(())
 /// ```
 ///
 /// # Errors
 /// Those of [`plan`](crate::plan).
-pub fn at_stake(
+pub fn probe_error_loss(
     profile: &Profile,
     choice: &Choice,
     policy: &Policy,
     error: impl Fn(&Hint, &Encoding) -> f64,
-) -> Result<Option<Stake>> {
+) -> Result<Option<ProbeErrorLoss>> {
     let mut against = profile.clone();
     for (hint, known) in against.hints.iter_mut().zip(&profile.hints) {
         for e in &mut hint.encodings {
@@ -160,7 +160,7 @@ pub fn at_stake(
     let ours = like.min_by(|a, b| a.0.total_cmp(&b.0)).map_or(rival, |(_, ours)| ours);
     // Options with equal times per row may differ by a tenth where two limits are close.
     let seconds = ours.horizon_with_interference_s() - rival.horizon_with_interference_s();
-    Ok((seconds > 0.0).then(|| Stake { seconds, rival: model.choice(rival.stored) }))
+    Ok((seconds > 0.0).then(|| ProbeErrorLoss { seconds, rival: model.choice(rival.stored) }))
 }
 
 #[cfg(test)]
@@ -250,12 +250,12 @@ mod tests {
         (half.compression, half.bytes_per_row) = ("zstd".into(), plain.bytes_per_row / 2.0);
         half.decode_cpu_s_per_row = 1.8e-3;
         profile.hints[0].encodings = vec![plain, half];
-        let at_stake = |profile: &Profile, off: f64| {
+        let probe_error_loss = |profile: &Profile, off: f64| {
             let decision = crate::plan(profile, &Policy::Auto).unwrap();
-            at_stake(profile, &decision.choice, &Policy::Auto, |_, _| off).unwrap()
+            probe_error_loss(profile, &decision.choice, &Policy::Auto, |_, _| off).unwrap()
         };
-        assert_eq!(at_stake(&profile, 0.0), None, "without errors");
-        let stake = at_stake(&profile, 0.5).unwrap();
+        assert_eq!(probe_error_loss(&profile, 0.0), None, "without errors");
+        let stake = probe_error_loss(&profile, 0.5).unwrap();
         assert!(stake.seconds > 1.0 && stake.rival.to_string() == "source arrow/zstd", "{stake:?}");
         // The store holds both up alike, and what decoding takes is nearly as short.
         let mut tied = profile.clone();
@@ -265,11 +265,11 @@ mod tests {
         (other.format, other.decode_cpu_s_per_row) = ("parquet".into(), 1.8e-3);
         tied.hints[0].encodings[0].decode_cpu_s_per_row = 1.7e-3;
         tied.hints[0].encodings.push(other);
-        let stake = at_stake(&tied, 0.1).unwrap();
+        let stake = probe_error_loss(&tied, 0.1).unwrap();
         assert!(stake.seconds > 1.0 && stake.rival.to_string() == "source parquet/zstd", "{stake:?}");
         let mut rest = profile.stages[0].clone();
         (rest.name, rest.io_bytes_per_row, rest.cpu_s_per_row) = ("augment".into(), 0.0, 10.0);
         profile.stages.push(rest);
-        assert_eq!(at_stake(&profile, 0.5), None, "something else is all that counts");
+        assert_eq!(probe_error_loss(&profile, 0.5), None, "something else is all that counts");
     }
 }

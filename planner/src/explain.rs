@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use caju_types::format_bytes;
 
-use crate::candidate::{Candidate, Limit, Obstacle, Stored, TIE, TimePerRow};
+use crate::candidate::{Candidate, Limit, Obstacle, SnapshotOption, TIE, TimePerRow};
 use crate::choice::Choice;
 use crate::format;
 use crate::model::Model;
@@ -65,13 +65,13 @@ fn same_work(model: &Model, a: Limit, b: Limit) -> bool {
     })
 }
 
-fn at<'a>(model: &Model<'a>, stored: Stored) -> (&'a Hint, &'a Encoding) {
+fn at<'a>(model: &Model<'a>, stored: SnapshotOption) -> (&'a Hint, &'a Encoding) {
     let hint = &model.profile().hints[stored.hint];
     (hint, &hint.encodings[stored.encoding])
 }
 
 /// `` `resized` (arrow/none) ``, with its fraction if it is not whole.
-fn named(model: &Model, stored: Stored) -> String {
+fn named(model: &Model, stored: SnapshotOption) -> String {
     let (hint, e) = at(model, stored);
     let share = if stored.fraction < 1.0 {
         format!(", {} of the rows", format::percent(stored.fraction))
@@ -82,7 +82,7 @@ fn named(model: &Model, stored: Stored) -> String {
 }
 
 /// The random stages that a snapshot would freeze, if there are any.
-fn frozen(model: &Model, stored: Stored) -> Option<String> {
+fn frozen(model: &Model, stored: SnapshotOption) -> Option<String> {
     let mut names = model.random_above(stored.hint);
     let first = names.next()?;
     let more = names.len();
@@ -133,7 +133,7 @@ pub(crate) fn why(model: &Model, i: usize, chosen: usize, break_even: Option<u64
     out + &verdict
 }
 
-fn writing(model: &Model, c: &Candidate, stored: Stored) -> String {
+fn writing(model: &Model, c: &Candidate, stored: SnapshotOption) -> String {
     if stored.fraction <= stored.existing {
         return "stored already, so nothing is written; ".into();
     }
@@ -219,7 +219,7 @@ pub(crate) fn reason(model: &Model, chosen: usize) -> String {
     }
 }
 
-fn reason_to_store(model: &Model, chosen: usize, stored: Stored) -> String {
+fn reason_to_store(model: &Model, chosen: usize, stored: SnapshotOption) -> String {
     let (compute, c) = (&model.candidates()[0], &model.candidates()[chosen]);
     let rates = format!(
         "Reading {} gives {} rows/s, limited by {}, against {} by computing, limited by {}",

@@ -40,9 +40,9 @@ mod span;
 mod text;
 mod tuning;
 
-pub use candidate::{Candidate, Limit, Obstacle, Stored, TIE, TimePerRow};
+pub use candidate::{Candidate, Limit, Obstacle, SnapshotOption, TIE, TimePerRow};
 pub use choice::Choice;
-pub use confidence::{Margin, Stake, at_stake, margins};
+pub use confidence::{Margin, ProbeErrorLoss, margins, probe_error_loss};
 pub use decision::{DECISION_SCHEMA, Decision, PlanOption};
 pub use format::rate as format_rate;
 pub use model::Model;

@@ -9,7 +9,7 @@
 
 use std::collections::HashMap;
 
-use crate::candidate::{Candidate, Limit, Obstacle, Stored, TimePerRow};
+use crate::candidate::{Candidate, Limit, Obstacle, SnapshotOption, TimePerRow};
 use crate::choice::Choice;
 use crate::format;
 use crate::profile::{DEFAULT_EPOCHS, DEFAULT_JOBS, Encoding, Hint, Measured, Profile};
@@ -29,7 +29,7 @@ struct Mix {
 }
 
 /// Fractions of the rows that differ by less are the same option.
-const SAME_SHARE: f64 = 0.1;
+const EQUAL_FRACTION_TOLERANCE: f64 = 0.1;
 
 /// The range of times per row, in seconds. Times outside it count as its ends; within it, nothing over- or underflows.
 const TIME_PER_ROW_RANGE_S: (f64, f64) = (1e-12, 1e100);
@@ -68,7 +68,7 @@ pub struct Model<'a> {
     sharers: f64,
     candidates: Vec<Candidate>,
     /// How many times longer options that ran took than predicted, at worst; none while that is computed.
-    overrated: Option<f64>,
+    worst_overrun: Option<f64>,
     visits: u64,
 }
 
@@ -91,14 +91,14 @@ impl<'a> Model<'a> {
             shared: profile.sharing.as_ref().map_or(0, |s| stages_up_to(profile, &s.after_stage)),
             sharers: sharers(profile),
             candidates: Vec::new(),
-            overrated: None,
+            worst_overrun: None,
             visits: 0,
         };
         model.sum_up();
         // First as predicted; then, if options ran, corrected by how wrong their predictions were.
         model.evaluate();
         if !profile.observed.is_empty() {
-            model.overrated = Some(model.overrated());
+            model.worst_overrun = Some(model.worst_overrun());
             model.candidates.clear();
             model.evaluate();
         }
@@ -217,7 +217,7 @@ impl<'a> Model<'a> {
         let readings = self.readings();
         let whole = e.bytes_per_row * self.rows() / readings;
         let fits = fraction_that_fits(whole, self.profile.budget.snapshot_bytes);
-        let option = |fraction, existing| Some(Stored { hint, encoding, fraction, existing });
+        let option = |fraction, existing| Some(SnapshotOption { hint, encoding, fraction, existing });
         if fits <= 0.0 || (fits < 1.0 && !h.split_local) {
             let obstacle = if fits <= 0.0 { Obstacle::NoBudget } else { Obstacle::NotWhole };
             let steady =
@@ -256,17 +256,18 @@ impl<'a> Model<'a> {
     }
 
     /// The rate that an option had in epochs that ran.
-    fn observed(&self, stored: Option<Stored>) -> Option<f64> {
+    fn observed(&self, stored: Option<SnapshotOption>) -> Option<f64> {
         if self.profile.observed.is_empty() {
             return None;
         }
         let choice = self.choice(stored);
-        let ran = |m: &Measured| m.choice.apart(&choice).is_some_and(|apart| apart < SAME_SHARE);
+        let ran =
+            |m: &Measured| m.choice.apart(&choice).is_some_and(|apart| apart < EQUAL_FRACTION_TOLERANCE);
         self.profile.observed.iter().rev().find(|m| ran(m)).map(|m| m.rows_per_s)
     }
 
     /// What a candidate is called in a decision.
-    pub(crate) fn choice(&self, stored: Option<Stored>) -> Choice {
+    pub(crate) fn choice(&self, stored: Option<SnapshotOption>) -> Choice {
         let Some(s) = stored else { return Choice::Compute };
         let hint = &self.profile.hints[s.hint];
         let e = &hint.encodings[s.encoding];
@@ -278,7 +279,7 @@ impl<'a> Model<'a> {
         }
     }
 
-    fn overrated(&self) -> f64 {
+    fn worst_overrun(&self) -> f64 {
         let longer = |c: &Candidate| Some(c.predicted_times(self.observed(c.stored)?));
         self.candidates.iter().filter_map(longer).fold(1.0, f64::max)
     }
@@ -286,14 +287,14 @@ impl<'a> Model<'a> {
     /// The times per row of an option as far as experience corrects them.
     fn experienced(
         &self,
-        stored: Option<Stored>,
+        stored: Option<SnapshotOption>,
         steady: TimePerRow,
         first: TimePerRow,
     ) -> (TimePerRow, TimePerRow) {
-        let Some(overrated) = self.overrated else { return (steady, first) };
+        let Some(worst_overrun) = self.worst_overrun else { return (steady, first) };
         let writes = stored.is_some_and(|s| s.fraction > s.existing);
         // Nobody has seen the epoch that writes either.
-        let longer = |t: TimePerRow| (t.s_per_row * overrated).min(TIME_PER_ROW_RANGE_S.1);
+        let longer = |t: TimePerRow| (t.s_per_row * worst_overrun).min(TIME_PER_ROW_RANGE_S.1);
         let steady = match (self.observed(stored), stored) {
             (Some(rate), _) => {
                 TimePerRow { s_per_row: (1.0 / rate).min(TIME_PER_ROW_RANGE_S.1), observed: true, ..steady }
@@ -307,7 +308,7 @@ impl<'a> Model<'a> {
 
     fn push(
         &mut self,
-        stored: Option<Stored>,
+        stored: Option<SnapshotOption>,
         steady: TimePerRow,
         first: TimePerRow,
         bytes: f64,

@@ -7,7 +7,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::pipeline::{Pipeline, Report};
-use crate::process::{Ended, PATIENCE, Process, caju_in};
+use crate::process::{Ended, Process, TEST_TIMEOUT, caju_in};
 
 const OPERATOR_SECRET: &str = "operator-secret";
 
@@ -151,7 +151,7 @@ impl Cluster {
     /// Asks for the status until it is as wanted. Each question is a process, so this does not spin.
     #[track_caller]
     pub fn wait_for_status<T>(&self, what: &str, wanted: impl Fn(&Value) -> Option<T>) -> T {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TEST_TIMEOUT;
         loop {
             let status = self.status();
             if let Some(out) = wanted(&status) {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::binary::caju_binary;
 
 /// How long a test waits for anything before it fails. Debug binaries on a busy machine are slow.
-pub const PATIENCE: Duration = Duration::from_secs(90);
+pub const TEST_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// The lines of one output of a process, as they come.
 #[derive(Debug, Default)]
@@ -101,7 +101,7 @@ impl Process {
             Some(line) => Some(Some(line.clone())),
             None => ended.then_some(None),
         };
-        match self.stdout.wait(Instant::now() + PATIENCE, first) {
+        match self.stdout.wait(Instant::now() + TEST_TIMEOUT, first) {
             Some(Some(line)) => line,
             Some(None) => panic!("`{}` ended without a word: {}", self.name, self.stderr.text()),
             None => panic!("`{}` said nothing: {}", self.name, self.stderr.text()),
@@ -113,7 +113,7 @@ impl Process {
         let enough = |lines: &[String], ended: bool| {
             (ended || lines.len() >= count).then(|| lines.iter().take(count).cloned().collect())
         };
-        let found = self.stdout.wait(Instant::now() + PATIENCE, enough);
+        let found = self.stdout.wait(Instant::now() + TEST_TIMEOUT, enough);
         found.unwrap_or_else(|| panic!("`{}` says too little: {}", self.name, self.stdout.text()))
     }
 
@@ -121,7 +121,7 @@ impl Process {
     pub fn wait_for_error_line(&self, text: &str) -> String {
         let found = |lines: &[String], _| lines.iter().find(|l| l.contains(text)).cloned();
         self.stderr
-            .wait(Instant::now() + PATIENCE, found)
+            .wait(Instant::now() + TEST_TIMEOUT, found)
             .unwrap_or_else(|| panic!("`{}` never said `{text}`: {}", self.name, self.stderr.text()))
     }
 
@@ -139,7 +139,7 @@ impl Process {
 
     /// Waits for the end.
     pub fn wait(self) -> Ended {
-        self.wait_at_most(PATIENCE)
+        self.wait_at_most(TEST_TIMEOUT)
     }
 
     /// Everything on standard error until now.
@@ -155,7 +155,11 @@ impl Process {
     /// Waits until a killed process has ended: its ports are free then.
     pub fn wait_for_end(&self) {
         let ended = |_: &[String], ended: bool| ended.then_some(());
-        assert!(self.stderr.wait(Instant::now() + PATIENCE, ended).is_some(), "`{}` does not end", self.name);
+        assert!(
+            self.stderr.wait(Instant::now() + TEST_TIMEOUT, ended).is_some(),
+            "`{}` does not end",
+            self.name
+        );
     }
 
     /// Waits for the end, at most for the given time. Returns the process if it still runs.

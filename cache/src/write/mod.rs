@@ -12,7 +12,7 @@ use bytes::Bytes;
 use caju_runtime::{Tasks, blocking, log_failure};
 use caju_types::{Error, Result};
 
-use crate::admission::Newcomer;
+use crate::admission::AdmissionRequest;
 use crate::cache::Cache;
 use crate::commit::Committed;
 use crate::layout::Generation;
@@ -195,7 +195,7 @@ impl PartWriter {
             let bytes = block.len() as u64;
             self.bytes += bytes;
             let cost = self.compute_cpu_s.map(|cpu_s| (cpu_s, self.bytes));
-            let newcomer = Newcomer { of: open.state.of, cost };
+            let newcomer = AdmissionRequest { of: open.state.of, cost };
             open.cache.admission.reserve(bytes, newcomer, false).await?;
             open.reserved += bytes;
             open.upload.push(block).await?;
@@ -215,7 +215,7 @@ impl PartWriter {
         };
         let record = seal(meta)?.len() as u64 + ENVELOPE_BYTES;
         let bytes = 3 * record + 2 * description;
-        let newcomer = Newcomer { of: open.state.of, cost: Some((meta.compute_cpu_s(), meta.bytes)) };
+        let newcomer = AdmissionRequest { of: open.state.of, cost: Some((meta.compute_cpu_s(), meta.bytes)) };
         open.cache.admission.reserve(bytes, newcomer, true).await?;
         open.reserved += bytes;
         Ok(())

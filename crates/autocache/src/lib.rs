@@ -40,7 +40,7 @@ pub use facts::{
 pub use hint::{HintDef, fixed_hint};
 pub use horizon::is_last_reading;
 pub use job::Autocache;
-pub use plan::{CachePlan, GroupLease, SavePlan, SetPlan, SetTarget, SplitModes, Whole, set_id};
+pub use plan::{CachePlan, GroupLease, SavePlan, SetPlan, SetTarget, SplitModes, SplitSetDigest, set_id};
 pub use plan_record::{JobSummary, PlanRecord};
 pub use recording::{Recorded, describe_replay, read_log, replay};
 pub use replan::{OptionRate, ReplanState, profile_with_rates};

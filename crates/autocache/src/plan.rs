@@ -125,13 +125,13 @@ pub struct SetTarget {
     /// The attempt, so that parts of two attempts do not mix.
     pub attempt: String,
     /// The splits that it has to cover.
-    pub whole: Whole,
+    pub whole: SplitSetDigest,
 }
 
 /// What a set has to cover: the number of splits, and the wrapping sum of their 128-bit names. Two listings with the same
 /// splits, each as often, have the same value, whatever their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Whole {
+pub struct SplitSetDigest {
     /// The number of splits.
     pub splits: u64,
     /// The wrapping sum of their names.
@@ -139,7 +139,7 @@ pub struct Whole {
     pub sum: u128,
 }
 
-impl Whole {
+impl SplitSetDigest {
     /// The listing of these names.
     pub fn of(names: impl IntoIterator<Item = u128>) -> Self {
         names
@@ -164,7 +164,7 @@ pub struct GroupLease {
 }
 
 /// The folder of the set that a hint of this base has for a listing.
-pub fn set_id(base: Fingerprint, whole: Whole) -> Fingerprint {
+pub fn set_id(base: Fingerprint, whole: SplitSetDigest) -> Fingerprint {
     Fingerprint(hash128(format!("caju.set/v1 {base} {} {:032x}", whole.splits, whole.sum).as_bytes()))
 }
 

@@ -2,7 +2,9 @@
 
 use std::collections::VecDeque;
 
-use caju_planner::{self as planner, Choice, Decision, Hint, Margin, Policy, Profile, at_stake, margins};
+use caju_planner::{
+    self as planner, Choice, Decision, Hint, Margin, Policy, Profile, margins, probe_error_loss,
+};
 use caju_types::Result;
 
 use crate::encoding::Encoding;
@@ -116,7 +118,7 @@ pub(crate) fn is_another_probe_worth_it(
     let error = |hint: &Hint, e: &planner::Encoding| {
         PROBE_ERROR / (of(&hint.name, &e.format, &e.compression).max(1) as f64).sqrt()
     };
-    let Ok(Some(stake)) = at_stake(profile, &decision.choice, policy, error) else { return false };
+    let Ok(Some(stake)) = probe_error_loss(profile, &decision.choice, policy, error) else { return false };
     // Computing was measured with every row.
     let count = |choice: &Choice| match choice {
         Choice::Compute => MAX_PROBES,

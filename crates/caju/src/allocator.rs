@@ -10,10 +10,10 @@ const PURGE_DELAY: c_int = 15;
 /// Milliseconds for which freed memory waits for its next use before the system gets it back. Memory that comes from the system has
 /// to be cleared. With mimalloc's own 1000 a worker with two threads spends 8 % of its time on that, and makes 13 % fewer rows of
 /// float32 images per second of CPU time. Its peak is the same, since what is freed is used again.
-const KEPT_MS: c_long = 10_000;
+const PURGE_DELAY_MS: c_long = 10_000;
 
 /// The same for `caju quickstart`, which runs on hosts that do other work. Its peak is about 400 MiB then, and with 1000 more than 540.
-const KEPT_BY_QUICKSTART_MS: c_long = 10;
+const QUICKSTART_PURGE_DELAY_MS: c_long = 10;
 
 #[allow(unsafe_code, reason = "the allocator's crate has no safe wrapper of its options")]
 mod options {
@@ -34,7 +34,10 @@ mod options {
 ///
 /// Programs whose global allocator is mimalloc call it when they start. In others it has no effect.
 pub fn keep_freed_memory(is_quickstart: bool) {
-    options::mi_option_set_default(PURGE_DELAY, if is_quickstart { KEPT_BY_QUICKSTART_MS } else { KEPT_MS });
+    options::mi_option_set_default(
+        PURGE_DELAY,
+        if is_quickstart { QUICKSTART_PURGE_DELAY_MS } else { PURGE_DELAY_MS },
+    );
 }
 
 #[cfg(test)]
@@ -46,8 +49,8 @@ mod tests {
     fn the_allocators_purge_delay_is_the_one_that_is_set() {
         assert_eq!(options::mi_option_get(PURGE_DELAY), 1000);
         keep_freed_memory(true);
-        assert_eq!(options::mi_option_get(PURGE_DELAY), KEPT_BY_QUICKSTART_MS);
+        assert_eq!(options::mi_option_get(PURGE_DELAY), QUICKSTART_PURGE_DELAY_MS);
         keep_freed_memory(false);
-        assert_eq!(options::mi_option_get(PURGE_DELAY), KEPT_MS);
+        assert_eq!(options::mi_option_get(PURGE_DELAY), PURGE_DELAY_MS);
     }
 }

@@ -20,23 +20,28 @@ pub(crate) enum Launcher {
 }
 
 /// A launcher, by its name on the command line, and its variables.
-struct Known {
+struct LauncherVariables {
     launcher: Launcher,
     name: &'static str,
     rank: &'static str,
     size: &'static str,
 }
 
-const KNOWN: [Known; 4] = [
-    Known { launcher: Launcher::Slurm, name: "slurm", rank: "SLURM_PROCID", size: "SLURM_NTASKS" },
-    Known {
+const LAUNCHERS: [LauncherVariables; 4] = [
+    LauncherVariables {
+        launcher: Launcher::Slurm,
+        name: "slurm",
+        rank: "SLURM_PROCID",
+        size: "SLURM_NTASKS",
+    },
+    LauncherVariables {
         launcher: Launcher::Openmpi,
         name: "openmpi",
         rank: "OMPI_COMM_WORLD_RANK",
         size: "OMPI_COMM_WORLD_SIZE",
     },
-    Known { launcher: Launcher::Pmi, name: "pmi", rank: "PMI_RANK", size: "PMI_SIZE" },
-    Known { launcher: Launcher::Torchrun, name: "torchrun", rank: "RANK", size: "WORLD_SIZE" },
+    LauncherVariables { launcher: Launcher::Pmi, name: "pmi", rank: "PMI_RANK", size: "PMI_SIZE" },
+    LauncherVariables { launcher: Launcher::Torchrun, name: "torchrun", rank: "RANK", size: "WORLD_SIZE" },
 ];
 
 /// The rank of this process, from 0, and the number of processes.
@@ -57,9 +62,9 @@ pub(crate) fn rank_from_env(launcher: Launcher) -> Result<Rank> {
 }
 
 fn rank(launcher: Launcher, variable: impl Fn(&str) -> Option<String>) -> Result<Rank> {
-    let asked = |known: &&Known| launcher == Launcher::Auto || known.launcher == launcher;
-    let mut first: Option<(Rank, &Known)> = None;
-    for known in KNOWN.iter().filter(asked) {
+    let asked = |known: &&LauncherVariables| launcher == Launcher::Auto || known.launcher == launcher;
+    let mut first: Option<(Rank, &LauncherVariables)> = None;
+    for known in LAUNCHERS.iter().filter(asked) {
         let Some(rank) = rank_of(known, &variable)? else { continue };
         match first {
             None => first = Some((rank, known)),
@@ -68,7 +73,7 @@ fn rank(launcher: Launcher, variable: impl Fn(&str) -> Option<String>) -> Result
         }
     }
     first.map(|(rank, _)| rank).ok_or_else(|| {
-        let pairs: Vec<_> = KNOWN.iter().filter(asked).map(|k| format!("{} and {}", k.rank, k.size)).collect();
+        let pairs: Vec<_> = LAUNCHERS.iter().filter(asked).map(|k| format!("{} and {}", k.rank, k.size)).collect();
         Error::invalid(format!(
             "--rank-from-env: the environment names no rank ({}); start this with srun, mpirun or torchrun, or say \
              --num-consumers and --consumer-index",
@@ -78,7 +83,7 @@ fn rank(launcher: Launcher, variable: impl Fn(&str) -> Option<String>) -> Result
 }
 
 /// The rank by one launcher's variables; none if they are not set.
-fn rank_of(known: &Known, variable: impl Fn(&str) -> Option<String>) -> Result<Option<Rank>> {
+fn rank_of(known: &LauncherVariables, variable: impl Fn(&str) -> Option<String>) -> Result<Option<Rank>> {
     let (index, count) = match (variable(known.rank), variable(known.size)) {
         (None, None) => return Ok(None),
         (Some(index), Some(count)) => (number(known.rank, &index)?, number(known.size, &count)?),
@@ -106,8 +111,10 @@ fn number(name: &str, value: &str) -> Result<u32> {
         .map_err(|_| Error::invalid(format!("--rank-from-env: {name}={value} is not a whole number")))
 }
 
-fn conflict((a, by_a): (Rank, &Known), (b, by_b): (Rank, &Known)) -> Error {
-    let says = |rank: Rank, by: &Known| format!("{}={} of {}={}", by.rank, rank.index, by.size, rank.count);
+fn conflict((a, by_a): (Rank, &LauncherVariables), (b, by_b): (Rank, &LauncherVariables)) -> Error {
+    let says = |rank: Rank, by: &LauncherVariables| {
+        format!("{}={} of {}={}", by.rank, rank.index, by.size, rank.count)
+    };
     Error::invalid(format!(
         "--rank-from-env: {} and {} contradict each other; name the launcher: --rank-from-env={} or --rank-from-env={}",
         says(a, by_a),
@@ -128,7 +135,7 @@ mod tests {
 
     #[test]
     fn each_launcher_is_known() {
-        for (known, launcher) in KNOWN.iter().zip(["slurm", "openmpi", "pmi", "torchrun"]) {
+        for (known, launcher) in LAUNCHERS.iter().zip(["slurm", "openmpi", "pmi", "torchrun"]) {
             let variables = [(known.rank, "1"), (known.size, "4")];
             assert_eq!(of(Launcher::Auto, &variables), Ok((1, 4)));
             assert_eq!(of(Launcher::from_str(launcher, false).unwrap(), &variables), Ok((1, 4)));

@@ -61,7 +61,7 @@ pub(crate) struct Drawn {
 
 /// What is left of the chunk that the user is handed element by element: it has not got it so far.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Rest {
+pub(crate) struct ChunkRemainder {
     pub(crate) rows: u64,
     pub(crate) elements: u64,
     pub(crate) bytes: u64,
@@ -274,16 +274,16 @@ impl Acks {
     }
 
     /// What the user has not got of the chunk that it is handed element by element.
-    pub(crate) fn rest(&self) -> Rest {
+    pub(crate) fn remainder(&self) -> ChunkRemainder {
         let inner = self.inner.lock();
         let all = inner.handed_elements.rows();
         if inner.whole || all == 0 {
-            return Rest::default();
+            return ChunkRemainder::default();
         }
         let progress = Progress::of_word(self.of_handed.load(Ordering::Acquire));
         let got = progress.taken.saturating_add(progress.in_hand).min(all);
         let rows = all - got;
-        Rest {
+        ChunkRemainder {
             rows,
             elements: inner.handed_elements.behind(got),
             bytes: u64::try_from(u128::from(inner.handed_bytes) * u128::from(rows) / u128::from(all))
@@ -352,11 +352,11 @@ mod tests {
     #[test]
     fn the_rest_of_a_chunk_is_what_the_user_has_not_got() {
         let acks = Acks::default();
-        assert_eq!(acks.rest(), Rest::default());
+        assert_eq!(acks.remainder(), ChunkRemainder::default());
         assert!(acks.hand(&chunk(&[run(0, 6)], Elements::Lengths(vec![2, 0, 3, 1])), false, false));
         let rest = |taken, next| {
             assert!(acks.hand_next(taken, next));
-            let Rest { rows, elements, .. } = acks.rest();
+            let ChunkRemainder { rows, elements, .. } = acks.remainder();
             (rows, elements)
         };
         assert_eq!(rest(0, 2), (4, 3));
@@ -364,12 +364,12 @@ mod tests {
         assert_eq!(rest(2, 3), (1, 1));
         assert_eq!(rest(5, 1), (0, 0));
         acks.taken_handed();
-        assert_eq!(acks.rest(), Rest::default());
+        assert_eq!(acks.remainder(), ChunkRemainder::default());
         assert!(hand(&acks, &[run(0, 4)], false, false) && acks.hand_next(1, 1));
-        let rest = acks.rest();
+        let rest = acks.remainder();
         assert!((rest.rows, rest.elements) == (2, 2) && rest.bytes > 0 && !rest.is_padding, "{rest:?}");
         assert!(hand(&acks, &[run(0, 4)], false, true));
-        assert_eq!(acks.rest(), Rest::default(), "as a whole");
+        assert_eq!(acks.remainder(), ChunkRemainder::default(), "as a whole");
     }
 
     #[test]

@@ -48,7 +48,7 @@ pub(crate) struct Credit {
 
 /// What is sent to the worker.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Grant {
+pub(crate) enum CreditGrant {
     /// Bytes that are free again, and bytes by which the window shrinks.
     Bytes { bytes: u64, shrink: u64 },
     /// Everything was received.
@@ -99,11 +99,11 @@ impl Credit {
     }
 
     /// Waits for something to send.
-    pub(crate) async fn next(&self) -> Grant {
+    pub(crate) async fn next(&self) -> CreditGrant {
         loop {
             match self.end.load(Ordering::Acquire) {
-                ACK => return Grant::Ack,
-                OVER => return Grant::Over,
+                ACK => return CreditGrant::Ack,
+                OVER => return CreditGrant::Over,
                 _ => {}
             }
             let bytes = self.freed.swap(0, Ordering::Relaxed);
@@ -111,7 +111,7 @@ impl Credit {
                 let (window, target) = (self.window(), self.shares.window());
                 let shrink = window.saturating_sub(target);
                 self.window.fetch_sub(shrink, Ordering::Relaxed);
-                return Grant::Bytes { bytes, shrink };
+                return CreditGrant::Bytes { bytes, shrink };
             }
             self.notify.notified().await;
         }
@@ -134,9 +134,9 @@ mod tests {
         credit.free(100);
         assert!(futures::poll!(Box::pin(credit.notify.notified())).is_pending(), "not worth a frame");
         credit.free(100);
-        assert_eq!(credit.next().await, Grant::Bytes { bytes: 200, shrink: 32 << 20 });
+        assert_eq!(credit.next().await, CreditGrant::Bytes { bytes: 200, shrink: 32 << 20 });
         assert_eq!(credit.window(), 32 << 20);
         credit.finish(true);
-        assert_eq!(credit.next().await, Grant::Ack);
+        assert_eq!(credit.next().await, CreditGrant::Ack);
     }
 }

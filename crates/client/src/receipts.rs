@@ -8,7 +8,7 @@ use caju_wire::Run;
 
 /// The rows of a chunk that were not received before.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Fresh {
+pub(crate) enum NewRows {
     /// All.
     All,
     /// These, as (offset, length) within the chunk; perhaps none.
@@ -42,7 +42,7 @@ struct Share {
 
 impl Receipts {
     /// Records the rows of a chunk, and returns those that were not received before.
-    pub(crate) fn receive(&mut self, task: TaskId, runs: &[Run]) -> Fresh {
+    pub(crate) fn receive(&mut self, task: TaskId, runs: &[Run]) -> NewRows {
         let mut parts: Option<Vec<(u64, u64)>> = None;
         let mut at = 0;
         for run in runs {
@@ -75,7 +75,7 @@ impl Receipts {
             }
             at += run.len;
         }
-        parts.map_or(Fresh::All, Fresh::Parts)
+        parts.map_or(NewRows::All, NewRows::Parts)
     }
 
     /// What was received from a task.
@@ -175,8 +175,8 @@ mod tests {
                 let runs: Vec<Run> = runs.iter().map(|&(split, start, len)| Run { split, start, len }).collect();
                 let rows: Vec<(u64, u64)> = runs.iter().flat_map(|r| (r.start..r.start + r.len).map(|o| (r.split, o))).collect();
                 let fresh: Vec<(u64, u64)> = match receipts.receive(TaskId(*task), &runs) {
-                    Fresh::All => rows.clone(),
-                    Fresh::Parts(p) => p.into_iter().flat_map(|(s, n)| rows[s as usize..(s + n) as usize].to_vec()).collect(),
+                    NewRows::All => rows.clone(),
+                    NewRows::Parts(p) => p.into_iter().flat_map(|(s, n)| rows[s as usize..(s + n) as usize].to_vec()).collect(),
                 };
                 let want: Vec<(u64, u64)> = rows.into_iter().filter(|r| model.insert(*r)).collect();
                 prop_assert_eq!(fresh, want);
@@ -220,7 +220,7 @@ mod tests {
     fn long_runs_in_order_stay_one_range() {
         let mut r = Receipts::default();
         for i in 0..1000 {
-            assert_eq!(r.receive(TaskId(1), &[Run { split: 4, start: i * 8192, len: 8192 }]), Fresh::All);
+            assert_eq!(r.receive(TaskId(1), &[Run { split: 4, start: i * 8192, len: 8192 }]), NewRows::All);
         }
         assert_eq!(
             r.of_task(TaskId(1)),

@@ -15,7 +15,7 @@ use crate::credit::{Credit, Shares};
 use crate::delivered::EpochFacts;
 use crate::delivery::{Delivery, QueuedBytes};
 use crate::gate::Gate;
-use crate::receipts::{Fresh, Receipts};
+use crate::receipts::{NewRows, Receipts};
 use crate::rounds::Staging;
 use crate::state::ReaderState;
 use crate::stats::{ReaderStats, Recorder};
@@ -115,7 +115,7 @@ impl Shared {
         let mut stats = self.recorder.stats();
         // Elements are not counted one by one where nothing is acknowledged.
         if self.config.tracks_rows {
-            stats.leave_out(self.acks.rest());
+            stats.leave_out(self.acks.remainder());
         }
         stats
     }
@@ -212,11 +212,11 @@ impl Shared {
         }
         let fresh = match self.config.tracks_rows {
             true => self.receipts.lock().receive(task, &chunk.runs),
-            false => Fresh::All,
+            false => NewRows::All,
         };
         match fresh {
-            Fresh::All => {}
-            Fresh::Parts(parts) => {
+            NewRows::All => {}
+            NewRows::Parts(parts) => {
                 let fresh: u64 = parts.iter().map(|p| p.1).sum();
                 tracing::warn!(%task, rows = rows as u64 - fresh, "rows came twice and are skipped");
                 self.recorder.duplicates(rows as u64 - fresh);

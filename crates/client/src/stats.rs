@@ -6,7 +6,7 @@ use caju_proto::v1::{self, StageStats};
 use caju_types::{Error, format_count};
 use parking_lot::Mutex;
 
-use crate::acks::Rest;
+use crate::acks::ChunkRemainder;
 
 /// What a reader has delivered so far.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -115,7 +115,7 @@ impl ReaderStats {
     }
 
     /// Without what the user has not got of a chunk.
-    pub(crate) fn leave_out(&mut self, rest: Rest) {
+    pub(crate) fn leave_out(&mut self, rest: ChunkRemainder) {
         self.rows = self.rows.saturating_sub(rest.rows);
         self.elements = self.elements.saturating_sub(rest.elements);
         self.bytes = self.bytes.saturating_sub(rest.bytes);
@@ -206,7 +206,7 @@ impl Recorder {
     }
 
     /// The user does not get the rest of a chunk: it comes again.
-    pub(crate) fn returned(&self, rest: Rest) {
+    pub(crate) fn returned(&self, rest: ChunkRemainder) {
         self.inner.lock().stats.leave_out(rest);
     }
 

@@ -17,7 +17,7 @@ use caju_wire::{
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 
-use crate::credit::{Credit, Grant};
+use crate::credit::{Credit, CreditGrant};
 use crate::shared::Shared;
 use crate::target::Target;
 use crate::transfer::TransferProtocol;
@@ -229,15 +229,15 @@ async fn give_credit<W: AsyncWrite + Unpin>(writer: &mut FrameWriter<W>, credit:
     loop {
         // A broken connection shows on the receiving side.
         let sent = match credit.next().await {
-            Grant::Bytes { bytes, shrink } => {
+            CreditGrant::Bytes { bytes, shrink } => {
                 writer.send(Kind::Credit, &CreditHeader { bytes, shrink_bytes: shrink }).await
             }
-            Grant::Ack => {
+            CreditGrant::Ack => {
                 drop(writer.send(Kind::Ack, &EmptyHeader {}).await);
                 writer.shutdown().await;
                 return;
             }
-            Grant::Over => return,
+            CreditGrant::Over => return,
         };
         if let Err(e) = sent {
             tracing::debug!(error = %e, "credit could not be given");

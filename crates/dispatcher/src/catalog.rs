@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arrow_schema::SchemaRef;
 use async_trait::async_trait;
 use caju_autocache::HintDef;
-use caju_engine::{ListingDigest, SetBase, Shard, cover_of};
+use caju_engine::{ListingDigest, SetBase, Shard, name_in_set_of};
 use caju_pipeline::LearntBoundaries;
 use caju_runtime::Stores;
 use caju_sources::Split;
@@ -96,8 +96,8 @@ impl ListedSplit {
     ///
     /// # Errors
     /// `Internal` if its key is not known.
-    pub fn cover(&self) -> Result<u128> {
-        let named = self.facts.and_then(|f| Some(cover_of(f.key?, f.repetition, f.trim)));
+    pub fn name_in_set(&self) -> Result<u128> {
+        let named = self.facts.and_then(|f| Some(name_in_set_of(f.key?, f.repetition, f.trim)));
         named.ok_or_else(|| Error::internal("a split that was just listed cannot be read"))
     }
 }
@@ -176,7 +176,7 @@ impl fmt::Debug for Bound {
 
 #[cfg(test)]
 mod tests {
-    use caju_engine::cover;
+    use caju_engine::name_in_set;
     use caju_sources::SplitRange;
 
     use super::*;
@@ -197,11 +197,11 @@ mod tests {
         let again = ListedSplit::from_json(Arc::clone(listed.json()));
         for split_of in [&listed, &again] {
             assert_eq!((split_of.key(), split_of.repetition()), (Some(SplitKey(7)), 3));
-            assert_eq!(split_of.cover().unwrap(), cover(&split));
+            assert_eq!(split_of.name_in_set().unwrap(), name_in_set(&split));
         }
         assert_eq!(serde_json::from_str::<Split>(listed.json()).unwrap(), split);
         let other = ListedSplit::from_json("split 1");
         assert_eq!((other.key(), other.repetition()), (None, 0));
-        assert!(other.cover().is_err());
+        assert!(other.name_in_set().is_err());
     }
 }

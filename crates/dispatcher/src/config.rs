@@ -117,9 +117,9 @@ pub struct Timers {
     pub client_timeout: Duration,
     /// Heartbeats that a worker misses until another process may take its address, and until it does not count in the target of
     /// workers.
-    pub missed_heartbeats: u32,
+    pub worker_missed_heartbeats: u32,
     /// Heartbeats that a client misses until it counts as silent, where it matters who lives before the client timeout is over.
-    pub silent_heartbeats: u32,
+    pub reader_missed_heartbeats: u32,
     /// How long an iteration without readers is kept.
     pub job_gc_timeout: Duration,
     /// How long clients wait for a worker when there is none.
@@ -130,7 +130,7 @@ pub struct Timers {
     /// rows they are waited for, because these rows come back if their reader dies.
     pub reader_wait: Duration,
     /// How long a lost worker is listed.
-    pub worker_memory: Duration,
+    pub lost_worker_retention: Duration,
     /// A task that takes this many times as long for a split as the finished ones is taken over by idle workers at the end
     /// of an epoch; 0: never.
     pub straggler_factor: u32,
@@ -153,12 +153,12 @@ pub struct Timers {
 impl Timers {
     /// The time after which a worker has missed its heartbeats.
     pub(crate) fn missed(&self) -> Duration {
-        self.heartbeat.saturating_mul(self.missed_heartbeats)
+        self.heartbeat.saturating_mul(self.worker_missed_heartbeats)
     }
 
     /// The time after which a client that has not called counts as silent.
     pub(crate) fn silence(&self) -> Duration {
-        self.heartbeat.saturating_mul(self.silent_heartbeats)
+        self.heartbeat.saturating_mul(self.reader_missed_heartbeats)
     }
 }
 
@@ -169,15 +169,15 @@ impl Default for Timers {
             worker_timeout: Duration::from_secs(5),
             client_timeout: Duration::from_secs(60),
             // One or two may be late on a busy machine.
-            missed_heartbeats: 3,
+            worker_missed_heartbeats: 3,
             // A call that is sent again after a pause of a second or two still comes in time.
-            silent_heartbeats: 5,
+            reader_missed_heartbeats: 5,
             job_gc_timeout: Duration::from_secs(300),
             worker_wait: Duration::from_secs(120),
             consumer_wait: Duration::from_secs(600),
             // Longer than most steps of a training, and short enough for a reader whose user waits for this one's.
             reader_wait: Duration::from_secs(10),
-            worker_memory: Duration::from_secs(3600),
+            lost_worker_retention: Duration::from_secs(3600),
             straggler_factor: 3,
             check_every: Duration::from_millis(250),
             // A few heartbeats, so that the reports of a window are of about the same time.

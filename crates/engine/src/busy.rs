@@ -23,20 +23,20 @@ struct Busy {
     awaits_split: bool,
     open_splits: usize,
     is_over: bool,
-    threads: AtOnce,
-    reads: AtOnce,
-    turns: AtOnce,
+    threads: Concurrency,
+    reads: Concurrency,
+    turns: Concurrency,
 }
 
 /// Pieces of work of one kind.
 #[derive(Debug, Clone, Copy, Default)]
-struct AtOnce {
+struct Concurrency {
     now: usize,
     /// The number at which the task is as fast as it can be.
     most: usize,
 }
 
-impl AtOnce {
+impl Concurrency {
     fn fraction(self) -> f64 {
         self.now as f64 / self.most.max(1) as f64
     }
@@ -52,7 +52,11 @@ impl Busy {
         if !(self.is_full || has_no_split) {
             return 1.0;
         }
-        [self.threads, self.reads, self.turns].into_iter().map(AtOnce::fraction).fold(0.0, f64::max).min(1.0)
+        [self.threads, self.reads, self.turns]
+            .into_iter()
+            .map(Concurrency::fraction)
+            .fold(0.0, f64::max)
+            .min(1.0)
     }
 
     fn total(&self, now: Instant) -> Duration {
@@ -68,7 +72,7 @@ impl Default for BusyClock {
 
 impl BusyClock {
     fn starting(since: Instant) -> Self {
-        let none = AtOnce::default();
+        let none = Concurrency::default();
         Self(Mutex::new(Busy {
             total: Duration::ZERO,
             since,
@@ -118,24 +122,24 @@ impl BusyClock {
     }
 
     /// A reader waits for rows of its split, until the answer is dropped.
-    pub(crate) fn reading(self: &Arc<Self>) -> AtWork {
+    pub(crate) fn reading(self: &Arc<Self>) -> BusyGuard {
         self.begin(|busy| &mut busy.reads)
     }
 
     /// Rows are computed on one of this many threads, or wait for one, until the answer is dropped.
-    pub(crate) fn computing(self: &Arc<Self>, threads: usize) -> AtWork {
+    pub(crate) fn computing(self: &Arc<Self>, threads: usize) -> BusyGuard {
         self.change(Instant::now(), |busy| busy.threads.most = threads);
         self.begin(|busy| &mut busy.threads)
     }
 
     /// Rows pass a stage that works for one chunk at a time, or wait for their turn, until the answer is dropped.
-    pub(crate) fn in_turn(self: &Arc<Self>) -> AtWork {
+    pub(crate) fn in_turn(self: &Arc<Self>) -> BusyGuard {
         self.begin(|busy| &mut busy.turns)
     }
 
-    fn begin(self: &Arc<Self>, kind: Kind) -> AtWork {
+    fn begin(self: &Arc<Self>, kind: Kind) -> BusyGuard {
         self.change(Instant::now(), |busy| kind(busy).now += 1);
-        AtWork { clock: Arc::clone(self), kind }
+        BusyGuard { clock: Arc::clone(self), kind }
     }
 
     fn change(&self, now: Instant, change: impl FnOnce(&mut Busy)) {
@@ -145,16 +149,16 @@ impl BusyClock {
     }
 }
 
-type Kind = fn(&mut Busy) -> &mut AtOnce;
+type Kind = fn(&mut Busy) -> &mut Concurrency;
 
 /// A piece of a task's work, which ends when this is dropped.
 #[derive(Debug)]
-pub(crate) struct AtWork {
+pub(crate) struct BusyGuard {
     clock: Arc<BusyClock>,
     kind: Kind,
 }
 
-impl Drop for AtWork {
+impl Drop for BusyGuard {
     fn drop(&mut self) {
         self.clock.change(Instant::now(), |busy| {
             let pieces = (self.kind)(busy);
@@ -173,7 +177,7 @@ mod tests {
     fn time_counts_while_the_task_works() {
         let start = Instant::now();
         let clock = BusyClock::starting(start);
-        let threads = |now| AtOnce { now, most: 4 };
+        let threads = |now| Concurrency { now, most: 4 };
         let set = |busy: &mut Busy, now| busy.threads = threads(now);
         set(&mut clock.0.lock(), 1);
         // Each with the quarters of a second that count.
@@ -182,7 +186,7 @@ mod tests {
             ("its output is full, and one of four threads computes ahead", |b| b.is_full = true, 1),
             ("all threads do, and further rows wait for one", |b| b.threads.now = 5, 4),
             ("all buffers are full", |b| b.threads.now = 0, 0),
-            ("half of the readers still read", |b| b.reads = AtOnce { now: 1, most: 2 }, 2),
+            ("half of the readers still read", |b| b.reads = Concurrency { now: 1, most: 2 }, 2),
             ("a stage that takes turns is at work", |b| b.turns.now = 1, 4),
             ("nothing is at work any more", |b| (b.reads.now, b.turns.now) = (0, 0), 0),
             ("there is space", |b| b.is_full = false, 4),

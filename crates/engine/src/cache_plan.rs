@@ -5,12 +5,12 @@ use caju_sources::Split;
 use caju_types::{SplitKey, hash128};
 
 /// The name of a split in a set: its key, with the repetition and the rows that are left of it.
-pub fn cover(split: &Split) -> u128 {
-    cover_of(split.key, split.repetition, split.trim)
+pub fn name_in_set(split: &Split) -> u128 {
+    name_in_set_of(split.key, split.repetition, split.trim)
 }
 
-/// [`cover`] of a split with this key, repetition and trim.
-pub fn cover_of(key: SplitKey, repetition: u32, trim: Option<(u64, u64)>) -> u128 {
+/// [`name_in_set`] of a split with this key, repetition and trim.
+pub fn name_in_set_of(key: SplitKey, repetition: u32, trim: Option<(u64, u64)>) -> u128 {
     let (skip, take) = trim.unwrap_or((0, u64::MAX));
-    hash128(format!("caju.cover/v1 {key} {repetition} {skip} {take}").as_bytes())
+    hash128(format!("caju.name_in_set/v1 {key} {repetition} {skip} {take}").as_bytes())
 }

@@ -24,7 +24,7 @@ mod typename;
 pub use bind::{BoundPipeline, Hints, SetBase, StageOrder, bind, bind_with};
 pub use busy::BusyClock;
 pub use cache_plan::{
-    CachePlan, GroupLease, SavePlan, SetPlan, SetTarget, SplitModes, cover, cover_of, set_id,
+    CachePlan, GroupLease, SavePlan, SetPlan, SetTarget, SplitModes, name_in_set, name_in_set_of, set_id,
 };
 pub use learning::learn_boundaries;
 pub use lease::{LeasedSplit, SplitFeed};

@@ -13,7 +13,7 @@ use crate::reader_record::with_epochs;
 use crate::world::World;
 
 /// What consumers say that go on from their states of one step alone.
-const OUT_OF_STEP: [&str; 5] = [
+const ASKS_FOR_RESTART: [&str; 5] = [
     "the consumers are at different steps",
     "cannot be made even",
     "no elements are left",
@@ -21,7 +21,7 @@ const OUT_OF_STEP: [&str; 5] = [
     "start all consumers again: the epoch begins again when all have left",
 ];
 /// What a consumer says that waits for others that have left the epoch: it came back by itself, or they have ended.
-const IS_ALONE: &str = "of these were not given within";
+const WAITS_FOR_ENDED: &str = "of these were not given within";
 /// How often all consumers of a run may be started again.
 const MAX_LAUNCHES: u64 = 12;
 
@@ -66,13 +66,13 @@ fn on_error(world: &World, reader: usize, error: Error) -> Result<()> {
     if consumers.start(reader).launch >= MAX_LAUNCHES {
         return Err(error);
     }
-    if message.contains(IS_ALONE)
+    if message.contains(WAITS_FOR_ENDED)
         && (consumers.has_returned(reader) || consumers.has_others_that_ended(reader))
     {
         consumers.kill_all(Duration::ZERO);
         return Ok(());
     }
-    if OUT_OF_STEP.iter().any(|said| message.contains(said)) {
+    if ASKS_FOR_RESTART.iter().any(|said| message.contains(said)) {
         consumers.fall_out_of_step(reader);
         return Ok(());
     }

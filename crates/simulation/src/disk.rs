@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use caju_dispatcher::journal::{Journal, MemoryJournal, Stored};
+use caju_dispatcher::journal::{Journal, MemoryJournal, StoredGroups};
 use caju_dispatcher::state::{State, TaskState, Update};
 use caju_types::{Error, IterationId, Result, TaskId};
 use parking_lot::Mutex;
@@ -113,7 +113,7 @@ impl Journal for SimJournal {
         Ok(bytes)
     }
 
-    fn stored(&self) -> Result<Box<dyn Stored>> {
+    fn stored(&self) -> Result<Box<dyn StoredGroups>> {
         self.disk.content().stored()
     }
 

@@ -47,7 +47,7 @@ struct Inner {
 
 #[derive(Debug, Clone, Default)]
 struct Consumer {
-    seat: Seat,
+    state: ConsumerState,
     generation: u64,
     /// It has come back by itself since all were started.
     has_returned: bool,
@@ -57,7 +57,7 @@ struct Consumer {
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-enum Seat {
+enum ConsumerState {
     #[default]
     Running,
     /// It has read everything.
@@ -77,7 +77,7 @@ impl Launches {
     /// consumers start again.
     pub(crate) fn kill(&self, consumer: usize, back: Duration) {
         let mut inner = self.inner.lock();
-        match inner.consumers.get_mut(consumer).filter(|c| c.seat == Seat::Running) {
+        match inner.consumers.get_mut(consumer).filter(|c| c.state == ConsumerState::Running) {
             Some(own) if own.saved.is_empty() => inner.launch(back),
             Some(own) => (own.generation, own.back, own.has_returned) = (own.generation + 1, back, true),
             None => {}
@@ -98,19 +98,19 @@ impl Launches {
 
     /// A consumer has read everything.
     pub(crate) fn finish(&self, consumer: usize) {
-        self.end(consumer, Seat::Finished);
+        self.end(consumer, ConsumerState::Finished);
     }
 
     /// A consumer has ended with an error that asks for a start from the states of one step.
     pub(crate) fn fall_out_of_step(&self, consumer: usize) {
-        self.end(consumer, Seat::OutOfStep);
+        self.end(consumer, ConsumerState::OutOfStep);
     }
 
-    fn end(&self, consumer: usize, seat: Seat) {
+    fn end(&self, consumer: usize, state: ConsumerState) {
         let mut inner = self.inner.lock();
-        inner.consumers.get_mut(consumer).into_iter().for_each(|c| c.seat = seat);
-        let has = |seat| inner.consumers.iter().any(|c| c.seat == seat);
-        if !has(Seat::Running) && has(Seat::OutOfStep) {
+        inner.consumers.get_mut(consumer).into_iter().for_each(|c| c.state = state);
+        let has = |state| inner.consumers.iter().any(|c| c.state == state);
+        if !has(ConsumerState::Running) && has(ConsumerState::OutOfStep) {
             inner.launch(Duration::ZERO);
         }
         drop(inner);
@@ -125,7 +125,11 @@ impl Launches {
     /// Whether another consumer has read everything, or has ended with an error.
     pub(crate) fn has_others_that_ended(&self, consumer: usize) -> bool {
         let inner = self.inner.lock();
-        inner.consumers.iter().enumerate().any(|(other, c)| other != consumer && c.seat != Seat::Running)
+        inner
+            .consumers
+            .iter()
+            .enumerate()
+            .any(|(other, c)| other != consumer && c.state != ConsumerState::Running)
     }
 
     /// A consumer saves its state.
@@ -174,7 +178,7 @@ impl Launches {
 
 impl Inner {
     fn is_over(&self) -> bool {
-        self.consumers.iter().all(|c| c.seat == Seat::Finished)
+        self.consumers.iter().all(|c| c.state == ConsumerState::Finished)
     }
 
     fn launch(&mut self, back: Duration) {
@@ -182,8 +186,8 @@ impl Inner {
         let step = self.last_common_step();
         for consumer in &mut self.consumers {
             consumer.saved.retain(|of, _| step.is_some_and(|step| *of <= step));
-            (consumer.seat, consumer.generation, consumer.back) =
-                (Seat::Running, consumer.generation + 1, back);
+            (consumer.state, consumer.generation, consumer.back) =
+                (ConsumerState::Running, consumer.generation + 1, back);
         }
     }
 

@@ -75,7 +75,7 @@ impl Split {
             (None, _) => "source",
         };
         match &self.range {
-            SplitRange::Whole => file.to_string(),
+            SplitRange::SplitSetDigest => file.to_string(),
             SplitRange::Bytes { start, end } => format!("{file} bytes {start}..{end}"),
             SplitRange::RowGroups { first, count } => format!("{file} row groups {first}..{}", first + count),
             SplitRange::Rows { start, end } => format!("{file} rows {start}..{end}"),
@@ -90,7 +90,7 @@ impl Split {
 #[serde(rename_all = "snake_case")]
 pub enum SplitRange {
     /// All of it.
-    Whole,
+    SplitSetDigest,
     /// The records that *start* in this nominal byte range; it need not lie on record boundaries.
     Bytes {
         /// First byte.
@@ -229,7 +229,7 @@ impl KeyHasher {
             h.bytes.extend_from_slice(&b.to_le_bytes());
         };
         match range {
-            SplitRange::Whole => {}
+            SplitRange::SplitSetDigest => {}
             SplitRange::Bytes { start, end } => two(&mut self, b'b', *start, *end),
             SplitRange::RowGroups { first, count } => two(&mut self, b'g', (*first).into(), (*count).into()),
             SplitRange::Rows { start, end } => two(&mut self, b'r', *start, *end),
@@ -284,7 +284,7 @@ mod tests {
 
     #[test]
     fn keys_are_pinned_and_tell_versions_apart() {
-        let whole = |f: &FileRef| split_key(Some(f), &SplitRange::Whole);
+        let whole = |f: &FileRef| split_key(Some(f), &SplitRange::SplitSetDigest);
         assert_eq!(whole(&file(Some("a"), 1)), whole(&file(Some("a"), 2)), "the e-tag is enough");
         assert_ne!(whole(&file(Some("a"), 1)), whole(&file(Some("b"), 1)));
         assert_ne!(whole(&file(None, 1)), whole(&file(None, 2)));

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Up to this number of ranges are inserted one by one: that is cheaper than copying a large set.
-const FEW: usize = 8;
+const MAX_SINGLE_INSERTS: usize = 8;
 
 /// A set of row ordinals of one split. Acknowledgements and reader states consist of such sets (I3).
 ///
@@ -53,7 +53,7 @@ impl RowRanges {
 
     /// Adds every row of another set, in time that is linear in the ranges of both.
     pub fn extend(&mut self, other: &RowRanges) {
-        if other.ranges.len() <= FEW {
+        if other.ranges.len() <= MAX_SINGLE_INSERTS {
             other.iter().for_each(|(start, end)| self.insert(start, end));
             return;
         }
@@ -95,7 +95,7 @@ impl RowRanges {
 
     /// Removes every row of another set, in time that is linear in the ranges of both.
     pub fn subtract(&mut self, other: &RowRanges) {
-        if other.ranges.len() <= FEW {
+        if other.ranges.len() <= MAX_SINGLE_INSERTS {
             other.iter().for_each(|(start, end)| self.remove(start, end));
             return;
         }

@@ -24,7 +24,7 @@ pub struct Caches {
     /// Distinguishes caches of one process that were opened concurrently.
     opened: AtomicU64,
     /// Why the last attempt to open a root failed.
-    trouble: Mutex<Option<Error>>,
+    last_error: Mutex<Option<Error>>,
 }
 
 /// The memory tiers and disk tiers of a process, in bytes.
@@ -75,7 +75,7 @@ impl Caches {
             open: Mutex::default(),
             closed: Mutex::default(),
             opened: AtomicU64::new(0),
-            trouble: Mutex::default(),
+            last_error: Mutex::default(),
         })
     }
 
@@ -96,13 +96,13 @@ impl Caches {
             Cache::open(&self.stores, url, options, clock, self.writer_id()).await
         };
         let opened = cell.get_or_try_init(open).await.cloned();
-        *self.trouble.lock() = opened.as_ref().err().cloned();
+        *self.last_error.lock() = opened.as_ref().err().cloned();
         opened
     }
 
     /// Why rows were last not stored: a root could not be opened, or a part could not be written.
-    pub fn trouble(&self) -> Option<Error> {
-        let opening = self.trouble.lock().clone();
+    pub fn last_error(&self) -> Option<Error> {
+        let opening = self.last_error.lock().clone();
         opening.or_else(|| self.all().iter().find_map(|cache| cache.put_failure()))
     }
 

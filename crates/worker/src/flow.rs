@@ -29,7 +29,7 @@ impl Flow {
     }
 
     /// From now on the demand of the task knows whether the reader has used less than half of its window.
-    pub(crate) fn tell(&self, demand: Arc<Demand>) {
+    pub(crate) fn attach_demand(&self, demand: Arc<Demand>) {
         self.demand.get_or_init(|| demand);
         self.update_hunger();
     }
@@ -103,7 +103,7 @@ mod tests {
         let credit = |bytes, shrink_bytes| CreditHeader { bytes, shrink_bytes };
         let (one, other) = (Flow::new(100), Flow::new(100));
         one.take(10);
-        one.tell(Arc::clone(&demand));
+        one.attach_demand(Arc::clone(&demand));
         assert!(demand.is_hungry(), "its window was nearly free when the demand was attached");
         one.take(40);
         assert!(!demand.is_hungry());
@@ -111,7 +111,7 @@ mod tests {
         assert!(demand.is_hungry());
         one.give(&credit(0, 60));
         assert!(!demand.is_hungry(), "30 bytes of a window of 40");
-        other.tell(Arc::clone(&demand));
+        other.attach_demand(Arc::clone(&demand));
         assert!(demand.is_hungry());
         drop(other);
         assert!(!demand.is_hungry(), "its connection has ended");

@@ -165,7 +165,7 @@ async fn send<W: AsyncWrite + Unpin>(
         outgoing = outgoing.in_files(Arc::clone(&attachment.task.bodies), open.window_bytes);
     }
     if let Some(demand) = attachment.task.demand() {
-        flow.tell(Arc::clone(demand));
+        flow.attach_demand(Arc::clone(demand));
     }
     let mut attachment = attachment.over_network(reader.client);
     let mut schema = Arc::clone(&attachment.task.schema);

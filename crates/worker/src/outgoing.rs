@@ -9,7 +9,7 @@ use caju_wire::{Chunk, Codec, OutFrame, encode_chunk_as, encode_rows};
 use crate::body_files::TaskBodies;
 
 /// Chunks that are sent as they are after one that hardly shrank: a few percent of the chunks are tried again.
-const SENT_AS_THEY_ARE: u32 = 31;
+const CHUNKS_SENT_UNCOMPRESSED: u32 = 31;
 /// The smallest body, in bytes, that travels as a file. Making and mapping a file costs about as much as copying this.
 const MIN_FILE_BYTES: u64 = 128 << 10;
 /// Bodies of this fraction of a reader's window travel as files. So at most this many files are on their way to a reader, or
@@ -78,7 +78,7 @@ impl Outgoing {
         let (chunk, sized) = (chunk.clone(), sized.to_vec());
         let frame = self.pool.run(move || encode_chunk_as(&chunk, &sized, Some(codec))).await??;
         if frame.body_len == frame.raw_len {
-            self.untried = SENT_AS_THEY_ARE;
+            self.untried = CHUNKS_SENT_UNCOMPRESSED;
         }
         Ok(Packed { frame, was_there: false })
     }

@@ -157,8 +157,8 @@ impl Manager {
         let started = self.started.fetch_add(1, Ordering::AcqRel) + 1;
         let alone = self.running().is_empty() && self.config.sharers <= 1;
         def.profile.then(|| Profiled {
-            findings: Box::new(run.watch_findings()),
-            modes: Box::new(run.watch_modes()),
+            findings: Box::new(run.current_findings()),
+            modes: Box::new(run.current_modes()),
             decide: Box::new(run.decider()),
             started: std::time::Instant::now(),
             threads: self.cores(),

@@ -65,7 +65,7 @@ async fn start() -> Cluster {
         longest_poll: Duration::from_millis(5),
         worker_wait: Duration::from_millis(5),
         // A worker that an input drains or declares lost registers again by itself.
-        worker_memory: Duration::from_secs(1),
+        lost_worker_retention: Duration::from_secs(1),
         ..Timers::default()
     };
     let config = DispatcherConfig { timers, ..DispatcherConfig::default() };

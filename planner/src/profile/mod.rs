@@ -271,7 +271,7 @@ pub struct Encoding {
     pub format: String,
     /// `none`, `zstd`, ...
     pub compression: String,
-    /// Stored bytes.
+    /// SnapshotOption bytes.
     pub bytes_per_row: f64,
     /// CPU seconds to encode and compress.
     pub encode_cpu_s_per_row: f64,

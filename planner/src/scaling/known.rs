@@ -19,7 +19,7 @@ const MIN_MARGINAL_GAIN: f64 = 0.3;
 
 /// What is known of one iteration.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Known {
+pub(super) struct IterationRates {
     pub(super) last: JobSample,
     /// The workers of the last window that was measured, with the readers' own.
     pub(super) workers: f64,
@@ -40,10 +40,10 @@ pub(super) struct Known {
     pub(super) ceiling: Option<(f64, f64)>,
 }
 
-impl Known {
+impl IterationRates {
     /// Takes a sample; the window is what differs from the one before.
     pub(super) fn record(&mut self, job: JobSample, window_s: f64) {
-        // Known before the first rates: the reason names the job.
+        // IterationRates before the first rates: the reason names the job.
         self.last.job.clone_from(&job.job);
         self.last.precedence = job.precedence;
         (self.last.local.count, self.last.local.worth) = (job.local.count, job.local.worth);

@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::known::Known;
+use super::known::IterationRates;
 use super::pool::{JobShare, PoolJob, scale_pool, share, whole};
 use super::range::TargetRange;
 use super::sample::JobSample;
@@ -99,7 +99,7 @@ pub struct ScalingTarget {
 #[derive(Debug, Clone, Default)]
 pub struct ScalingLoop {
     settings: ScalingSettings,
-    jobs: BTreeMap<u64, Known>,
+    jobs: BTreeMap<u64, IterationRates>,
     at: Duration,
     workers: u64,
     target: ScalingTarget,
@@ -141,7 +141,7 @@ impl ScalingLoop {
     }
 
     /// The fewest workers while jobs run: one, unless all of them have workers in their readers' own processes.
-    fn fewest(&self, known: &[&Known]) -> u64 {
+    fn fewest(&self, known: &[&IterationRates]) -> u64 {
         let is_local = known.iter().all(|k| k.last.local_workers() > 0.0);
         if is_local { self.settings.min_workers.min(self.limits().max()) } else { self.limits().min() }
     }
@@ -150,7 +150,7 @@ impl ScalingLoop {
         if running.is_empty() {
             return self.idle();
         }
-        let known: Vec<&Known> = running.iter().filter_map(|i| self.jobs.get(i)).collect();
+        let known: Vec<&IterationRates> = running.iter().filter_map(|i| self.jobs.get(i)).collect();
         let total_busy: f64 = known.iter().map(|k| k.busy).sum();
         let needs: Vec<Option<f64>> = known.iter().map(|k| k.need(total_busy)).collect();
         let jobs = (known.iter().zip(&needs))
@@ -231,8 +231,8 @@ impl ScalingLoop {
         self.target = ScalingTarget { workers, reason: next.reason + &held, ..next };
     }
 
-    fn reason(&self, known: &[&Known], needs: &[Option<f64>], total_busy: f64, best: u64) -> String {
-        let of_job = |(k, need): (&&Known, &Option<f64>)| match need {
+    fn reason(&self, known: &[&IterationRates], needs: &[Option<f64>], total_busy: f64, best: u64) -> String {
+        let of_job = |(k, need): (&&IterationRates, &Option<f64>)| match need {
             None => format!("`{}` has shown no rates yet", k.last.job),
             Some(need) => format!("`{}` {}", k.last.job, k.describe(*need, total_busy)),
         };
@@ -246,8 +246,8 @@ impl ScalingLoop {
 }
 
 /// The jobs with what they need beyond the workers in their readers' processes, times a factor.
-fn pool(known: &[&Known], needs: &[Option<f64>], factor: f64) -> Vec<PoolJob> {
-    let job = |(k, need): (&&Known, &Option<f64>)| PoolJob {
+fn pool(known: &[&IterationRates], needs: &[Option<f64>], factor: f64) -> Vec<PoolJob> {
+    let job = |(k, need): (&&IterationRates, &Option<f64>)| PoolJob {
         name: k.last.job.clone(),
         priority: i64::from(k.last.precedence.priority),
         weight: k.last.precedence.weight,

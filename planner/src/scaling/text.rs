@@ -7,7 +7,7 @@ use crate::format;
 const HEAD: [&str; 6] = ["workers", "rows/s", "consumers wait", "cost/h", "cost/epoch", "limited by"];
 
 /// Rows around the chosen one that the table shows. JSON has all.
-const AROUND: usize = 5;
+const ROWS_AROUND_CHOICE: usize = 5;
 
 impl Scaling {
     /// The answer as text: a row per number of workers near the chosen one, which is marked with `*`, and the reason.
@@ -23,7 +23,10 @@ impl Scaling {
     /// ```
     pub fn to_text(&self) -> String {
         let chosen = self.candidates.iter().position(|c| c.workers == self.workers).unwrap_or(0);
-        let (first, last) = (chosen.saturating_sub(AROUND), (chosen + AROUND).min(self.candidates.len() - 1));
+        let (first, last) = (
+            chosen.saturating_sub(ROWS_AROUND_CHOICE),
+            (chosen + ROWS_AROUND_CHOICE).min(self.candidates.len() - 1),
+        );
         let shown = self.candidates.get(first..=last).unwrap_or_default();
         let cells: Vec<[String; 6]> =
             std::iter::once(HEAD.map(str::to_owned)).chain(shown.iter().map(row)).collect();

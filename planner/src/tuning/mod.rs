@@ -29,7 +29,7 @@ use std::collections::BTreeMap;
 use buffers::Buffers;
 pub use buffers::{BufferBounds, QueueSample};
 use climb::{Climb, readers_needed, threads_needed};
-use trial::{Knob, Move, Rates, Trial, Verdict};
+use trial::{Move, Rates, Trial, TunedParameter, Verdict};
 
 /// The limits of what is tuned. A number without limits was given by hand and stays as it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -173,8 +173,8 @@ impl Tuner {
         let mut change = TuningChange { queues, ..TuningChange::default() };
         for (knob, to) in changed {
             match knob {
-                Knob::Threads => change.threads = Some(to),
-                Knob::Readers(job) => drop(change.readers.insert(job, to)),
+                TunedParameter::Threads => change.threads = Some(to),
+                TunedParameter::Readers(job) => drop(change.readers.insert(job, to)),
             }
         }
         change
@@ -205,17 +205,17 @@ impl Tuner {
 
     /// Puts numbers on trial, if others may be better: all that seem too low together, because each of them alone may be no
     /// use; else one that seems too high.
-    fn begin(&mut self, sample: &TuningSample) -> Vec<(Knob, usize)> {
+    fn begin(&mut self, sample: &TuningSample) -> Vec<(TunedParameter, usize)> {
         let (mut higher, mut lower) = (Vec::new(), None);
         if let (Some(climb), Some(threads)) = (&mut self.threads, &sample.threads) {
             let need = threads_needed(climb.value, sample, threads);
             let to = climb.propose(need, !self.rates.is_empty());
-            sort_move(Knob::Threads, climb, to, (&mut higher, &mut lower));
+            sort_move(TunedParameter::Threads, climb, to, (&mut higher, &mut lower));
         }
         for job in &sample.jobs {
             let Some(climb) = self.readers.get_mut(&job.job) else { continue };
             let to = climb.propose(readers_needed(climb.value, sample, job), self.rates.has(&job.job));
-            sort_move(Knob::Readers(job.job.clone()), climb, to, (&mut higher, &mut lower));
+            sort_move(TunedParameter::Readers(job.job.clone()), climb, to, (&mut higher, &mut lower));
         }
         let moves = if higher.is_empty() { lower.into_iter().collect() } else { higher };
         if moves.is_empty() {
@@ -234,7 +234,7 @@ impl Tuner {
     }
 
     /// Observes numbers on trial. Returns what they are set to if the trial failed.
-    fn judge(&mut self, mut trial: Trial, sample: &TuningSample) -> Vec<(Knob, usize)> {
+    fn judge(&mut self, mut trial: Trial, sample: &TuningSample) -> Vec<(TunedParameter, usize)> {
         let verdict = trial.observe(sample);
         if verdict == Verdict::Open {
             self.trial = Some(trial);
@@ -252,17 +252,17 @@ impl Tuner {
         if is_kept { Vec::new() } else { trial.moves.into_iter().map(|m| (m.knob, m.from)).collect() }
     }
 
-    fn climb(&mut self, knob: &Knob) -> Option<&mut Climb> {
+    fn climb(&mut self, knob: &TunedParameter) -> Option<&mut Climb> {
         match knob {
-            Knob::Threads => self.threads.as_mut(),
-            Knob::Readers(job) => self.readers.get_mut(job),
+            TunedParameter::Threads => self.threads.as_mut(),
+            TunedParameter::Readers(job) => self.readers.get_mut(job),
         }
     }
 }
 
 /// Adds a move to those to higher numbers, or makes it the one to a lower number.
 fn sort_move(
-    knob: Knob,
+    knob: TunedParameter,
     climb: &Climb,
     to: Option<usize>,
     (higher, lower): (&mut Vec<Move>, &mut Option<Move>),

@@ -72,14 +72,14 @@ pub(super) enum Verdict {
 
 /// Which number is changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Knob {
+pub(super) enum TunedParameter {
     /// The threads of the worker.
     Threads,
     /// The splits that tasks of a job read.
     Readers(String),
 }
 
-impl Knob {
+impl TunedParameter {
     /// Whether it changes the rate of a job.
     pub(super) fn concerns(&self, job: &str) -> bool {
         match self {
@@ -92,7 +92,7 @@ impl Knob {
 /// A number that is changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Move {
-    pub(super) knob: Knob,
+    pub(super) knob: TunedParameter,
     pub(super) from: usize,
     pub(super) to: usize,
 }

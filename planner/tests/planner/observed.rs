@@ -2,7 +2,7 @@
 
 use caju_planner::{Choice, Horizon, Measured, Policy, Profile, plan};
 
-/// What ran is taken as it ran; other snapshots are taken for as overrated as that one was, computing is not.
+/// What ran is taken as it ran; other snapshots are taken for as worst_overrun as that one was, computing is not.
 #[test]
 fn epochs_that_ran_correct_the_predictions() {
     let mut profile =

@@ -13,7 +13,7 @@ use super::proxy::{Proxy, free_port};
 use super::readers::Readers;
 use super::verify::{self, Rules, Taken};
 use super::{Fixture, copy_folder, logs};
-use crate::process::{PATIENCE, Process, caju_in};
+use crate::process::{Process, TEST_TIMEOUT, caju_in};
 
 /// How long a process may take to drain and end.
 const STOP: Duration = Duration::from_secs(40);
@@ -186,7 +186,7 @@ impl Lab {
     }
 
     fn wait_for_rows(&self) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TEST_TIMEOUT;
         let rows =
             |s: &Value| s["jobs"].as_array()?.first()?["stages"].as_array()?.last()?["rows_out"].as_u64();
         while rows(&self.status()).is_none_or(|rows| rows == 0) {

@@ -14,7 +14,7 @@ use super::plan::{Group, Mode};
 use super::reader::Settings;
 use super::verify::Taken;
 use crate::binary::chaos_reader;
-use crate::process::{PATIENCE, Process};
+use crate::process::{Process, TEST_TIMEOUT};
 
 /// How often readers may be started again because of errors that the round permits.
 const MAX_RECOVERIES: usize = 6;
@@ -164,17 +164,17 @@ impl Lab {
 
     /// Waits until all readers have read everything. Those that end with an error that the round permits are started again.
     pub(super) fn wait_for_readers(&mut self) -> Result<(), String> {
-        let mut deadline = Instant::now() + PATIENCE;
+        let mut deadline = Instant::now() + TEST_TIMEOUT;
         while !self.readers.running.is_empty() {
             let Some(at) = self.readers.running.iter().position(|r| r.process.has_ended()) else {
                 if Instant::now() > deadline {
                     let open: Vec<_> = self.readers.running.iter().map(|r| r.index).collect();
-                    return Err(format!("the readers {open:?} did not end within {PATIENCE:?}"));
+                    return Err(format!("the readers {open:?} did not end within {TEST_TIMEOUT:?}"));
                 }
                 std::thread::park_timeout(POLL);
                 continue;
             };
-            deadline = Instant::now() + PATIENCE;
+            deadline = Instant::now() + TEST_TIMEOUT;
             self.on_end(at)?;
             if self.readers.running.is_empty() && !self.readers.out_of_step.is_empty() {
                 self.launch_again();
@@ -186,7 +186,7 @@ impl Lab {
     /// A reader has ended.
     fn on_end(&mut self, at: usize) -> Result<(), String> {
         let Reader { process, ledger, index } = self.readers.running.remove(at);
-        let ended = process.wait_at_most(PATIENCE);
+        let ended = process.wait_at_most(TEST_TIMEOUT);
         self.past.push(("reader".into(), ended.stderr.clone()));
         if ended.code == Some(0) {
             self.readers.finished.push((index, ledger));

@@ -121,7 +121,7 @@ fn snp_20_an_interrupted_first_pass_is_no_loss() {
     let plain = Pipeline::of(json!({ "range": 12_000 }), json!([{ "with_columns": { "x": "id * 3" } }]));
     let want = plain.report(&["--policy", "compute"]).checksums();
     let run = Process::caju(p.folder(), &[&["run", "pipeline.yaml", "--quiet"][..], &FULL].concat());
-    let deadline = std::time::Instant::now() + caju_tests::process::PATIENCE;
+    let deadline = std::time::Instant::now() + caju_tests::process::TEST_TIMEOUT;
     while parts(&p).len() < 3 {
         assert!(std::time::Instant::now() < deadline, "nothing is stored");
         std::thread::park_timeout(std::time::Duration::from_millis(1));

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use caju_tests::binary::caju_binary;
 use caju_tests::cluster::Server;
 use caju_tests::pipeline::Report;
-use caju_tests::process::PATIENCE;
+use caju_tests::process::TEST_TIMEOUT;
 use caju_tests::{Cluster, Pipeline, Process, caju_in, files};
 use serde_json::{Value, json};
 use tempfile::{TempDir, tempdir};
@@ -48,7 +48,7 @@ fn parts(root: &str) -> Vec<String> {
 
 /// Looks at a folder until there is something to see, or a process has ended; there is no event to wait for.
 fn watch(until: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     while !until() {
         assert!(Instant::now() < deadline, "nothing happened");
         std::thread::park_timeout(Duration::from_millis(1));

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use caju_tests::pipeline::Report;
-use caju_tests::process::PATIENCE;
+use caju_tests::process::TEST_TIMEOUT;
 use caju_tests::{Pipeline, Process, caju_in, files};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
@@ -29,7 +29,7 @@ fn below(root: &Path, extension: &str) -> Vec<String> {
 
 /// Looks at a folder until there is something to see; there is no event to wait for.
 fn watch(what: &str, until: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     while !until() {
         assert!(Instant::now() < deadline, "never: {what}");
         std::thread::park_timeout(Duration::from_millis(1));

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use caju_tests::binary::caju_binary;
 use caju_tests::cluster::{Cluster, Server};
 use caju_tests::pipeline::Pipeline;
-use caju_tests::process::{PATIENCE, Process, caju_in};
+use caju_tests::process::{Process, TEST_TIMEOUT, caju_in};
 use serde_json::json;
 use tempfile::tempdir;
 
@@ -32,7 +32,7 @@ fn ticks(pid: u32) -> u64 {
 
 /// Waits until a server has closed a connection that said nothing.
 fn closed(mut stream: &TcpStream) {
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     let mut one = [0];
     // Reset or end: either way the connection is closed.
     assert!(matches!(stream.read(&mut one), Ok(0) | Err(_)), "a silent connection was sent something");

@@ -249,7 +249,7 @@ fn quickstart_replaces_sample_data_in_its_own_folder_alone() {
 
 /// Waits until a file below the folder has a name that ends so.
 fn wait_for_file(folder: &Path, wanted: impl Fn(&str) -> bool) {
-    let deadline = std::time::Instant::now() + caju_tests::process::PATIENCE;
+    let deadline = std::time::Instant::now() + caju_tests::process::TEST_TIMEOUT;
     while !folder.exists() || !listed(folder).iter().any(|name| wanted(name)) {
         assert!(std::time::Instant::now() < deadline, "nothing came into {}", folder.display());
         std::thread::yield_now();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use caju_tests::binary::caju_binary;
 use caju_tests::cluster::Server;
 use caju_tests::pipeline::Report;
-use caju_tests::process::PATIENCE;
+use caju_tests::process::TEST_TIMEOUT;
 use caju_tests::{Cluster, Pipeline, Process, caju_in};
 use serde_json::{Value, json};
 use tempfile::{TempDir, tempdir};
@@ -39,7 +39,7 @@ fn parts(folder: &Path) -> usize {
 
 /// Looks at a folder until there is something to see; there is no event to wait for.
 fn watch(what: &str, until: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     while !until() {
         assert!(Instant::now() < deadline, "never: {what}");
         std::thread::park_timeout(Duration::from_millis(2));
@@ -112,7 +112,7 @@ impl Lab {
     }
 
     fn finished(&self, saves: usize) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TEST_TIMEOUT;
         loop {
             let args = ["status", "--dispatcher", &self.address, "--format", "json"];
             let ended = caju_in(self.folder.path(), &args);

@@ -14,7 +14,7 @@ use caju_testkit::s3::{S3Server, ServerFault};
 use caju_tests::binary::caju_binary;
 use caju_tests::cluster::Server;
 use caju_tests::frames::{VERSION, open_frame, read_to_end};
-use caju_tests::process::{PATIENCE, Process, caju_in};
+use caju_tests::process::{Process, TEST_TIMEOUT, caju_in};
 use caju_tests::{Cluster, Pipeline};
 use serde_json::json;
 use tempfile::tempdir;
@@ -75,7 +75,7 @@ fn a_silent_worker_is_named_within_the_silence() {
     let p = numbers(10);
     let reader = cluster.start_read(&p, &["--worker-silence", "300ms"]);
     reader.wait_for_error_line(&format!("worker {address} was lost"));
-    let ended = reader.wait_at_most(PATIENCE);
+    let ended = reader.wait_at_most(TEST_TIMEOUT);
     ended.expect_code(3).expect_error(&[&address]);
     cluster.stop();
 }
@@ -91,7 +91,7 @@ fn a_worker_that_is_not_there_is_named_within_the_dial_timeout() {
     let began = Instant::now();
     let reader = cluster.start_read(&p, &["--dial-timeout", "100ms"]);
     reader.wait_for_error_line(&format!("worker {address} was lost (cannot connect"));
-    reader.wait_at_most(PATIENCE).expect_code(3).expect_error(&[&address]);
+    reader.wait_at_most(TEST_TIMEOUT).expect_code(3).expect_error(&[&address]);
     // Ten attempts of five seconds each are what it takes by default.
     assert!(began.elapsed() < Duration::from_secs(40), "{:?}", began.elapsed());
     cluster.stop();
@@ -194,7 +194,7 @@ fn an_epoch_without_readers_is_forgotten_after_its_time() {
     assert_eq!(cluster.report(&numbers(10), &["--job", "train"]).rows(), [10]);
     let began = Instant::now();
     cluster.wait_for_status("no jobs", |s| s["jobs"].as_array()?.is_empty().then_some(()));
-    assert!(began.elapsed() < PATIENCE);
+    assert!(began.elapsed() < TEST_TIMEOUT);
     cluster.stop();
 }
 
@@ -234,7 +234,7 @@ fn a_reader_that_does_not_acknowledge_the_end_is_cut_off_after_the_reader_silenc
     let name = format!("reader {} did not acknowledge", stream.local_addr().unwrap());
     let line = cluster.workers[0].process.wait_for_error_line(&name);
     assert!(line.contains("within the reader silence of 300.0 ms"), "{line}");
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     // The error frame, and then the end of the connection.
     drop(stream.read_to_end(&mut Vec::new()));
     drop(cluster);
@@ -246,7 +246,7 @@ fn a_reader_leaves_a_dispatcher_that_stands_still_within_its_bound() {
     let cluster = Cluster::start_with(1, &[], &[]);
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let took = runtime.block_on(async {
-        let config = ClientConfig { dispatcher_timeout: 2 * PATIENCE, ..ClientConfig::default() };
+        let config = ClientConfig { dispatcher_timeout: 2 * TEST_TIMEOUT, ..ClientConfig::default() };
         let client = Client::connect(cluster.address(), config).await.unwrap();
         let definition = json!({ "source": { "range": 1000 }, "steps": [{ "batch": 10 }] });
         let def = DatasetDef::from_json_str(&definition.to_string()).unwrap();
@@ -258,7 +258,7 @@ fn a_reader_leaves_a_dispatcher_that_stands_still_within_its_bound() {
         began.elapsed()
     });
     cluster.dispatcher.process.signal("CONT");
-    assert!(took < PATIENCE / 2, "{took:?}");
+    assert!(took < TEST_TIMEOUT / 2, "{took:?}");
     cluster.stop();
 }
 
@@ -290,7 +290,7 @@ fn a_connection_without_a_request_is_closed_after_the_handshake_timeout() {
     let (patient, hasty) = (server("1h"), server("200ms"));
     let mut kept = TcpStream::connect(&patient.address).unwrap();
     let mut closed = TcpStream::connect(&hasty.address).unwrap();
-    closed.set_read_timeout(Some(PATIENCE)).unwrap();
+    closed.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     assert!(matches!(closed.read(&mut [0]), Ok(0) | Err(_)), "a silent connection was sent something");
     let name = format!("{} sent no request within the handshake timeout", closed.local_addr().unwrap());
     hasty.process.wait_for_error_line(&name);
@@ -315,7 +315,7 @@ fn header(name: &[u8], value: &str) -> Vec<u8> {
 /// A connection on which the headers of a call of `GetStatus` were sent.
 fn asking_for_the_status(address: &str) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     // POST over http, and the path, the authority and the type of the content.
     let headers = [
         vec![0x83, 0x86],

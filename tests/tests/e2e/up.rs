@@ -7,7 +7,7 @@ use caju_client::{Client, ClientConfig, ReadRequest};
 use caju_pipeline::DatasetDef;
 use caju_tests::cluster::Server;
 use caju_tests::pipeline::{Pipeline, Report};
-use caju_tests::process::{PATIENCE, Process};
+use caju_tests::process::{Process, TEST_TIMEOUT};
 use serde_json::{Value, json};
 
 /// Quick timers, and sources anywhere.
@@ -143,7 +143,7 @@ fn workers_end_with_the_command() {
     stopped.process.wait().expect_code(0);
     let begun = Instant::now();
     while of_killed.iter().chain(&of_stopped).any(|w| runs(*w)) {
-        assert!(begun.elapsed() < PATIENCE, "some worker lives on");
+        assert!(begun.elapsed() < TEST_TIMEOUT, "some worker lives on");
         std::thread::yield_now();
     }
 }

@@ -8,7 +8,7 @@ use caju_proto::v1::dispatcher_client::DispatcherClient;
 use caju_tests::cluster::Cluster;
 use caju_tests::frames::{ERROR, VERSION, answer, open_frame};
 use caju_tests::pipeline::{Pipeline, Report};
-use caju_tests::process::PATIENCE;
+use caju_tests::process::TEST_TIMEOUT;
 use serde_json::{Value, json};
 use tonic::Code;
 
@@ -87,7 +87,7 @@ fn the_secrets_of_an_expelled_reader_open_nothing() {
         let asked = Instant::now();
         while answer(&task.address, &frame).0 != ERROR {
             assert!(
-                asked.elapsed() < PATIENCE,
+                asked.elapsed() < TEST_TIMEOUT,
                 "the worker at {} still serves an expelled reader",
                 task.address
             );

@@ -221,22 +221,22 @@ pub(crate) struct DispatcherSettings {
     pub(crate) http_listen: Option<String>,
     /// Workers that die with one split until the epoch fails, and the error names the split and its file. Likewise workers that
     /// die while they learn the same boundaries
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(2..))]
-    pub(crate) split_losses: u32,
+    #[arg(long, alias = "split-losses", value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(2..))]
+    pub(crate) max_split_losses: u32,
     /// Connections between readers and each worker that break in a row without a row until the epoch fails. After a quarter of
     /// them splits go to other workers first
-    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) connection_losses: u32,
+    #[arg(long, alias = "connection-losses", value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_connection_losses: u32,
     /// Heartbeats that a worker misses until another process may take its address, and until the target of workers counts
     /// without it
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) missed_heartbeats: u32,
+    #[arg(long, alias = "missed-heartbeats", value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) worker_missed_heartbeats: u32,
     /// Heartbeats that a reader misses until it counts as gone for those that begin from a state or come as its consumer
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) silent_heartbeats: u32,
+    #[arg(long, alias = "silent-heartbeats", value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) reader_missed_heartbeats: u32,
     /// How long a lost worker is listed in the status
-    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration)]
-    pub(crate) worker_memory: Duration,
+    #[arg(long, alias = "worker-memory", value_name = "TIME", default_value = "1h", value_parser = duration)]
+    pub(crate) lost_worker_retention: Duration,
     /// How long one write of the journal may take before the dispatcher ends with an error
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub(crate) journal_timeout: Duration,

@@ -148,12 +148,12 @@ fn config(
         reader_wait: settings.reader_wait,
         drain: settings.serve.drain_timeout,
         scaling_interval: settings.scaling_interval,
-        missed_heartbeats: settings.missed_heartbeats,
-        silent_heartbeats: settings.silent_heartbeats,
+        worker_missed_heartbeats: settings.worker_missed_heartbeats,
+        reader_missed_heartbeats: settings.reader_missed_heartbeats,
         journal_timeout: settings.journal_timeout,
         cache_wait: settings.cache_wait,
         cache_update_timeout: settings.cache_update_timeout,
-        worker_memory: settings.worker_memory,
+        lost_worker_retention: settings.lost_worker_retention,
         ..Timers::default()
     };
     Ok(DispatcherConfig {
@@ -165,7 +165,7 @@ fn config(
         operator_secret_file: settings.operator_secret_file.clone(),
         cache_url: settings.cache.as_deref().map(shared::absolute_url).transpose()?.unwrap_or_default(),
         timers,
-        losses: LossLimits { splits: settings.split_losses, connections: settings.connection_losses },
+        losses: LossLimits { splits: settings.max_split_losses, connections: settings.max_connection_losses },
         cache_budget: settings.cache_budget,
         memory: MemoryLimits {
             name_bytes: usize::try_from(settings.max_name_bytes).unwrap_or(usize::MAX),
@@ -210,24 +210,38 @@ mod tests {
     #[test]
     fn flags_are_the_settings_of_the_dispatcher() {
         let flags = [
-            "--split-losses=7",
-            "--connection-losses=8",
-            "--missed-heartbeats=9",
-            "--silent-heartbeats=11",
-            "--worker-memory=12s",
+            "--max-split-losses=7",
+            "--max-connection-losses=8",
+            "--worker-missed-heartbeats=9",
+            "--reader-missed-heartbeats=11",
+            "--lost-worker-retention=12s",
             "--journal-timeout=13s",
             "--cache-wait=14s",
             "--cache-update-timeout=15s",
         ];
         let numbers = |config: &DispatcherConfig| {
             let DispatcherConfig { losses, timers, .. } = config;
-            let times = [timers.worker_memory, timers.journal_timeout, timers.cache_wait];
+            let times = [timers.lost_worker_retention, timers.journal_timeout, timers.cache_wait];
             let times = [times.as_slice(), &[timers.cache_update_timeout]].concat();
-            let counts =
-                [losses.splits, losses.connections, timers.missed_heartbeats, timers.silent_heartbeats];
+            let counts = [
+                losses.splits,
+                losses.connections,
+                timers.worker_missed_heartbeats,
+                timers.reader_missed_heartbeats,
+            ];
             (counts, times.iter().map(Duration::as_secs).collect::<Vec<_>>())
         };
         assert_eq!(numbers(&config_of(&flags)), ([7, 8, 9, 11], vec![12, 13, 14, 15]));
+        // The names of a version before.
+        let former = [
+            "--split-losses=7",
+            "--connection-losses=8",
+            "--missed-heartbeats=9",
+            "--silent-heartbeats=11",
+            "--worker-memory=12s",
+        ];
+        let former = [former.as_slice(), &flags[5..]].concat();
+        assert_eq!(numbers(&config_of(&former)), numbers(&config_of(&flags)));
         let default = DispatcherConfig::default();
         assert_eq!(numbers(&config_of(&[])), numbers(&default), "the flags' defaults are the library's");
     }

@@ -164,7 +164,7 @@ impl Epochs<'_> {
         if decides || some || job.caching.is_empty() || epochs.iter().all(|e| e.splits.compute == 0) {
             return None;
         }
-        let trouble = self.io.as_ref().and_then(|meters| meters.caches.trouble());
+        let trouble = self.io.as_ref().and_then(|meters| meters.caches.last_error());
         Some(trouble.map_or_else(
             || "the logs of the workers say why".to_owned(),
             |trouble| trouble.message().to_owned(),

@@ -361,7 +361,7 @@ impl Reader {
     fn go_on(&mut self, again: OpenedAgain) {
         let OpenedAgain { shared, origin, iteration, client, slots } = again;
         if self.shared.config.tracks_rows {
-            self.shared.recorder.returned(self.shared.acks.rest());
+            self.shared.recorder.returned(self.shared.acks.remainder());
         }
         // The user's own count includes padding.
         let (elements, rows) = (self.origin.elements + self.elements, self.origin.rows + self.rows);

@@ -208,7 +208,7 @@ pub(super) fn may_leave(
     is_at_end(reports, iteration, client)
         && !iteration.awaits_report()
         && others().all(|c| {
-            is_at_end(reports, iteration, c) || reports.stands_still(iteration.id, c, client, patience)
+            is_at_end(reports, iteration, c) || reports.is_stalled(iteration.id, c, client, patience)
         })
 }
 

@@ -13,7 +13,7 @@ use crate::state::{Attempt, AttemptRelation, Failure, Iteration, Job, Update};
 
 /// A reader that restored the beginning of an epoch.
 #[derive(Debug, Clone)]
-pub(super) struct Beginning {
+pub(super) struct RestoredBeginning {
     /// The launch of the program that restored it, if the reader says so.
     pub(super) attempt: Option<Attempt>,
     /// An iteration that its launch has opened.
@@ -22,7 +22,7 @@ pub(super) struct Beginning {
     silent: Option<IterationId>,
 }
 
-impl Beginning {
+impl RestoredBeginning {
     /// Whether all readers of the iteration are silent.
     pub(super) fn finds_silence(&self) -> bool {
         self.silent.is_some()
@@ -43,7 +43,7 @@ pub(super) fn begins_again(
     job: &Job,
     epoch: u64,
     iteration: Option<&Iteration>,
-    given: &Beginning,
+    given: &RestoredBeginning,
 ) -> Result<bool> {
     let Some(iteration) = iteration else {
         if let Some(attempt) = &given.attempt {
@@ -115,7 +115,7 @@ impl Core {
     pub(super) async fn restored_beginning(
         &self,
         request: &v1::OpenIterationRequest,
-    ) -> Result<Option<Beginning>> {
+    ) -> Result<Option<RestoredBeginning>> {
         if !request.restored_beginning {
             return Ok(None);
         }
@@ -138,12 +138,12 @@ impl Core {
             Some((iteration.id, iteration.own_members().collect::<Vec<_>>())).filter(|_| !is_same)
         });
         let Some((id, members)) = members.await? else {
-            return Ok(Some(Beginning { attempt, after, silent: None }));
+            return Ok(Some(RestoredBeginning { attempt, after, silent: None }));
         };
         if !members.is_empty() && !self.reports.any_calls(id, &members).await {
             tracing::info!("{id}: all of its readers are silent, and a reader has restored its beginning");
-            return Ok(Some(Beginning { attempt, after, silent: Some(id) }));
+            return Ok(Some(RestoredBeginning { attempt, after, silent: Some(id) }));
         }
-        Ok(Some(Beginning { attempt, after, silent: None }))
+        Ok(Some(RestoredBeginning { attempt, after, silent: None }))
     }
 }

@@ -7,7 +7,7 @@ use super::acknowledged_rows::{Reported, rows_of};
 use super::acknowledgements;
 use super::peer_reports::PeerReports;
 use super::reopen::{self, FinalReport};
-use super::reports::CallNews;
+use super::reports::ReaderCall;
 use super::resume::Facts;
 use super::status::decision;
 use super::workers::modes_to_proto;
@@ -202,7 +202,7 @@ impl PeerReports {
         let acknowledged = reports.acknowledge(txn, (client, id), reported, taken, request.elements)?;
         let iteration = txn.state.iterations.get(&id);
         let is_at_end = iteration.is_some_and(|i| acknowledgements::is_at_end(&reports, i, client));
-        reports.record_call(id, client, CallNews { now: self.now(), took, is_at_end });
+        reports.record_call(id, client, ReaderCall { now: self.now(), took, is_at_end });
         // A reader at its end may have waited for this call.
         // Of a consumer any call is enough; a user that takes rows is waited for.
         let is_sign = (!took || iteration.is_some_and(|i| i.even.is_some()))

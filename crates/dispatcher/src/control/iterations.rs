@@ -3,7 +3,7 @@
 use caju_proto::v1;
 use caju_types::{Error, IterationId, Result};
 
-use super::beginnings::{self, Beginning};
+use super::beginnings::{self, RestoredBeginning};
 use super::reader_calls::ReaderCalls;
 use super::shards::num_shards;
 use super::usage::{admit_epoch, admit_reader};
@@ -17,7 +17,7 @@ pub(super) struct Restored<'a> {
     /// Which readers of the epoch called, as far as it depends on them what becomes of it.
     pub(super) others: &'a ReaderCalls,
     /// The beginning of the epoch.
-    pub(super) beginning: Option<&'a Beginning>,
+    pub(super) beginning: Option<&'a RestoredBeginning>,
 }
 
 /// The iteration to join; none if a Flight reader comes after its end.

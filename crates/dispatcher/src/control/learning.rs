@@ -470,7 +470,7 @@ fn check_same(known: &Learnt, learnt: &[LearntBoundaries], worker: &str) -> Resu
 fn all_lost(pending: &Pending) -> Error {
     Error::failed_precondition(format!(
         "{}: its boundaries were not learnt, because each worker was lost that learnt them: {}; see the logs of these \
-         workers, give the boundaries as a list, or start the dispatcher with more --split-losses",
+         workers, give the boundaries as a list, or start the dispatcher with more --max-split-losses",
         pending.place,
         pending.lost.join(", ")
     ))

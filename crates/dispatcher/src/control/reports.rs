@@ -121,7 +121,7 @@ pub(crate) struct ClientReport {
 
 /// What a call of a reader says.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct CallNews {
+pub(super) struct ReaderCall {
     /// When it arrived, by the monotonic clock.
     pub(super) now: Duration,
     /// Its user took rows.
@@ -145,7 +145,7 @@ impl Reports {
     }
 
     /// A call of a reader arrives.
-    pub(super) fn record_call(&mut self, id: IterationId, client: ClientId, news: CallNews) {
+    pub(super) fn record_call(&mut self, id: IterationId, client: ClientId, news: ReaderCall) {
         self.calls += 1;
         let call = self.calls;
         let known = self.clients.entry((id, client)).or_default();
@@ -162,7 +162,7 @@ impl Reports {
 
     /// Whether a reader at its end does not wait for another one: since then that one has called, and its user has taken no
     /// row for `patience`, as of that call.
-    pub(super) fn stands_still(
+    pub(super) fn is_stalled(
         &self,
         id: IterationId,
         other: ClientId,

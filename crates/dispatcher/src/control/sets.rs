@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use caju_autocache::{CachePlan, Document, GroupLease, SetPlan, SetTarget, StoredSet, set_id};
-use caju_cache::{SetRecord, Whole};
+use caju_cache::{SetRecord, SplitSetDigest};
 use caju_types::{Error, Fingerprint, Result};
 use futures::TryStreamExt as _;
 
@@ -45,7 +45,7 @@ impl Snapshots {
     /// What the source or the store says.
     pub(super) async fn sets_at(&self, bound: &Bound, seed: u64) -> Result<Vec<StoredSet>> {
         let splits: Vec<ListedSplit> = (bound.splits)().try_collect().await?;
-        let whole = Whole::of(names(&splits)?);
+        let whole = SplitSetDigest::of(names(&splits)?);
         let mut found = Vec::new();
         for (hint, base) in &bound.set_bases {
             let id = set_id(base.seeded(seed), whole);
@@ -95,7 +95,7 @@ impl Listing {
             self.planned(core, plan.without_set()).await?;
             return Ok(IterationSplits::Splits(splits));
         };
-        let whole = Whole::of(names(&splits)?);
+        let whole = SplitSetDigest::of(names(&splits)?);
         let id = set_id(base.seeded(self.job_seed), whole);
         match core.snapshots.whole_set(id).await {
             Ok(Some(record)) => {
@@ -167,5 +167,5 @@ impl Listing {
 }
 
 fn names(splits: &[ListedSplit]) -> Result<Vec<u128>> {
-    splits.iter().map(ListedSplit::cover).collect()
+    splits.iter().map(ListedSplit::name_in_set).collect()
 }

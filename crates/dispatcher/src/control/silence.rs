@@ -33,7 +33,7 @@ impl Core {
         let timers = &self.config.timers;
         self.transact(|txn| {
             let mut reports = self.reports.lock();
-            forgive_standstill(&mut reports, timers, now);
+            ignore_own_pause(&mut reports, timers, now);
             let mut updates = silent_workers(txn.state, &mut reports, timers, now, unix_ms);
             let has_list = !self.config.workers.is_open();
             updates.extend(confirmed_workers(txn.state, &reports, has_list));
@@ -99,7 +99,7 @@ fn apply(txn: &mut Txn<'_>, updates: Vec<Update>) {
 }
 
 /// If this process itself was paused (a suspended machine), its peers were not silent.
-fn forgive_standstill(reports: &mut Reports, timers: &Timers, now: Duration) {
+fn ignore_own_pause(reports: &mut Reports, timers: &Timers, now: Duration) {
     let gap = reports.last_check.map_or(Duration::ZERO, |last| now.saturating_sub(last));
     if gap > timers.check_every * 2 + timers.worker_timeout / 2 {
         reports.forgive(gap);
@@ -115,7 +115,7 @@ fn silent_workers(
     unix_ms: u64,
 ) -> Vec<Update> {
     let mut out = Vec::new();
-    let memory_ms = u64::try_from(timers.worker_memory.as_millis()).unwrap_or(u64::MAX);
+    let memory_ms = u64::try_from(timers.lost_worker_retention.as_millis()).unwrap_or(u64::MAX);
     for worker in state.workers.values() {
         if let WorkerState::Lost { at_ms } = worker.state {
             if unix_ms.saturating_sub(at_ms) > memory_ms {

@@ -7,7 +7,7 @@ use caju_types::Result;
 use parking_lot::Mutex;
 
 use super::codec::{self, Encoder};
-use super::{Journal, Stored};
+use super::{Journal, StoredGroups};
 use crate::state::Update;
 
 /// Groups in memory, encoded as any journal encodes them. Clones share the content, so that a test can
@@ -51,7 +51,7 @@ impl Journal for MemoryJournal {
         Ok(bytes)
     }
 
-    fn stored(&self) -> Result<Box<dyn Stored>> {
+    fn stored(&self) -> Result<Box<dyn StoredGroups>> {
         let end = self.records.lock().next();
         Ok(Box::new(StoredInMemory { records: Arc::clone(&self.records), end }))
     }
@@ -74,7 +74,7 @@ impl StoredInMemory {
     }
 }
 
-impl Stored for StoredInMemory {
+impl StoredGroups for StoredInMemory {
     fn read(&mut self) -> Result<Vec<Vec<Update>>> {
         let records = self.records.lock();
         records.groups.iter().take(self.len(&records)).map(|g| codec::decode(g)).collect()

@@ -43,14 +43,14 @@ pub trait Journal: Send {
     ///
     /// # Errors
     /// Those of the database.
-    fn stored(&self) -> Result<Box<dyn Stored>>;
+    fn stored(&self) -> Result<Box<dyn StoredGroups>>;
 
     /// What it is and where, for people.
     fn describe(&self) -> String;
 }
 
 /// What a journal held at one moment: at least one group. Groups that were appended since are not part of it.
-pub trait Stored: Send {
+pub trait StoredGroups: Send {
     /// The groups, in order.
     ///
     /// # Errors

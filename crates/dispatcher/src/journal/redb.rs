@@ -10,7 +10,7 @@ use caju_types::{Error, Result};
 
 use super::codec::{self, Encoder};
 use super::records::{self, Records, damaged, in_use, io_error};
-use super::{Journal, Stored};
+use super::{Journal, StoredGroups};
 use crate::state::Update;
 
 /// The file of the database in the journal's folder.
@@ -125,7 +125,7 @@ impl Journal for RedbJournal {
         self.write(groups)
     }
 
-    fn stored(&self) -> Result<Box<dyn Stored>> {
+    fn stored(&self) -> Result<Box<dyn StoredGroups>> {
         let (db, end, path) = (Arc::clone(&self.db), self.records.next(), self.path.clone());
         Ok(Box::new(StoredInRedb { db, end, path }))
     }
@@ -148,7 +148,7 @@ impl StoredInRedb {
     }
 }
 
-impl Stored for StoredInRedb {
+impl StoredGroups for StoredInRedb {
     fn read(&mut self) -> Result<Vec<Vec<Update>>> {
         let read = self.db.begin_read().map_err(|e| self.error(e))?;
         let table = read.open_table(GROUPS).map_err(|e| self.error(e))?;

@@ -10,7 +10,7 @@ use caju_types::{Error, Result};
 
 use super::codec::{self, Encoder};
 use super::records::{self, Records, damaged, in_use, io_error};
-use super::{Journal, Stored};
+use super::{Journal, StoredGroups};
 use crate::state::Update;
 
 /// Marks a database as ours.
@@ -122,7 +122,7 @@ impl Journal for SledJournal {
         Ok(bytes)
     }
 
-    fn stored(&self) -> Result<Box<dyn Stored>> {
+    fn stored(&self) -> Result<Box<dyn StoredGroups>> {
         Ok(Box::new(StoredInSled {
             db: self.db.clone(),
             trees: self.trees.clone(),
@@ -173,7 +173,7 @@ struct StoredInSled {
 /// Records that are removed in one step: others write between two steps.
 const REMOVED_AT_ONCE: usize = 1024;
 
-impl Stored for StoredInSled {
+impl StoredGroups for StoredInSled {
     fn read(&mut self) -> Result<Vec<Vec<Update>>> {
         let stored = self.trees.stored(Some(self.end)).map_err(|e| classify(&self.path, e))?;
         Ok(records::decode(&self.path, stored.map(|entry| record(&self.path, entry)))?.0)

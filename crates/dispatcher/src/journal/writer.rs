@@ -9,7 +9,7 @@ use caju_types::{Error, Result};
 use parking_lot::Condvar;
 use tokio::sync::{Notify, watch};
 
-use super::{Journal, Stored};
+use super::{Journal, StoredGroups};
 use crate::locks;
 use crate::state::{State, Update};
 
@@ -366,7 +366,7 @@ fn report(error: Error, durable: &watch::Sender<Durable>) {
 }
 
 /// Replaces the stored groups by the state that their updates give. Returns the size of the written state in bytes.
-fn compact(mut stored: Box<dyn Stored>) -> Result<u64> {
+fn compact(mut stored: Box<dyn StoredGroups>) -> Result<u64> {
     let state = State::replay(stored.read()?);
     stored.replace(&[Update::Snapshot { state: Box::new(state) }])
 }

@@ -1,4 +1,4 @@
-//! What must follow from a change, whatever the change was: the desired tasks, and the end of what is hopeless.
+//! What must follow from a change, whatever the change was: the desired tasks, and the end of what is fatal_loss.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -39,7 +39,7 @@ pub fn follow_ups(state: &State, id: IterationId, limits: LossLimits) -> Vec<Upd
         return Vec::new();
     }
     let eligible = eligible_workers(state, iteration);
-    if let Some(error) = hopeless(state, iteration, &eligible, limits) {
+    if let Some(error) = fatal_loss(state, iteration, &eligible, limits) {
         return vec![Update::IterationFailed { iteration: id, failure: (&error).into() }];
     }
     let wanted = match (iteration.mode, iteration.exclusive) {
@@ -66,13 +66,18 @@ fn eligible_workers<'a>(state: &'a State, iteration: &Iteration) -> Vec<&'a Work
     state.active_workers().filter(|w| iteration.is_readable(w)).collect()
 }
 
-fn hopeless(state: &State, iteration: &Iteration, eligible: &[&Worker], limits: LossLimits) -> Option<Error> {
+fn fatal_loss(
+    state: &State,
+    iteration: &Iteration,
+    eligible: &[&Worker],
+    limits: LossLimits,
+) -> Option<Error> {
     let place = iteration.describe();
     if let Some(error) = no_local_worker(state, iteration, eligible) {
         return Some(error);
     }
     let loss = iteration.last_loss.as_deref().unwrap_or("no reason was given");
-    let out_of_reach = |w: &&&Worker| iteration.strikes_of(w.id) >= limits.connections;
+    let out_of_reach = |w: &&&Worker| iteration.connection_failures_of(w.id) >= limits.connections;
     let failed: Vec<&Worker> = eligible.iter().filter(out_of_reach).copied().collect();
     // No other worker has the shard of a worker.
     let is_alone = |w: &&Worker| iteration.shards_with_work().any(|shard| shard.0 == w.slot);
@@ -222,7 +227,8 @@ pub fn owed_tasks(state: &State, id: IterationId, flight: Option<WorkerId>) -> V
 /// Workers that clients can read from and that are no stragglers; all, if there are none such.
 fn preferred<'a>(iteration: &Iteration, eligible: &[&'a Worker], limits: LossLimits) -> Vec<&'a Worker> {
     let good = |w: &&&Worker| {
-        iteration.strikes_of(w.id) < limits.connections_to_avoid() && !iteration.stragglers.contains(&w.id)
+        iteration.connection_failures_of(w.id) < limits.connections_to_avoid()
+            && !iteration.stragglers.contains(&w.id)
     };
     let good: Vec<&Worker> = eligible.iter().filter(good).copied().collect();
     if good.is_empty() { eligible.to_vec() } else { good }

@@ -214,7 +214,7 @@ impl Iteration {
     }
 
     /// How often in a row present clients lost their connection to a worker, without a row of it.
-    pub fn strikes_of(&self, worker: WorkerId) -> u32 {
+    pub fn connection_failures_of(&self, worker: WorkerId) -> u32 {
         self.strikes.get(&worker).map_or(0, |by_client| by_client.values().sum())
     }
 

@@ -6,7 +6,7 @@ use caju_types::{IterationId, WorkerId};
 
 use super::losses::Gone;
 use super::settling::TaskEnd;
-use super::{Iteration, Member, State, Task, Update, Worker, is_quiet};
+use super::{Iteration, Member, State, Task, Update, Worker, has_no_follow_up};
 
 impl State {
     /// Applies an update of an iteration, or of one of its tasks. One of an unknown iteration changes no iteration.
@@ -18,7 +18,7 @@ impl State {
             _ => {}
         }
         let Some(iteration) = self.iterations.get_mut(&id) else { return };
-        if !is_quiet(update) {
+        if !has_no_follow_up(update) {
             self.touched.0.insert(id);
         }
         match update {

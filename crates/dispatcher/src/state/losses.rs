@@ -202,7 +202,7 @@ impl Iteration {
     }
 
     /// A task is lost through no fault of its worker.
-    pub(super) fn lose_blameless(&mut self, id: TaskId, reason: &str) {
+    pub(super) fn lose_without_blame(&mut self, id: TaskId, reason: &str) {
         if self.lose(id, reason, None)
             && let Some(task) = self.tasks.get_mut(&id)
         {

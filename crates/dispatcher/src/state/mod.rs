@@ -111,7 +111,7 @@ impl Eq for Touched {}
 
 /// Whether nothing follows from a change, and nobody else waits for it: splits went to a task, or a client acknowledged rows.
 /// There are thousands a second.
-pub fn is_quiet(update: &Update) -> bool {
+pub fn has_no_follow_up(update: &Update) -> bool {
     matches!(
         update,
         Update::Leased { end: false, .. }

@@ -113,7 +113,7 @@ impl Iteration {
         };
         let others: Vec<TaskId> = self.tasks.values().filter(has_dealt).map(|t| t.id).collect();
         for id in others {
-            self.lose_blameless(
+            self.lose_without_blame(
                 id,
                 "the last rounds of the epoch are made again, because another task of it was lost",
             );

@@ -5,7 +5,7 @@ use caju_types::{Error, Result};
 use serde_json::json;
 
 use super::fake::{World, indices, lost, open_request, run, split_rows};
-use crate::journal::{Journal, MemoryJournal, Stored};
+use crate::journal::{Journal, MemoryJournal, StoredGroups};
 use crate::state::Update;
 
 /// What a write that fails leaves behind.
@@ -46,7 +46,7 @@ impl Journal for FailsAt {
         Err(Error::unavailable("/state: input/output error"))
     }
 
-    fn stored(&self) -> Result<Box<dyn Stored>> {
+    fn stored(&self) -> Result<Box<dyn StoredGroups>> {
         self.stored.stored()
     }
 

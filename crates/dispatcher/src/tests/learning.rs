@@ -184,14 +184,14 @@ async fn lost_while_they_learn(lost: usize, limit: u32) {
     };
     assert_eq!(e.kind(), ErrorKind::FailedPrecondition);
     assert!(e.message().starts_with(&format!("{PLACE}: its boundaries were not learnt")), "{e}");
-    assert!(e.message().contains("--split-losses"), "{e}");
+    assert!(e.message().contains("--max-split-losses"), "{e}");
     let is_named = |name: &String| e.message().contains(&format!("at {name}"));
     assert!(names[..lost].iter().all(is_named) && !is_named(&names[lost]), "{e}");
     // It is said once. Then they are learnt again.
     learnt(&w, last, &[5]).await;
 }
 
-/// `--split-losses`: a worker that is lost while it learns is replaced, until as many are lost as with one split.
+/// `--max-split-losses`: a worker that is lost while it learns is replaced, until as many are lost as with one split.
 #[test]
 fn boundaries_fail_after_as_many_lost_workers_as_the_split_losses() {
     run(async {

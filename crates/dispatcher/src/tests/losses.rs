@@ -80,7 +80,7 @@ fn the_address_of_a_worker_is_free_after_as_many_missed_heartbeats_as_are_set() 
     run(async {
         for missed in [3, 12] {
             let w = World::with(|mut config| {
-                config.timers.missed_heartbeats = missed;
+                config.timers.worker_missed_heartbeats = missed;
                 config.timers.worker_timeout = S * 20;
                 config
             });
@@ -100,7 +100,7 @@ fn the_address_of_a_worker_is_free_after_as_many_missed_heartbeats_as_are_set() 
 fn a_lost_worker_is_listed_for_the_time_that_is_set() {
     run(async {
         let w = World::with(|mut config| {
-            config.timers.worker_memory = S * 30;
+            config.timers.lost_worker_retention = S * 30;
             config
         });
         w.worker("a:1").await;
@@ -117,7 +117,7 @@ fn a_reader_is_silent_after_as_many_missed_heartbeats_as_are_set() {
     run(async {
         for silent in [2, 8] {
             let w = World::with(|mut config| {
-                config.timers.silent_heartbeats = silent;
+                config.timers.reader_missed_heartbeats = silent;
                 config
             });
             w.worker("a:1").await;

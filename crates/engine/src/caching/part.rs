@@ -13,7 +13,7 @@ use crate::hint::BoundHint;
 /// In a part's schema: the key of the random draws in it. Parts without random stages have none.
 pub(super) const DRAW: &str = "caju-draw";
 /// In a part's schema: the source's columns, if their types were inferred from the first rows of some file.
-pub(super) const FOUND: &str = "caju-found-columns";
+pub(super) const INFERRED_COLUMNS_KEY: &str = "caju-found-columns";
 
 /// The outcome of opening a part.
 pub(super) enum Opened {
@@ -47,7 +47,7 @@ impl OpenPart {
     /// the source's columns were inferred from other files.
     pub(super) fn mismatch(&self, hint: &BoundHint) -> Option<String> {
         let stored = self.reader.schema();
-        if stored.metadata().get(FOUND) != hint.found_columns.as_ref() {
+        if stored.metadata().get(INFERRED_COLUMNS_KEY) != hint.found_columns.as_ref() {
             return Some("the columns of its source had other types then".into());
         }
         let wrong = |f: &&arrow_schema::FieldRef| {
@@ -133,7 +133,7 @@ pub(super) fn stored_schema(hint: &BoundHint, draw: u64) -> SchemaRef {
         metadata.insert(DRAW.into(), format!("{draw:016x}"));
     }
     if let Some(found) = &hint.found_columns {
-        metadata.insert(FOUND.into(), found.clone());
+        metadata.insert(INFERRED_COLUMNS_KEY.into(), found.clone());
     }
     Arc::new(Schema::new_with_metadata(hint.schema.fields().clone(), metadata))
 }

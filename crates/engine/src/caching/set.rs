@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use caju_cache::{Committed, Member, PartMeta, PutOutcome, SetOutcome, Snapshot, SplitName, Whole};
+use caju_cache::{Committed, Member, PartMeta, PutOutcome, SetOutcome, Snapshot, SplitName, SplitSetDigest};
 use caju_runtime::caught;
 use caju_types::{Error, Result, SplitKey, hash128};
 use caju_wire::Chunk;
@@ -17,7 +17,7 @@ use super::part_sender::{PartItem, QUEUED_BATCHES, write_rows};
 use super::part_writers::PartWriters;
 use super::provenance::{ProvenanceDecoder, ProvenanceEncoder, with_provenance};
 use super::snapshots::TaskSnapshots;
-use crate::cache_plan::{CachePlan, SetPlan, SetTarget, cover};
+use crate::cache_plan::{CachePlan, SetPlan, SetTarget, name_in_set};
 use crate::context::TaskContext;
 use crate::lease::LeasedSplit;
 
@@ -75,7 +75,7 @@ impl TaskSet {
             SetState::Writing(part) if part.hint == hint && part.target == *target => {
                 let number = u32::try_from(part.covers.len()).unwrap_or(u32::MAX);
                 part.numbers.insert(lease.index, number);
-                part.covers.push(SplitName(cover(&lease.split)));
+                part.covers.push(SplitName(name_in_set(&lease.split)));
             }
             SetState::Aborted => {}
             other => abort(other, "its splits have different plans"),
@@ -141,8 +141,8 @@ impl TaskSet {
         let stored = covers.len() as u64;
         let member = Member { part: key, attempt: committed.meta().attempt.clone(), covers };
         // Behind a `take` one task sees all rows of the prefix, though not all splits.
-        let whole = if cut { Whole::of(member.covers.iter().map(|n| n.0)) } else { target.whole };
-        if snapshot.add_to_set(&target.attempt, whole, member).await? == SetOutcome::Whole {
+        let whole = if cut { SplitSetDigest::of(member.covers.iter().map(|n| n.0)) } else { target.whole };
+        if snapshot.add_to_set(&target.attempt, whole, member).await? == SetOutcome::SplitSetDigest {
             tracing::info!(set = %target.id, splits = target.whole.splits, "a set of parts is complete");
         }
         self.counters.computed_became_stored(stored);

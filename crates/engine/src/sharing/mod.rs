@@ -20,7 +20,7 @@
 //! rows back like its readers.
 
 mod demand;
-mod departed;
+mod evicted;
 mod flight;
 mod job;
 mod member;

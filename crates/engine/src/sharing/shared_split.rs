@@ -54,7 +54,7 @@ struct Rows {
     /// Writing them to disk failed: it is not tried again.
     stays_in_memory: bool,
     /// Tasks that compute the split.
-    writers: Vec<WriterOf>,
+    writers: Vec<ProducingTask>,
     /// Tasks that read it.
     readers: u32,
     state: State,
@@ -62,7 +62,7 @@ struct Rows {
 
 /// A task that computes a split.
 #[derive(Debug)]
-struct WriterOf {
+struct ProducingTask {
     /// Its number in the window.
     member: u64,
     demand: Arc<Demand>,
@@ -81,7 +81,7 @@ enum State {
     #[default]
     Growing,
     /// These are all rows. `skipped`: rows that `on_error: skip` left out.
-    Whole { skipped: u64 },
+    SplitSetDigest { skipped: u64 },
     /// The window dropped its rows.
     Evicted,
 }
@@ -149,16 +149,16 @@ impl SharedSplit {
     /// Exactly the rows of the split.
     pub(super) fn whole_rows(&self) -> Option<u64> {
         let rows = self.rows.lock();
-        matches!(rows.state, State::Whole { .. }).then_some(rows.count)
+        matches!(rows.state, State::SplitSetDigest { .. }).then_some(rows.count)
     }
 
     /// A task has computed all `rows` rows of the split. False if rows are missing here.
     pub(super) fn finish(&self, rows: u64, skipped: u64) -> bool {
         let mut have = self.rows.lock();
         if have.state == State::Growing && have.count == rows {
-            have.state = State::Whole { skipped };
+            have.state = State::SplitSetDigest { skipped };
         }
-        matches!(have.state, State::Whole { .. })
+        matches!(have.state, State::SplitSetDigest { .. })
     }
 
     /// It leaves the window. Returns the bytes that are freed.
@@ -176,7 +176,7 @@ impl SharedSplit {
             (State::Evicted, _) => Next::Unavailable,
             (_, Some(Batch::Memory(batch))) => Next::Batch(batch.clone()),
             (_, Some(Batch::Disk(batch))) => return Found::Spilled(batch.clone()),
-            (State::Whole { skipped }, None) => Next::End { skipped },
+            (State::SplitSetDigest { skipped }, None) => Next::End { skipped },
             (State::Growing, None) => Next::Pending,
         })
     }
@@ -227,7 +227,7 @@ impl SharedSplit {
     }
 
     pub(super) fn add_writer(&self, member: u64, demand: Arc<Demand>, held_back: Arc<HeldBack>) {
-        self.rows.lock().writers.push(WriterOf { member, demand, held_back });
+        self.rows.lock().writers.push(ProducingTask { member, demand, held_back });
     }
 
     /// A task stops computing this split. Returns whether no other task will add its remaining rows.
@@ -256,7 +256,7 @@ impl SharedSplit {
     }
 
     pub(super) fn is_whole(&self) -> bool {
-        matches!(self.rows.lock().state, State::Whole { .. })
+        matches!(self.rows.lock().state, State::SplitSetDigest { .. })
     }
 
     pub(super) fn is_read(&self) -> bool {

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::demand::{Demand, HeldBack};
-use super::departed::Departed;
+use super::evicted::EvictedSplits;
 use super::job::SharingJob;
 use super::settings::{SharingLag, SharingSettings};
 use super::shared_split::{SharedSplit, SplitId, SplitRef};
@@ -60,7 +60,7 @@ struct State {
     idle: BTreeMap<u64, u64>,
     idle_bytes: u64,
     /// What has left.
-    departed: Departed,
+    evicted: EvictedSplits,
     /// The bytes of a whole split at each point: the mean of the last ones.
     sizes: HashMap<u128, u64>,
     /// The splits with rows in memory, by number.
@@ -336,7 +336,7 @@ impl SharingWindow {
             }
         }
         state.prune(now, self.settings.wait);
-        state.forget_departed();
+        state.forget_evicted();
         state.refresh_all();
         state.trim(self.settings.backlog_bytes);
         drop(state);
@@ -372,20 +372,20 @@ impl State {
         let member = self.members.get(&member)?;
         let points = member.points.iter().skip(from).rev();
         let mut ids = points.map(|point| SplitId { point: *point, split: of });
-        ids.find_map(|id| self.departed.skipped(&id, member.job))
+        ids.find_map(|id| self.evicted.skipped(&id, member.job))
     }
 
     /// All rows of a split were evicted: tasks of its epoch have to know that.
     fn depart(&mut self, split: &SharedSplit, rows: u64) {
         if self.members.values().any(|m| m.is_in(split.id.point, split.by.epoch)) {
-            self.departed.add(split.id, rows, split.by);
+            self.evicted.add(split.id, rows, split.by);
         }
     }
 
     /// Forgets what left the window in epochs that no task is in.
-    fn forget_departed(&mut self) {
+    fn forget_evicted(&mut self) {
         let members = &self.members;
-        self.departed.retain(|point, epoch| members.values().any(|m| m.is_in(point, epoch)));
+        self.evicted.retain(|point, epoch| members.values().any(|m| m.is_in(point, epoch)));
     }
 
     /// The points at which rows of a member are of use: for each other task the last one that both have. Without such a task

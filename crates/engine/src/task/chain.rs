@@ -9,7 +9,7 @@ use futures::stream::{self, StreamExt};
 
 use super::concurrent::Order;
 use super::hint::{Numbering, at_hint, at_set, at_sharing_point, without_marks};
-use super::pay::pay_for;
+use super::pay::simulate_cost;
 use super::prefetch::prefetched;
 use super::rows::rows;
 use super::shard::{shard_stage, sharded};
@@ -76,7 +76,7 @@ pub(super) fn build(
             }
             Step::Hint(hint) => items = at_set(*hint, items, cache),
             Step::Shard(shard) => items = run_shard(*shard, items, ctx, repeats > 0),
-            Step::Cost { cost, burn, stats } => items = pay_for(items, ctx, *cost, *burn, *stats),
+            Step::Cost { cost, burn, stats } => items = simulate_cost(items, ctx, *cost, *burn, *stats),
             Step::Prefetch { elements, stats } => items = prefetched(items, *elements, *stats, ctx),
             Step::Stream { op, stats } => {
                 let (stage, holds) = (stream_stage(op, ctx), holds(op));
@@ -146,7 +146,7 @@ fn local_part(
             }
             Step::Cost { cost, burn, stats } => {
                 items = rows(std::mem::take(&mut segment), items, ctx, order);
-                items = pay_for(items, ctx, *cost, *burn, *stats);
+                items = simulate_cost(items, ctx, *cost, *burn, *stats);
             }
             Step::Prefetch { elements, stats } => {
                 items = rows(std::mem::take(&mut segment), items, ctx, order);

@@ -17,7 +17,7 @@ use crate::lease::{LeasedSplit, SplitFeed};
 use crate::stats::SplitReads;
 
 /// Batches of one reader that may wait to be taken.
-const READY: usize = 2;
+const MAX_READY_BATCHES: usize = 2;
 /// The name of the work in errors.
 const NAME: &str = "handing out splits";
 
@@ -161,7 +161,7 @@ impl Distributor {
             return Ok(shared.another(name.to_string()));
         }
         let reading = self.reader.reading;
-        let depth = if reading.ordered { READY } else { reading.readers * READY };
+        let depth = if reading.ordered { MAX_READY_BATCHES } else { reading.readers * MAX_READY_BATCHES };
         let (out, items) = channel(name.to_string(), depth);
         if let Err(e) = self.queues.send(items).await {
             out.finish();

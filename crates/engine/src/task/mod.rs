@@ -314,7 +314,7 @@ impl TaskRun {
     }
 
     /// A function that returns how the splits were run so far.
-    pub fn watch_modes(&self) -> impl Fn() -> SplitModes + Send + Sync + use<> {
+    pub fn current_modes(&self) -> impl Fn() -> SplitModes + Send + Sync + use<> {
         let cache = Arc::clone(&self.cache);
         move || cache.modes()
     }
@@ -338,7 +338,7 @@ impl TaskRun {
     }
 
     /// A function that returns what probes found so far.
-    pub fn watch_findings(&self) -> impl Fn() -> Option<Findings> + Send + Sync + use<> {
+    pub fn current_findings(&self) -> impl Fn() -> Option<Findings> + Send + Sync + use<> {
         let cache = Arc::clone(&self.cache);
         move || cache.findings()
     }

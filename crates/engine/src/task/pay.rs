@@ -40,7 +40,13 @@ fn readahead(mut items: Items) -> Items {
 ///
 /// Paying is a task of its own. It waits for its turn, which all such stages of a worker share, and a stage below that does not
 /// poll it while it has the turn would stop the others for ever.
-pub(super) fn pay_for(items: Items, ctx: &Arc<TaskContext>, cost: Cost, burn: bool, stats: usize) -> Items {
+pub(super) fn simulate_cost(
+    items: Items,
+    ctx: &Arc<TaskContext>,
+    cost: Cost,
+    burn: bool,
+    stats: usize,
+) -> Items {
     let ctx = Arc::clone(ctx);
     let (slowdown, late) = (ctx.slowdown, Arc::new(Mutex::default()));
     let paid = readahead(items)

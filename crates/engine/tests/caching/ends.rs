@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray};
-use caju_cache::{Cache, CacheOptions, Whole};
-use caju_engine::{LeasedSplit, SetPlan, SetTarget, cover, set_id};
+use caju_cache::{Cache, CacheOptions, SplitSetDigest};
+use caju_engine::{LeasedSplit, SetPlan, SetTarget, name_in_set, set_id};
 use caju_runtime::{Clock, Stores, SystemClock};
 use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
@@ -51,7 +51,7 @@ async fn a_damaged_file_is_an_error_and_nothing_of_it_is_stored() {
             let root = place("ends-cache");
             let cache = cache(&root).await;
             let mut plan = hint.plan("arrow/none");
-            let whole = Whole::of(pair.splits.iter().map(cover));
+            let whole = SplitSetDigest::of(pair.splits.iter().map(name_in_set));
             let id = if shuffled {
                 let id = set_id(hint.base.as_ref().unwrap().seeded(0), whole);
                 plan.set = Some(SetPlan::Write(SetTarget { id, attempt: "a".into(), whole }));

@@ -6,10 +6,10 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use caju_cache::{Cache, SetRecord, Snapshot, Whole};
+use caju_cache::{Cache, SetRecord, Snapshot, SplitSetDigest};
 use caju_engine::TaskOptions;
 use caju_engine::{
-    CachePlan, GroupLease, LeasedSplit, SetPlan, SetTarget, SplitModes, cover, run_task, set_id,
+    CachePlan, GroupLease, LeasedSplit, SetPlan, SetTarget, SplitModes, name_in_set, run_task, set_id,
 };
 use caju_pipeline::DatasetDef;
 use caju_runtime::{CpuPool, Stores, SystemClock};
@@ -29,7 +29,7 @@ const CASES: u64 = 75;
 struct World {
     pair: Pair,
     hint: Hint,
-    whole: Whole,
+    whole: SplitSetDigest,
     id: Fingerprint,
 }
 
@@ -37,7 +37,7 @@ impl World {
     async fn bind(def: &DatasetDef, seed: u64) -> Self {
         let pair = Pair::bind(def).await.unwrap();
         let hint = pair.hints[0].clone();
-        let whole = Whole::of(pair.splits.iter().map(cover));
+        let whole = SplitSetDigest::of(pair.splits.iter().map(name_in_set));
         let id = set_id(hint.base.as_ref().unwrap().seeded(seed), whole);
         Self { pair, hint, whole, id }
     }
@@ -74,7 +74,7 @@ impl World {
         let plan = self.plan(Some(SetPlan::Read { id: self.id }));
         let mut places: BTreeMap<u128, Vec<usize>> = BTreeMap::new();
         for (i, split) in self.pair.splits.iter().enumerate().rev() {
-            places.entry(cover(split)).or_default().push(i);
+            places.entry(name_in_set(split)).or_default().push(i);
         }
         let mut out = VecDeque::new();
         for (m, member) in set.members.iter().enumerate() {

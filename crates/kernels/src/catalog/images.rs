@@ -12,8 +12,8 @@ use crate::udf;
 const IMAGE: Arg = arg("image", Kind::Value, "an image");
 const HEIGHT: Arg = arg("height", Kind::Int, "rows of the result");
 const WIDTH: Arg = arg("width", Kind::Int, "columns of the result");
-const FIXED: &str = "image of fixed size";
-const SAME: &str = "image of the input's kind";
+const FIXED_SIZE: &str = "image of fixed size";
+const SAME_KIND: &str = "image of the input's kind";
 const CODECS: &[&str] = &["image-webp", "png"];
 
 const fn image_op(
@@ -84,7 +84,7 @@ pub(super) static FUNCTIONS: &[Function] = &[
     image_op(
         "resize",
         &[IMAGE, HEIGHT, WIDTH],
-        FIXED,
+        FIXED_SIZE,
         "Bilinear with antialiasing, each side by its own factor.",
         false,
         |c| plain(ImageOp::Resize { height: c.u32("height")?, width: c.u32("width")? }),
@@ -100,7 +100,7 @@ pub(super) static FUNCTIONS: &[Function] = &[
     image_op(
         "center_crop",
         &[IMAGE, HEIGHT, WIDTH],
-        FIXED,
+        FIXED_SIZE,
         "The middle of the image; an image smaller than that is an error.",
         false,
         |c| plain(ImageOp::CenterCrop { height: c.u32("height")?, width: c.u32("width")? }),
@@ -108,7 +108,7 @@ pub(super) static FUNCTIONS: &[Function] = &[
     image_op(
         "random_crop",
         &[IMAGE, HEIGHT, WIDTH],
-        FIXED,
+        FIXED_SIZE,
         "A window at a random place; an image smaller than that is an error.",
         true,
         |c| plain(ImageOp::RandomCrop { height: c.u32("height")?, width: c.u32("width")? }),
@@ -124,7 +124,7 @@ pub(super) static FUNCTIONS: &[Function] = &[
             opt("ratio_min", Kind::Float, "0.75", "smallest width / height"),
             opt("ratio_max", Kind::Float, "1.3333333333333333", "largest width / height"),
         ],
-        FIXED,
+        FIXED_SIZE,
         "A window of random area and aspect ratio, resized.",
         true,
         |c| {
@@ -139,7 +139,7 @@ pub(super) static FUNCTIONS: &[Function] = &[
     image_op(
         "random_flip",
         &[IMAGE, opt("p", Kind::Float, "0.5", "the probability")],
-        SAME,
+        SAME_KIND,
         "Left and right exchanged with probability `p`.",
         true,
         |c| plain(ImageOp::RandomFlip { p: c.f32("p")? }),
@@ -153,7 +153,7 @@ pub(super) static FUNCTIONS: &[Function] = &[
             opt("saturation", Kind::Float, "0", "strength, likewise"),
             opt("hue", Kind::Float, "0", "largest shift as part of the colour circle, at most 0.5"),
         ],
-        SAME,
+        SAME_KIND,
         "Random brightness, contrast, saturation and hue, in this order; uint8 images.",
         true,
         |c| {
@@ -165,7 +165,7 @@ pub(super) static FUNCTIONS: &[Function] = &[
             })
         },
     ),
-    image_op("grayscale", &[IMAGE], SAME, "Luma in three equal channels; uint8 images.", false, |_| {
+    image_op("grayscale", &[IMAGE], SAME_KIND, "Luma in three equal channels; uint8 images.", false, |_| {
         plain(ImageOp::Grayscale)
     }),
     image_op(
@@ -176,7 +176,7 @@ pub(super) static FUNCTIONS: &[Function] = &[
             opt("sigma_min", Kind::Float, "0.1", "smallest standard deviation in pixels"),
             opt("sigma_max", Kind::Float, "2.0", "largest; equal to the smallest: nothing is random"),
         ],
-        SAME,
+        SAME_KIND,
         "Gaussian blur with reflected borders, the standard deviation drawn at random; uint8 images.",
         true,
         |c| {

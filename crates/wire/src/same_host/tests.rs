@@ -13,7 +13,7 @@ use crate::{
 };
 
 const ROWS: i64 = 50_000;
-const PATIENCE: Duration = Duration::from_secs(20);
+const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 fn chunk() -> Chunk {
     let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(0..ROWS));
@@ -38,8 +38,8 @@ async fn pair() -> Pair {
     let (accepted, connected) = tokio::join!(listener.accept(), connect_same_host(&name));
     let (server, client) = (accepted.unwrap(), connected.unwrap());
     let (ours, files) = (server.passed_files(), client.passed_files().unwrap());
-    let writer = FrameWriter::new(server.into_split().1, "reader", PATIENCE).with_files(ours);
-    let reader = FrameReader::new(client.into_split().0, "worker", BufferPool::new(0), PATIENCE);
+    let writer = FrameWriter::new(server.into_split().1, "reader", TEST_TIMEOUT).with_files(ours);
+    let reader = FrameReader::new(client.into_split().0, "worker", BufferPool::new(0), TEST_TIMEOUT);
     Pair { writer, reader, files }
 }
 
@@ -96,7 +96,7 @@ async fn a_frame_that_lies_about_its_file_is_refused() {
     let huge = pair.reader.next().await.unwrap().unwrap().message::<RowsHeader>().unwrap();
     let refused = pair.files.take_body(&huge, huge.file_bytes - 1, &BufferPool::new(0)).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::ResourceExhausted);
-    let without = FrameWriter::new(tokio::io::sink(), "reader", PATIENCE);
+    let without = FrameWriter::new(tokio::io::sink(), "reader", TEST_TIMEOUT);
     let mut without = without.with_files(None);
     let file = Arc::new(rows().write_file().unwrap());
     assert!(without.write(&rows().in_file(file).unwrap()).await.is_err(), "TCP takes no files");
@@ -146,8 +146,8 @@ async fn files_of_readers_end_their_connections() {
     let (accepted, connected) = tokio::join!(listener.accept(), connect_same_host(&name));
     let (server, client) = (accepted.unwrap(), connected.unwrap());
     let files = client.passed_files();
-    let mut writer = FrameWriter::new(client.into_split().1, "worker", PATIENCE).with_files(files);
-    let mut reader = FrameReader::new(server.into_split().0, "reader", BufferPool::new(0), PATIENCE);
+    let mut writer = FrameWriter::new(client.into_split().1, "worker", TEST_TIMEOUT).with_files(files);
+    let mut reader = FrameReader::new(server.into_split().0, "reader", BufferPool::new(0), TEST_TIMEOUT);
     let file = Arc::new(rows().write_file().unwrap());
     writer.write(&rows().in_file(file).unwrap()).await.unwrap();
     let ended = reader.next().await.unwrap_err();
@@ -180,7 +180,7 @@ impl AsyncWrite for Full {
 async fn nothing_is_written_while_the_system_passes_on_no_file() {
     let files = PassedFiles::default();
     let mut full = Full(Vec::new(), files.clone());
-    let mut writer = FrameWriter::new(&mut full, "reader", PATIENCE).with_files(Some(files));
+    let mut writer = FrameWriter::new(&mut full, "reader", TEST_TIMEOUT).with_files(Some(files));
     let file = Arc::new(rows().write_file().unwrap());
     assert!(!writer.write(&rows().in_file(file).unwrap()).await.unwrap());
     let inline = rows().inline(None).unwrap();

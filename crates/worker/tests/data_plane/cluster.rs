@@ -18,7 +18,7 @@ use caju_worker::{Worker, WorkerConfig, WorkerHandle};
 use serde_json::{Value, json};
 
 /// Long enough for a loaded machine; nothing waits for it to pass.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) struct Cluster {
     pub(crate) dispatcher: DispatcherHandle,
@@ -123,14 +123,14 @@ pub(crate) async fn drain(reader: &mut Reader) -> Result<Vec<Vec<i64>>> {
         }
         Ok(out)
     };
-    tokio::time::timeout(PATIENCE, all).await.expect("the epoch must end")
+    tokio::time::timeout(TEST_TIMEOUT, all).await.expect("the epoch must end")
 }
 
 /// The next elements of a reader; fewer at its end.
 pub(crate) async fn take_of(reader: &mut Reader, elements: usize) -> Vec<Vec<i64>> {
     let mut out = Vec::new();
     while out.len() < elements {
-        let next = tokio::time::timeout(PATIENCE, reader.next()).await.expect("an element").unwrap();
+        let next = tokio::time::timeout(TEST_TIMEOUT, reader.next()).await.expect("an element").unwrap();
         let Some(element) = next else { break };
         out.push(ids(&element.batch));
     }

@@ -5,7 +5,7 @@ use caju_proto::v1::GetStatusRequest;
 use caju_wire::{Dispatcher, DispatcherLink};
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, PATIENCE, assert_once, drain, range, request, take_of};
+use crate::cluster::{Cluster, TEST_TIMEOUT, assert_once, drain, range, request, take_of};
 
 /// An epoch in its order, on a cluster of its own.
 async fn epoch(workers: usize, definition: &Value) -> Vec<Vec<i64>> {
@@ -152,7 +152,7 @@ async fn job_04_epochs_that_two_readers_share_have_each_value_once_each() {
 /// The tasks of the only worker.
 async fn tasks(dispatcher: &DispatcherLink) -> usize {
     let call = |mut d: Dispatcher| async move { d.get_status(GetStatusRequest {}).await };
-    dispatcher.retry(PATIENCE, std::time::Duration::ZERO, call).await.unwrap().workers[0].tasks.len()
+    dispatcher.retry(TEST_TIMEOUT, std::time::Duration::ZERO, call).await.unwrap().workers[0].tasks.len()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -169,6 +169,6 @@ async fn gc_01_the_task_of_a_job_goes_with_its_only_reader() {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(PATIENCE, is_free).await.expect("nobody reads it");
+        tokio::time::timeout(TEST_TIMEOUT, is_free).await.expect("nobody reads it");
     }
 }

@@ -6,7 +6,7 @@ use caju_client::{Client, Consumer, ReadRequest, Reader, ReaderState, Uneven};
 use caju_types::{ErrorKind, Result};
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, PATIENCE, drain, ids, request};
+use crate::cluster::{Cluster, TEST_TIMEOUT, drain, ids, request};
 
 /// 300 elements of 10 rows.
 fn def() -> Value {
@@ -34,7 +34,7 @@ async fn open(client: &Client, count: u32, uneven: Uneven) -> Vec<Reader> {
 }
 
 async fn step(reader: &mut Reader, rows: &mut Vec<i64>) {
-    let next = tokio::time::timeout(PATIENCE, reader.next()).await.expect("an element").unwrap();
+    let next = tokio::time::timeout(TEST_TIMEOUT, reader.next()).await.expect("an element").unwrap();
     rows.extend(ids(&next.expect("it is not the end").batch));
 }
 
@@ -58,7 +58,7 @@ async fn finish_counting(readers: Vec<Reader>) -> Result<Vec<(Vec<i64>, usize, u
         }
         Ok((rows, steps, copies))
     });
-    let all = tokio::time::timeout(PATIENCE, futures::future::try_join_all(reading)).await;
+    let all = tokio::time::timeout(TEST_TIMEOUT, futures::future::try_join_all(reading)).await;
     all.expect("the epoch must end")
 }
 
@@ -200,7 +200,8 @@ async fn a_consumer_that_restored_the_beginning_of_an_epoch_it_had_begun_ends_it
     readers.pop().unwrap().close().await;
     let restored = |index| ReadRequest { restored_beginning: true, ..consumer(index, 2, Uneven::Drop) };
     let refused = client.read(restored(1)).await.err().unwrap();
-    let other = tokio::time::timeout(PATIENCE, drain(&mut readers[0])).await.expect("it ends").unwrap_err();
+    let other =
+        tokio::time::timeout(TEST_TIMEOUT, drain(&mut readers[0])).await.expect("it ends").unwrap_err();
     for e in [refused, other] {
         let said =
             ["consumer 1 of 2 begins the epoch again, of which 10 elements", "start all consumers again"];
@@ -386,7 +387,7 @@ async fn a_consumer_that_goes_back_to_the_states_of_all_ends_the_reading_of_the_
     second.close().await;
     let second = load(&client, 1, &states, Loads::List).await;
     let e = loop {
-        match tokio::time::timeout(PATIENCE, first.next()).await.expect("an end") {
+        match tokio::time::timeout(TEST_TIMEOUT, first.next()).await.expect("an end") {
             Ok(element) => assert!(element.is_some(), "it is not the end"),
             Err(e) => break e,
         }

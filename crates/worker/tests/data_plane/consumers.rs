@@ -8,7 +8,7 @@ use caju_client::{Balance, Consumer, ReadRequest, Reader, Uneven};
 use caju_types::{Error, ErrorKind, Result};
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, PATIENCE, ids, request};
+use crate::cluster::{Cluster, TEST_TIMEOUT, ids, request};
 
 /// What one consumer got: the ids of its own elements, and those of padding.
 #[derive(Default)]
@@ -50,7 +50,7 @@ async fn epoch(cluster: &Cluster, def: &Value, job: &str, count: u32, uneven: Un
     }
     let slow = |i: usize| if i == 0 { Duration::from_micros(300) } else { Duration::ZERO };
     let reading = readers.into_iter().enumerate().map(|(i, r)| read(r, slow(i)));
-    let all = tokio::time::timeout(PATIENCE, futures::future::try_join_all(reading)).await;
+    let all = tokio::time::timeout(TEST_TIMEOUT, futures::future::try_join_all(reading)).await;
     all.expect("the epoch must end").unwrap()
 }
 
@@ -155,7 +155,7 @@ async fn a_lost_worker_leaves_nobody_behind() {
         }
         cluster.workers.remove(0).kill();
         let reading = readers.into_iter().map(|r| read(r, Duration::ZERO));
-        let all = tokio::time::timeout(PATIENCE, futures::future::try_join_all(reading)).await;
+        let all = tokio::time::timeout(TEST_TIMEOUT, futures::future::try_join_all(reading)).await;
         let got = all.expect("the epoch must end").unwrap();
         let steps: Vec<usize> = got.iter().map(Got::steps).collect();
         assert_eq!(steps, [steps[0]; 3], "20000 rows by 32 are 625 elements, 208 for each");
@@ -184,10 +184,11 @@ async fn a_worker_that_is_lost_after_a_consumer_has_left_at_its_end_leaves_nobod
     let mut rows: Vec<Vec<i64>> = Vec::new();
     let one = async { second.next().await.unwrap().map(|e| rows.push(ids(&e.batch))).unwrap() };
     let both = futures::future::join(read(first, Duration::ZERO), one);
-    let (first, ()) = tokio::time::timeout(PATIENCE, both).await.expect("an end");
+    let (first, ()) = tokio::time::timeout(TEST_TIMEOUT, both).await.expect("an end");
     rows.extend(first.unwrap().own);
     cluster.workers.remove(0).kill();
-    let second = tokio::time::timeout(PATIENCE, read(second, Duration::ZERO)).await.expect("an end").unwrap();
+    let second =
+        tokio::time::timeout(TEST_TIMEOUT, read(second, Duration::ZERO)).await.expect("an end").unwrap();
     assert_eq!(second.steps(), 799, "as many as the one that has left, with one before");
     rows.extend(second.own);
     let mut rows = rows.concat();
@@ -203,7 +204,7 @@ async fn a_rank_that_does_not_come_is_named() {
         .client_with(|c| (c.prefetch_bytes, c.stall_timeout) = (4 << 10, Duration::from_secs(2)))
         .await;
     let alone = client.read(consumer(&def, "job", 0, 3, Uneven::Drop)).await.unwrap();
-    let e = tokio::time::timeout(PATIENCE, read(alone, Duration::ZERO)).await.unwrap().err().unwrap();
+    let e = tokio::time::timeout(TEST_TIMEOUT, read(alone, Duration::ZERO)).await.unwrap().err().unwrap();
     assert_eq!(e.kind(), ErrorKind::DeadlineExceeded);
     assert!(e.message().contains("consumer 1 of 3, which has not come"), "{e}");
 }
@@ -236,11 +237,14 @@ async fn a_rank_that_takes_nothing_is_named_within_the_stall_timeout() {
             let mut stands = client.read(consumer(1)).await.unwrap();
             for _ in 0..takes {
                 let both = futures::future::join(next_in_slices(&mut stands), next_in_slices(&mut reads));
-                let (one, other) = tokio::time::timeout(PATIENCE, both).await.unwrap();
+                let (one, other) = tokio::time::timeout(TEST_TIMEOUT, both).await.unwrap();
                 assert!(one.unwrap().is_some() && other.unwrap().is_some());
             }
             let e = loop {
-                match tokio::time::timeout(PATIENCE, next_in_slices(&mut reads)).await.expect("a deadline") {
+                match tokio::time::timeout(TEST_TIMEOUT, next_in_slices(&mut reads))
+                    .await
+                    .expect("a deadline")
+                {
                     Ok(element) => {
                         assert!(element.is_some(), "{balance:?}, {takes}: the other one holds it up")
                     }
@@ -290,7 +294,7 @@ async fn a_rank_whose_user_is_slow_is_waited_for() {
         }
         Ok(elements)
     };
-    let both = tokio::time::timeout(PATIENCE, futures::future::try_join(reads, takes)).await;
+    let both = tokio::time::timeout(TEST_TIMEOUT, futures::future::try_join(reads, takes)).await;
     assert_eq!(both.unwrap().unwrap(), (50, 50));
     assert!(has_waited.into_inner(), "the fast one always got its next element soon");
 }
@@ -311,7 +315,7 @@ async fn a_rank_that_comes_late_finds_its_elements() {
         read(second, Duration::ZERO).await
     };
     let both = futures::future::join(read(first, Duration::ZERO), late);
-    let (early, late) = tokio::time::timeout(PATIENCE, both).await.unwrap();
+    let (early, late) = tokio::time::timeout(TEST_TIMEOUT, both).await.unwrap();
     even(&[early.unwrap(), late.unwrap()], 50, 10);
     let again = client.read(consumer(&def, "job", 1, 2, Uneven::Drop)).await.err().unwrap();
     assert!(again.message().contains("already"), "{again}");

@@ -6,7 +6,7 @@ use futures::{StreamExt, TryStreamExt};
 use serde_json::json;
 use tonic::transport::Channel;
 
-use crate::cluster::{Cluster, PATIENCE, assert_once, ids, range};
+use crate::cluster::{Cluster, TEST_TIMEOUT, assert_once, ids, range};
 
 async fn connect(address: &str) -> FlightClient {
     let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
@@ -87,7 +87,9 @@ async fn a_flight_client_that_leaves_ends_its_task() {
     assert_eq!(batches.next().await.unwrap().unwrap().num_rows(), 100);
     assert_eq!(cluster.workers[0].tasks().len(), 1);
     drop(batches);
-    tokio::time::timeout(PATIENCE, cluster.workers[0].idle()).await.expect("the task ends with its reader");
+    tokio::time::timeout(TEST_TIMEOUT, cluster.workers[0].idle())
+        .await
+        .expect("the task ends with its reader");
     // The rows that the Flight reader has are not known, so the epoch cannot be continued.
     let mut again = connect(cluster.workers[0].address()).await;
     let info = dispatcher.get_flight_info(FlightDescriptor::new_cmd(command.to_string())).await.unwrap();

@@ -9,7 +9,7 @@ use caju_pipeline::DatasetDef;
 use caju_types::ErrorKind;
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, PATIENCE, drain, ids, range, request};
+use crate::cluster::{Cluster, TEST_TIMEOUT, drain, ids, range, request};
 
 const ROWS: u64 = 6_000;
 /// The rows whose lengths are read.
@@ -72,7 +72,7 @@ async fn take(readers: &mut [Reader], steps: usize) -> Vec<Vec<Vec<i64>>> {
         }
         Ok::<_, caju_types::Error>(out)
     });
-    tokio::time::timeout(PATIENCE, futures::future::try_join_all(taking)).await.unwrap().unwrap()
+    tokio::time::timeout(TEST_TIMEOUT, futures::future::try_join_all(taking)).await.unwrap().unwrap()
 }
 
 /// In each round all elements are of one class, and no row comes twice; the number of rows.

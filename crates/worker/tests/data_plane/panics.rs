@@ -8,7 +8,7 @@ use caju_client::{Reader, ReaderEvent};
 use caju_types::Error;
 use serde_json::json;
 
-use crate::cluster::{Cluster, PATIENCE, assert_once, drain, ids, range, request};
+use crate::cluster::{Cluster, TEST_TIMEOUT, assert_once, drain, ids, range, request};
 
 const ROWS: i64 = 20_000;
 
@@ -29,7 +29,7 @@ async fn assert_others_get_the_rest(cluster: &Cluster, mut b: Reader, mut elemen
             c.close().await;
         }
     };
-    let all = tokio::time::timeout(PATIENCE, joining).await;
+    let all = tokio::time::timeout(TEST_TIMEOUT, joining).await;
     assert!(all.is_ok(), "the rest comes to no reader");
     assert_once(elements, ROWS);
 }
@@ -45,7 +45,7 @@ async fn failure(reader: &mut Reader, elements: &mut Vec<Vec<i64>>) -> Error {
             }
         }
     };
-    let e = tokio::time::timeout(PATIENCE, failing).await.expect("the reader must fail");
+    let e = tokio::time::timeout(TEST_TIMEOUT, failing).await.expect("the reader must fail");
     assert!(reader.next().await.is_err(), "it stays broken");
     e
 }
@@ -124,7 +124,7 @@ async fn an_element_above_the_readers_bound_is_refused() {
     let small = cluster.client_with(|c| c.max_frame_bytes = 4 << 10).await;
     let def = range(4000, &[json!({"batch": 1000})]);
     let mut reader = small.read(request(&def, "")).await.unwrap();
-    let e = tokio::time::timeout(PATIENCE, drain(&mut reader)).await.unwrap().unwrap_err();
+    let e = tokio::time::timeout(TEST_TIMEOUT, drain(&mut reader)).await.unwrap().unwrap_err();
     assert_eq!(e.kind(), caju_types::ErrorKind::ResourceExhausted, "{e}");
     for part in ["more than the bound of 4096 bytes", "--max-frame"] {
         assert!(e.message().contains(part), "{e}");

@@ -6,7 +6,7 @@ use caju_types::ErrorKind;
 use caju_wire::{Dispatcher, DispatcherLink};
 use serde_json::json;
 
-use crate::cluster::{Cluster, PATIENCE, assert_once, drain, ids, range, request};
+use crate::cluster::{Cluster, TEST_TIMEOUT, assert_once, drain, ids, range, request};
 
 const ROWS: i64 = 20_000;
 
@@ -182,7 +182,7 @@ async fn a_reader_has_left_when_its_user_sees_the_end() {
         // Its process may exit now, without another word.
         let link = DispatcherLink::new(&cluster.address()).unwrap();
         let call = |mut d: Dispatcher| async move { d.get_status(GetStatusRequest {}).await };
-        let status = link.call(PATIENCE, call).await.unwrap();
+        let status = link.call(TEST_TIMEOUT, call).await.unwrap();
         let of_job = status.jobs.iter().find(|j| j.job == job).unwrap();
         assert_eq!((of_job.clients, of_job.state.as_str()), (0, "finished"));
     }

@@ -5,7 +5,7 @@ use caju_proto::v1::ProcessingMode;
 use caju_types::ErrorKind;
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, PATIENCE, drain, ids, range, request, take_of};
+use crate::cluster::{Cluster, TEST_TIMEOUT, drain, ids, range, request, take_of};
 
 /// Takes a number of elements, and then the state. The reader is closed.
 async fn take(mut reader: Reader, elements: usize) -> (Vec<Vec<i64>>, ReaderState) {
@@ -128,7 +128,7 @@ async fn ckp_03_a_state_goes_back_on_the_same_dispatcher_under_the_same_job() {
     // The first reader is still there: it is over with the epoch's second beginning.
     let mut second = client.read(behind(&def, "train", std::slice::from_ref(&state))).await.unwrap();
     let e = loop {
-        match tokio::time::timeout(PATIENCE, first.next()).await.expect("an end") {
+        match tokio::time::timeout(TEST_TIMEOUT, first.next()).await.expect("an end") {
             Ok(element) => more.push(ids(&element.expect("the epoch is not over").batch)),
             Err(e) => break e,
         }
@@ -330,7 +330,7 @@ async fn the_state_of_a_reader_that_took_nothing_since_it_restored_names_those_t
                     tokio::task::yield_now().await;
                 }
             };
-            tokio::time::timeout(PATIENCE, knows_taker)
+            tokio::time::timeout(TEST_TIMEOUT, knows_taker)
                 .await
                 .expect("the idle reader hears of the other one");
             states = [0, 1].map(|i| Some(open[i].state().unwrap()));

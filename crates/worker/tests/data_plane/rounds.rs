@@ -10,7 +10,7 @@ use caju_proto::v1;
 use caju_types::{ErrorKind, Result};
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, PATIENCE, ids, range, request};
+use crate::cluster::{Cluster, TEST_TIMEOUT, ids, range, request};
 
 /// An element: its ids, the length of its lists where it has some, and whether it is padding.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,7 +57,9 @@ async fn take(reader: &mut Reader, steps: usize) -> Result<Vec<Got>> {
 /// The next elements of all readers, which read concurrently.
 async fn take_all(readers: &mut [Reader], steps: usize) -> Result<Vec<Vec<Got>>> {
     let taking = readers.iter_mut().map(|r| take(r, steps));
-    tokio::time::timeout(PATIENCE, futures::future::try_join_all(taking)).await.expect("reading never blocks")
+    tokio::time::timeout(TEST_TIMEOUT, futures::future::try_join_all(taking))
+        .await
+        .expect("reading never blocks")
 }
 
 /// Appends what the consumers got later.
@@ -238,7 +240,7 @@ async fn cor_08_workers_that_join_begin_with_full_rounds() {
             if workers.iter().filter(served).count() == 3 + added {
                 break;
             }
-            assert!(begin.elapsed() < PATIENCE, "some worker that joined gives no rows: {workers:?}");
+            assert!(begin.elapsed() < TEST_TIMEOUT, "some worker that joined gives no rows: {workers:?}");
         }
         in_rounds(&all);
     }
@@ -329,7 +331,7 @@ async fn cor_12_no_round_is_partial_however_slow_a_consumer_is() {
         added.push(cluster.workers.len());
     };
     let (all, ()) =
-        tokio::time::timeout(PATIENCE, futures::future::join(futures::future::join_all(reading), joins))
+        tokio::time::timeout(TEST_TIMEOUT, futures::future::join(futures::future::join_all(reading), joins))
             .await
             .expect("the epoch must end");
     let got: Vec<Vec<Got>> = all.iter().map(|(own, _)| own.clone()).collect();
@@ -352,7 +354,7 @@ async fn with_tokens_the_batches_of_a_round_have_nearly_as_many_items() {
             all.push(ids(&e.batch));
         }
     });
-    tokio::time::timeout(PATIENCE, futures::future::join_all(reading)).await.expect("the epoch must end");
+    tokio::time::timeout(TEST_TIMEOUT, futures::future::join_all(reading)).await.expect("the epoch must end");
     assert_eq!(all.iter().map(Vec::len).collect::<Vec<_>>(), [150; 4]);
     let rows: BTreeSet<i64> = all.iter().flatten().flatten().copied().collect();
     assert_eq!(rows.len(), 9_600, "every row once");
@@ -450,9 +452,9 @@ async fn consumers_that_cannot_go_on_together_all_end_with_the_reason() {
             .all(|job| job.iteration_id == before || job.state != "failed")
         {}
     };
-    tokio::time::timeout(PATIENCE, has_failed).await.expect("the epoch fails for all");
+    tokio::time::timeout(TEST_TIMEOUT, has_failed).await.expect("the epoch fails for all");
     for reader in &mut readers {
-        let ended = tokio::time::timeout(PATIENCE, take(reader, usize::MAX)).await.expect("none waits");
+        let ended = tokio::time::timeout(TEST_TIMEOUT, take(reader, usize::MAX)).await.expect("none waits");
         let e = ended.unwrap_err();
         let said = ["consumer 0 after 25 elements", "consumer 1 after 22", "balance `bucket`"];
         assert!(

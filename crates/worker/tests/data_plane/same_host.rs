@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::cluster::{Cluster, PATIENCE, assert_once, drain, ids, range, request};
+use crate::cluster::{Cluster, TEST_TIMEOUT, assert_once, drain, ids, range, request};
 
 const ROWS: u64 = 16_384;
 /// Rows of a batch, of some 200 KB.
@@ -39,7 +39,7 @@ async fn client(cluster: &Cluster) -> Client {
 async fn served(client: &Client, reader: Reader) -> TaskServed {
     let iteration = reader.iteration();
     reader.close().await;
-    client.final_status(iteration, PATIENCE).await.unwrap().served.unwrap()
+    client.final_status(iteration, TEST_TIMEOUT).await.unwrap().served.unwrap()
 }
 
 /// A job that shares its rows with equal ones.
@@ -95,7 +95,7 @@ async fn large_bodies_come_in_shared_memory_unless_it_is_off() {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(PATIENCE, let_go).await.expect("files outlive their task");
+        tokio::time::timeout(TEST_TIMEOUT, let_go).await.expect("files outlive their task");
     }
 }
 
@@ -134,11 +134,11 @@ async fn a_reader_that_does_not_find_the_socket_reads_over_tcp() {
     let forwarding = async {
         let (first, _) = proxy.accept().await.unwrap();
         let (input, output) = first.into_split();
-        let mut reader = FrameReader::new(input, "reader", BufferPool::new(0), PATIENCE);
+        let mut reader = FrameReader::new(input, "reader", BufferPool::new(0), TEST_TIMEOUT);
         let open = reader.next().await.unwrap().unwrap().message::<OpenHeader>().unwrap();
         assert!(open.shared_memory);
         let nowhere = MovedHeader { socket: "caju-nobody-listens-here".into() };
-        FrameWriter::new(output, "reader", PATIENCE).send(Kind::Moved, &nowhere).await.unwrap();
+        FrameWriter::new(output, "reader", TEST_TIMEOUT).send(Kind::Moved, &nowhere).await.unwrap();
         let (mut from, _) = proxy.accept().await.unwrap();
         let mut to = TcpStream::connect(&behind).await.unwrap();
         drop(copy_bidirectional(&mut from, &mut to).await);
@@ -170,7 +170,7 @@ async fn sharing_cluster() -> Cluster {
         window_bytes: all,
         backlog_bytes: all,
         lag: SharingLag::Drop,
-        wait: PATIENCE,
+        wait: TEST_TIMEOUT,
         ..SharingSettings::default()
     };
     cluster.add(|config| (config.sharing, config.shared_memory_bytes) = (sharing, all)).await;
@@ -183,7 +183,7 @@ async fn begun(client: &Client, defs: &[(&str, Value)]) -> Vec<(Reader, Vec<Vec<
     for (job, def) in defs {
         let request = ReadRequest { sharing: Sharing::Exact { trainer_id: None }, ..request(def, job) };
         let mut reader = client.read(request).await.unwrap();
-        let first = tokio::time::timeout(PATIENCE, reader.next()).await.unwrap().unwrap().unwrap();
+        let first = tokio::time::timeout(TEST_TIMEOUT, reader.next()).await.unwrap().unwrap().unwrap();
         readers.push((reader, vec![ids(&first.batch)]));
     }
     readers

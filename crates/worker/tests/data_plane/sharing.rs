@@ -8,7 +8,7 @@ use caju_proto::v1::{JobStatus, ProcessingMode, SharedUse};
 use caju_types::{ErrorKind, mix64};
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, PATIENCE, assert_once, drain, ids, range, request};
+use crate::cluster::{Cluster, TEST_TIMEOUT, assert_once, drain, ids, range, request};
 
 /// Rows of an epoch: 64 splits of 1024 rows.
 pub(crate) const ROWS: u64 = 64 * 1024;
@@ -26,7 +26,7 @@ pub(crate) fn patient(window_bytes: u64, lag: SharingLag) -> SharingSettings {
         window_bytes,
         backlog_bytes: window_bytes,
         lag,
-        wait: PATIENCE,
+        wait: TEST_TIMEOUT,
         ..SharingSettings::default()
     }
 }
@@ -56,7 +56,7 @@ pub(crate) fn squares() -> Value {
 pub(crate) async fn status(client: &Client, reader: Reader) -> JobStatus {
     let iteration = reader.iteration();
     reader.close().await;
-    client.final_status(iteration, PATIENCE).await.unwrap()
+    client.final_status(iteration, TEST_TIMEOUT).await.unwrap()
 }
 
 pub(crate) fn shared_use(status: &JobStatus) -> SharedUse {
@@ -68,7 +68,7 @@ pub(crate) async fn begun(client: &Client, requests: Vec<ReadRequest>) -> Vec<(R
     let mut readers = Vec::new();
     for request in requests {
         let mut reader = client.read(request).await.unwrap();
-        let first = tokio::time::timeout(PATIENCE, reader.next()).await.unwrap().unwrap().unwrap();
+        let first = tokio::time::timeout(TEST_TIMEOUT, reader.next()).await.unwrap().unwrap().unwrap();
         readers.push((reader, vec![ids(&first.batch)]));
     }
     readers
@@ -273,7 +273,7 @@ async fn xtr_05_each_job_gets_its_epoch_at_any_speed() {
                 got
             }
         });
-        let all = tokio::time::timeout(PATIENCE, futures::future::join_all(jobs)).await;
+        let all = tokio::time::timeout(TEST_TIMEOUT, futures::future::join_all(jobs)).await;
         let expected: Vec<i64> = (0..ROWS.cast_signed() / 2).filter(|id| id % 7 != 3).collect();
         for (job, mut got) in
             all.unwrap_or_else(|_| panic!("seed {seed}: an epoch must end")).into_iter().enumerate()
@@ -447,7 +447,7 @@ async fn xtr_03_trainers_in_step_get_equal_elements_in_a_promised_order() {
     for step in 1..50 {
         let mut elements = Vec::new();
         for (reader, _) in &mut readers {
-            let next = tokio::time::timeout(PATIENCE, reader.next()).await.unwrap();
+            let next = tokio::time::timeout(TEST_TIMEOUT, reader.next()).await.unwrap();
             elements.push(ids(&next.unwrap().unwrap().batch));
         }
         assert!(elements.iter().all(|e| *e == elements[0]), "step {step}: {elements:?}");

@@ -8,7 +8,7 @@ use caju_proto::v1::{SharedUse, TaskServed};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::cluster::{Cluster, PATIENCE, assert_once, drain, ids, range};
+use crate::cluster::{Cluster, TEST_TIMEOUT, assert_once, drain, ids, range};
 use crate::sharing::{begun, patient, shared, status, wide};
 
 /// Splits and rows of an epoch.
@@ -171,5 +171,5 @@ async fn until(what: &str, is_so: impl Fn() -> bool) {
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, waiting).await.unwrap_or_else(|_| panic!("{what}"));
+    tokio::time::timeout(TEST_TIMEOUT, waiting).await.unwrap_or_else(|_| panic!("{what}"));
 }

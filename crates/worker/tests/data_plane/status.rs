@@ -4,7 +4,7 @@ use caju_client::{Client, Consumer, ReadRequest};
 use caju_proto::v1::{GetStatusResponse, JobStatus};
 use serde_json::json;
 
-use crate::cluster::{Cluster, PATIENCE, assert_once, drain, ids, range, request};
+use crate::cluster::{Cluster, TEST_TIMEOUT, assert_once, drain, ids, range, request};
 
 /// Asks for the status until it is as wanted. Each question is a call, so this does not spin.
 async fn status_until<T>(client: &Client, wanted: impl Fn(&GetStatusResponse) -> Option<T>) -> T {
@@ -16,7 +16,7 @@ async fn status_until<T>(client: &Client, wanted: impl Fn(&GetStatusResponse) ->
             }
         }
     };
-    tokio::time::timeout(PATIENCE, asking).await.expect("the status never was as wanted")
+    tokio::time::timeout(TEST_TIMEOUT, asking).await.expect("the status never was as wanted")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

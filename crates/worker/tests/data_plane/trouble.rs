@@ -10,7 +10,7 @@ use caju_worker::{Worker, WorkerConfig};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::cluster::{Cluster, PATIENCE, assert_once, drain, ids, range, request};
+use crate::cluster::{Cluster, TEST_TIMEOUT, assert_once, drain, ids, range, request};
 
 const ROWS: i64 = 30_000;
 
@@ -42,7 +42,7 @@ async fn killed_workers_cost_no_row_and_double_none() {
     for kill_at in [3_000, 9_000] {
         let mut have = elements.iter().map(Vec::len).sum::<usize>();
         while have < kill_at {
-            let e = tokio::time::timeout(PATIENCE, reader.next()).await.unwrap().unwrap().unwrap();
+            let e = tokio::time::timeout(TEST_TIMEOUT, reader.next()).await.unwrap().unwrap().unwrap();
             have += e.batch.num_rows();
             elements.push(ids(&e.batch));
         }
@@ -64,7 +64,7 @@ async fn in_order(def: &serde_json::Value, workers: usize, kills: usize) -> Vec<
     let mut elements = Vec::new();
     for _ in 0..kills {
         for _ in 0..30 {
-            let e = tokio::time::timeout(PATIENCE, reader.next()).await.unwrap().unwrap().unwrap();
+            let e = tokio::time::timeout(TEST_TIMEOUT, reader.next()).await.unwrap().unwrap().unwrap();
             elements.push(ids(&e.batch));
         }
         let busy = cluster.workers.iter().position(|w| !w.tasks().is_empty()).expect("a task runs");
@@ -185,7 +185,7 @@ async fn strangers_on_the_port_harm_nobody() {
         stream.write_all(bytes).await.unwrap();
         stream.shutdown().await.unwrap();
         let mut answer = Vec::new();
-        drop(tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer)).await.unwrap());
+        drop(tokio::time::timeout(TEST_TIMEOUT, stream.read_to_end(&mut answer)).await.unwrap());
     }
     let mut reader = cluster.read(&range(2000, &[])).await;
     assert_once(drain(&mut reader).await.unwrap(), 2000);
@@ -272,7 +272,7 @@ async fn a_dispatcher_that_stays_away_is_an_error_in_time() {
     let Cluster { dispatcher, workers, .. } = cluster;
     dispatcher.shutdown().await;
     let e = loop {
-        match tokio::time::timeout(PATIENCE, reader.next()).await.unwrap() {
+        match tokio::time::timeout(TEST_TIMEOUT, reader.next()).await.unwrap() {
             Ok(Some(e)) => rows += e.batch.num_rows(),
             Ok(None) => panic!("a silent end after {rows} rows"),
             Err(e) => break e,

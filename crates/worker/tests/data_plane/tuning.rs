@@ -19,7 +19,7 @@ use object_store::path::Path as ObjectPath;
 use object_store::{ObjectStoreExt, PutPayload};
 use serde_json::json;
 
-use crate::cluster::{Cluster, PATIENCE, range, request};
+use crate::cluster::{Cluster, TEST_TIMEOUT, range, request};
 
 /// A step in these tests: long enough for some calls, short enough for a test.
 const STEP: Duration = Duration::from_millis(250);
@@ -99,7 +99,7 @@ impl Rate {
                 }
             }
         };
-        tokio::time::timeout(PATIENCE, reaching).await.expect("the rate is reached");
+        tokio::time::timeout(TEST_TIMEOUT, reaching).await.expect("the rate is reached");
         start.elapsed()
     }
 }
@@ -230,5 +230,5 @@ async fn queues_stay_within_the_memory_of_the_worker() {
             }
         }
     };
-    tokio::time::timeout(PATIENCE, dividing).await.expect("the queues divide the memory");
+    tokio::time::timeout(TEST_TIMEOUT, dividing).await.expect("the queues divide the memory");
 }

@@ -10,7 +10,7 @@ use caju_pipeline::LearntBoundaries;
 use caju_types::{ErrorKind, Result};
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, PATIENCE, drain, range, request};
+use crate::cluster::{Cluster, TEST_TIMEOUT, drain, range, request};
 
 /// A catalog whose sources never answer.
 struct Silent;
@@ -37,7 +37,7 @@ async fn a_dispatcher_that_does_not_open_an_epoch_is_given_up_after_the_open_tim
         };
         let client = Client::connect(dispatcher.address(), config).await.unwrap();
         let opened = client.read(request(&range(10, &[]), ""));
-        let e = tokio::time::timeout(PATIENCE, opened).await.unwrap().unwrap_err();
+        let e = tokio::time::timeout(TEST_TIMEOUT, opened).await.unwrap().unwrap_err();
         assert_eq!(e.kind(), ErrorKind::DeadlineExceeded);
         // A call that is answered at once may take 2 s.
         let says = format!("did not answer within {}s", open_timeout + 2);
@@ -65,7 +65,7 @@ async fn a_worker_that_drains_keeps_a_task_for_the_drain_linger() {
         let worker = cluster.workers.remove(0);
         assert_eq!(worker.tasks().len(), 1);
         let began = Instant::now();
-        worker.drain(PATIENCE).await;
+        worker.drain(TEST_TIMEOUT).await;
         let took = began.elapsed();
         assert!(drain_linger <= took && took < drain_linger + Duration::from_secs(10), "{took:?}");
     }

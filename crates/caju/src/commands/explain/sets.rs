@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use caju_cache::{Cache, Whole};
-use caju_engine::{BoundPipeline, cover, set_id};
+use caju_cache::{Cache, SplitSetDigest};
+use caju_engine::{BoundPipeline, name_in_set, set_id};
 use caju_kernels::Registry;
 use caju_types::Result;
 use futures::TryStreamExt;
@@ -22,8 +22,8 @@ pub(super) async fn find(
     let base = bound.set_base(registry, &hint.prefix.hint)?;
     let Some(base) = base.filter(|_| hint.no_set.is_none()) else { return Ok(()) };
     // These include repetitions, which the list of splits does not.
-    let names: Vec<u128> = bound.splits().map_ok(|s| cover(&s)).try_collect().await?;
-    let id = set_id(base.seeded(bound.def().options.seed.unwrap_or(0)), Whole::of(names));
+    let names: Vec<u128> = bound.splits().map_ok(|s| name_in_set(&s)).try_collect().await?;
+    let id = set_id(base.seeded(bound.def().options.seed.unwrap_or(0)), SplitSetDigest::of(names));
     hint.set = Some(id);
     let snapshot = cache.snapshot(&id);
     let Some(set) = snapshot.set().await? else { return Ok(()) };

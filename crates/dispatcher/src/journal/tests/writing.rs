@@ -7,7 +7,7 @@ use caju_types::{ErrorKind, Result};
 use parking_lot::Mutex;
 
 use super::super::writer::CompactAfter;
-use super::super::{Journal, JournalWriter, MemoryJournal, Stored};
+use super::super::{Journal, JournalWriter, MemoryJournal, StoredGroups};
 use super::{every_update, state_of};
 use crate::state::{State, Update};
 
@@ -26,7 +26,7 @@ impl Journal for Full {
             self.0.checked_sub(1).ok_or_else(|| caju_types::Error::exhausted("/state: no space left"))?;
         Ok(0)
     }
-    fn stored(&self) -> Result<Box<dyn Stored>> {
+    fn stored(&self) -> Result<Box<dyn StoredGroups>> {
         MemoryJournal::default().stored()
     }
     fn describe(&self) -> String {
@@ -64,7 +64,7 @@ impl Journal for Defect {
     fn append(&mut self, _: &[Vec<Update>]) -> Result<u64> {
         (self.0)()
     }
-    fn stored(&self) -> Result<Box<dyn Stored>> {
+    fn stored(&self) -> Result<Box<dyn StoredGroups>> {
         MemoryJournal::default().stored()
     }
     fn describe(&self) -> String {
@@ -174,7 +174,7 @@ impl Journal for PausedJournal {
     fn append(&mut self, groups: &[Vec<Update>]) -> Result<u64> {
         self.journal.append(groups)
     }
-    fn stored(&self) -> Result<Box<dyn Stored>> {
+    fn stored(&self) -> Result<Box<dyn StoredGroups>> {
         let may_go = Arc::clone(&self.may_go);
         Ok(Box::new(PausedStored { stored: self.journal.stored()?, may_go }))
     }
@@ -184,11 +184,11 @@ impl Journal for PausedJournal {
 }
 
 struct PausedStored {
-    stored: Box<dyn Stored>,
+    stored: Box<dyn StoredGroups>,
     may_go: Arc<Mutex<std::sync::mpsc::Receiver<()>>>,
 }
 
-impl Stored for PausedStored {
+impl StoredGroups for PausedStored {
     fn read(&mut self) -> Result<Vec<Vec<Update>>> {
         // The sender is dropped when the test has ended.
         assert!(self.may_go.lock().recv().is_err());

@@ -6,7 +6,7 @@ use caju_pipeline::{PythonKind, StageOp};
 use crate::row::{RowOp, RowStage};
 
 /// Factors nearer to 1 than this are no change.
-const SAME: f64 = 0.05;
+const MIN_CHANGE: f64 = 0.05;
 
 /// What a stage does to the size of rows. The smaller ones go up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,9 +46,9 @@ pub(super) fn size(op: &StageOp, stage: &RowStage, input: &Schema, measured: Opt
     let adds_rows = matches!(stage.op, RowOp::Unnest { .. }) || is_python(op, PythonKind::FlatMap);
     if let Some(factor) = measured {
         let change = match factor {
-            f if f < 1.0 - SAME => Change::Shrinks,
+            f if f < 1.0 - MIN_CHANGE => Change::Shrinks,
             _ if adds_rows => Change::AddsRows,
-            f if f > 1.0 + SAME => Change::Grows,
+            f if f > 1.0 + MIN_CHANGE => Change::Grows,
             _ => Change::Same,
         };
         return Size::new(change, &format!("measured are {factor} bytes out per byte in"));

@@ -7,30 +7,30 @@ use super::shared_split::SplitId;
 
 /// The most splits that a window remembers after their rows were evicted: about 6 MiB. A split that it does not remember is
 /// computed.
-const MAX_DEPARTED: usize = 65_536;
+const MAX_EVICTED: usize = 65_536;
 
 /// The splits that left a window, the last ones.
 #[derive(Debug, Default)]
-pub(super) struct Departed {
-    splits: HashMap<SplitId, DepartedSplit>,
+pub(super) struct EvictedSplits {
+    splits: HashMap<SplitId, EvictedSplit>,
     /// In the order of eviction. A split that was evicted twice is listed twice.
     order: VecDeque<SplitId>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct DepartedSplit {
+struct EvictedSplit {
     rows: u64,
     /// Who computed it.
     iteration: u64,
     epoch: u64,
 }
 
-impl Departed {
+impl EvictedSplits {
     /// All rows of a split were evicted. `by`: the job that computed it.
     pub(super) fn add(&mut self, id: SplitId, rows: u64, by: SharingJob) {
-        self.splits.insert(id, DepartedSplit { rows, iteration: by.iteration, epoch: by.epoch });
+        self.splits.insert(id, EvictedSplit { rows, iteration: by.iteration, epoch: by.epoch });
         self.order.push_back(id);
-        while self.order.len() > MAX_DEPARTED {
+        while self.order.len() > MAX_EVICTED {
             let forgotten = self.order.pop_front();
             forgotten.and_then(|id| self.splits.remove(&id));
         }
@@ -58,19 +58,16 @@ mod tests {
     fn the_oldest_ones_are_forgotten() {
         let of = |key| SplitId { point: 1, split: SplitRef { key, repetition: 0 } };
         let job = |iteration, epoch| SharingJob { iteration, epoch, is_relaxed: true };
-        let mut departed = Departed::default();
-        for key in 0..MAX_DEPARTED as u128 + 1 {
-            departed.add(of(key), 7, job(1, 0));
+        let mut evicted = EvictedSplits::default();
+        for key in 0..MAX_EVICTED as u128 + 1 {
+            evicted.add(of(key), 7, job(1, 0));
         }
-        assert_eq!(
-            (departed.skipped(&of(0), job(2, 0)), departed.skipped(&of(1), job(2, 0))),
-            (None, Some(7))
-        );
-        assert_eq!(departed.splits.len(), MAX_DEPARTED);
-        assert_eq!(departed.skipped(&of(1), job(1, 0)), None, "its own");
-        assert_eq!(departed.skipped(&of(1), job(2, 1)), None, "another epoch");
-        assert_eq!(departed.skipped(&of(1), SharingJob { is_relaxed: false, ..job(2, 0) }), None);
-        departed.retain(|_, epoch| epoch == 1);
-        assert!(departed.splits.is_empty() && departed.order.is_empty());
+        assert_eq!((evicted.skipped(&of(0), job(2, 0)), evicted.skipped(&of(1), job(2, 0))), (None, Some(7)));
+        assert_eq!(evicted.splits.len(), MAX_EVICTED);
+        assert_eq!(evicted.skipped(&of(1), job(1, 0)), None, "its own");
+        assert_eq!(evicted.skipped(&of(1), job(2, 1)), None, "another epoch");
+        assert_eq!(evicted.skipped(&of(1), SharingJob { is_relaxed: false, ..job(2, 0) }), None);
+        evicted.retain(|_, epoch| epoch == 1);
+        assert!(evicted.splits.is_empty() && evicted.order.is_empty());
     }
 }
