@@ -22,7 +22,7 @@ use crate::state::{Dataset, State, Update};
 const MAX_BINDINGS: usize = 256;
 
 /// Where the dataset of a request comes from.
-pub(super) enum Wanted {
+pub(super) enum RequestedDataset {
     /// It is registered.
     Known(DatasetId),
     /// It was bound just now.

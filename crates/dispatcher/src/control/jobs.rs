@@ -35,18 +35,18 @@ pub(super) fn mode_of_message(mode: i32) -> Result<Option<Mode>> {
 }
 
 /// What a request asks of its job. What it leaves out is as the job has it, or the default of a new job.
-struct Wanted {
+struct RequestedJob {
     seed: Option<u64>,
     mode: Option<Mode>,
     target: Option<TargetWorkers>,
     consumers: Option<Consumers>,
     sharing: Option<Sharing>,
-    precedence: precedence::Wanted,
+    precedence: precedence::RequestedPrecedence,
     caching: CachingRequest,
     epochs: Option<u64>,
 }
 
-impl Wanted {
+impl RequestedJob {
     /// # Errors
     /// `InvalidArgument` for names and numbers that mean nothing.
     fn parse(core: &Core, request: &v1::OpenIterationRequest, dataset: &Dataset) -> Result<Self> {
@@ -58,7 +58,7 @@ impl Wanted {
             target: targets::wanted(request)?,
             consumers: consumers::wanted(request)?,
             sharing,
-            precedence: precedence::Wanted::parse(request)?,
+            precedence: precedence::RequestedPrecedence::parse(request)?,
             caching: core.snapshots.wanted(request, dataset)?,
             epochs: (request.epochs > 0).then_some(request.epochs),
         })
@@ -197,7 +197,7 @@ fn policy_of(
 /// The job of a request: the existing one, or a new one.
 ///
 /// # Errors
-/// Those of [`Wanted`], and `ResourceExhausted` for a job too many.
+/// Those of [`RequestedJob`], and `ResourceExhausted` for a job too many.
 pub(super) fn get_or_create(
     core: &Core,
     txn: &mut Txn<'_>,
@@ -206,7 +206,7 @@ pub(super) fn get_or_create(
     shard_by: Option<ShardBy>,
 ) -> Result<Job> {
     let name = JobName(request.job.clone());
-    let wanted = Wanted::parse(core, request, dataset)?;
+    let wanted = RequestedJob::parse(core, request, dataset)?;
     core.datasets.usage().lock().use_job(&name, core.clock.now());
     if let Some(job) = txn.state.jobs.get(&name) {
         wanted.check(txn.state, job, dataset)?;

@@ -15,7 +15,7 @@ use caju_runtime::OrderedMutex;
 use caju_types::{DatasetId, Error, ErrorKind, Fingerprint, Result, WorkerId, format_bytes, hash128};
 use tokio::sync::watch;
 
-use super::datasets::{Wanted, find, parse, register};
+use super::datasets::{RequestedDataset, find, parse, register};
 use super::{Core, secrets};
 use crate::locks;
 use crate::state::{Dataset, Learnt, StageBoundaries, State, Update, Worker};
@@ -67,7 +67,7 @@ struct Waiting<'a> {
 /// The answer to a reader whose definition may learn boundaries.
 pub(super) enum Awaited {
     /// This dataset runs.
-    Runs(Wanted),
+    Runs(RequestedDataset),
     /// It is not known yet.
     Learning(v1::Learning),
 }
@@ -323,14 +323,14 @@ impl Core {
     /// again.
     pub(super) async fn with_boundaries(
         &self,
-        wanted: Wanted,
+        wanted: RequestedDataset,
         request: &v1::OpenIterationRequest,
     ) -> Result<Awaited> {
         // Definitions may hold many rows, so only those that learn are copied.
         let learns = |dataset: &Dataset| Some((dataset.unlearnt.clone()?, dataset.clone()));
         let learning = match &wanted {
-            Wanted::Bound(_, dataset) => learns(dataset),
-            Wanted::Known(id) => self.read_durable(|state| find(state, id).map(learns)).await??,
+            RequestedDataset::Bound(_, dataset) => learns(dataset),
+            RequestedDataset::Known(id) => self.read_durable(|state| find(state, id).map(learns)).await??,
         };
         let Some((place, dataset)) = learning else { return Ok(Awaited::Runs(wanted)) };
         let (definition, dataset) = (dataset.identity, Arc::new(dataset));
@@ -365,7 +365,7 @@ impl Core {
     }
 
     /// The dataset with the boundaries that were learnt; none if they are not known.
-    async fn running(&self, dataset: &Dataset) -> Result<Option<Wanted>> {
+    async fn running(&self, dataset: &Dataset) -> Result<Option<RequestedDataset>> {
         let known = self
             .read_durable(|state| {
                 let learnt = state.learnt.get(&dataset.identity)?.clone();
@@ -375,13 +375,13 @@ impl Core {
             .await?;
         let Some((learnt, payloads)) = known else { return Ok(None) };
         if payloads == dataset.payloads {
-            return Ok(Some(Wanted::Known(learnt.dataset)));
+            return Ok(Some(RequestedDataset::Known(learnt.dataset)));
         }
         // The same code in another form, whose dataset is chosen as for any other definition.
         let stages: Vec<_> = learnt.stages.iter().map(from_journal).collect();
         let runs = self.running_definition(dataset, &stages).await?;
         let (bound, dataset) = self.datasets.bind(&runs).await?;
-        Ok(Some(Wanted::Bound(bound, Box::new(dataset))))
+        Ok(Some(RequestedDataset::Bound(bound, Box::new(dataset))))
     }
 
     /// # Errors

@@ -6,7 +6,7 @@ use caju_engine::ShardBy;
 use caju_proto::v1;
 use caju_types::{DatasetId, Error, IterationId, JobName, Result, hash128};
 
-use super::datasets::{Wanted, find, parse, register};
+use super::datasets::{RequestedDataset, find, parse, register};
 use super::iterations::Restored;
 use super::jobs::{ANONYMOUS, mode_of_message};
 use super::learning::{Awaited, is_learnt_from};
@@ -64,8 +64,8 @@ impl Core {
                     admit_reader(self, txn.state)?;
                 }
                 let dataset = match &wanted {
-                    Wanted::Known(id) => find(txn.state, id)?.clone(),
-                    Wanted::Bound(_, dataset) => {
+                    RequestedDataset::Known(id) => find(txn.state, id)?.clone(),
+                    RequestedDataset::Bound(_, dataset) => {
                         register(self, txn, (**dataset).clone(), None, Some(&JobName(request.job.clone())))?
                     }
                 };
@@ -81,7 +81,7 @@ impl Core {
                 Ok((v1::OpenIterationResponse { heartbeat_ms: self.heartbeat_ms(), ..answer }, dataset))
             })
             .await?;
-        if let Wanted::Bound(bound, _) = wanted
+        if let RequestedDataset::Bound(bound, _) = wanted
             && bound.payloads == dataset.payloads
         {
             self.datasets.keep(&dataset.id, &bound);
@@ -115,7 +115,7 @@ impl Core {
     async fn shards_of_new_job(
         &self,
         request: &v1::OpenIterationRequest,
-        wanted: &Wanted,
+        wanted: &RequestedDataset,
     ) -> Result<Option<ShardBy>> {
         let mode = mode_of_message(request.mode)?.unwrap_or(Mode::Dynamic);
         let name = JobName(request.job.clone());
@@ -123,8 +123,8 @@ impl Core {
             return Ok(None);
         }
         let (bound, definition) = match wanted {
-            Wanted::Bound(bound, dataset) => (Arc::clone(bound), dataset.definition_json.clone()),
-            Wanted::Known(id) => {
+            RequestedDataset::Bound(bound, dataset) => (Arc::clone(bound), dataset.definition_json.clone()),
+            RequestedDataset::Known(id) => {
                 let definition =
                     self.read_durable(|state| find(state, id).map(|d| d.definition_json.clone())).await??;
                 (self.bound(id).await?, definition)
@@ -134,9 +134,9 @@ impl Core {
     }
 
     /// Finds or binds the dataset. A definition that the job reads already is not bound again.
-    async fn wanted(&self, request: &v1::OpenIterationRequest) -> Result<Wanted> {
+    async fn wanted(&self, request: &v1::OpenIterationRequest) -> Result<RequestedDataset> {
         match (request.dataset_id.is_empty(), request.definition_json.is_empty()) {
-            (false, true) => return Ok(Wanted::Known(DatasetId(request.dataset_id.clone()))),
+            (false, true) => return Ok(RequestedDataset::Known(DatasetId(request.dataset_id.clone()))),
             (true, false) => {}
             _ => return Err(Error::invalid("give either a dataset's name or a definition")),
         }
@@ -150,9 +150,9 @@ impl Core {
             })
             .await?;
         if let Some(id) = known {
-            return Ok(Wanted::Known(id));
+            return Ok(RequestedDataset::Known(id));
         }
         let (bound, dataset) = self.datasets.bind(&definition).await?;
-        Ok(Wanted::Bound(bound, Box::new(dataset)))
+        Ok(RequestedDataset::Bound(bound, Box::new(dataset)))
     }
 }

@@ -10,12 +10,12 @@ const MAX_WEIGHT: f64 = 1e6;
 
 /// What a reader asks for.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Wanted {
+pub(super) struct RequestedPrecedence {
     priority: Option<i32>,
     weight_milli: Option<u32>,
 }
 
-impl Wanted {
+impl RequestedPrecedence {
     /// # Errors
     /// `InvalidArgument` for a weight that means nothing.
     pub(super) fn parse(request: &v1::OpenIterationRequest) -> Result<Self> {

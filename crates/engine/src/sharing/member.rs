@@ -103,7 +103,7 @@ impl SharingMember {
         name: u64,
         below: Option<usize>,
         may: MayShare,
-    ) -> Begun {
+    ) -> SplitRoute {
         let from = below.and_then(|place| self.places().position(|p| p == place)).map_or(0, |at| at + 1);
         let to = match may {
             MayShare::GiveOnly => from,
@@ -129,7 +129,7 @@ impl SharingMember {
             self.counters.add_hit();
         }
         let write = begun.write.into_iter().filter_map(|(at, split)| self.writer(at, split)).collect();
-        Begun { read, write, is_skipped: begun.skip.is_some() }
+        SplitRoute { read, write, is_skipped: begun.skip.is_some() }
     }
 
     /// The task computes the remaining rows of a split that it read at a place.
@@ -164,7 +164,7 @@ impl Drop for SharingMember {
 
 /// How a split begins.
 #[derive(Debug)]
-pub(super) struct Begun {
+pub(super) struct SplitRoute {
     /// Where its rows are read from.
     pub(super) read: Option<SharedRows>,
     /// Where its rows go to.

@@ -92,7 +92,7 @@ struct Member {
 
 /// What a task finds when it begins a split.
 #[derive(Debug, Default)]
-pub(super) struct Begun {
+pub(super) struct SplitPoints {
     /// The index of a point at which the rows are in the window, or will be.
     pub(super) read: Option<(usize, Arc<SharedSplit>)>,
     /// The points at which the task puts rows into the window.
@@ -181,11 +181,11 @@ impl SharingWindow {
         (of, name): (SplitRef, u64),
         readable: Range<usize>,
         may_skip: bool,
-    ) -> Begun {
+    ) -> SplitPoints {
         let from = readable.start;
         let (is_new, mut read) = {
             let mut state = self.state.lock();
-            let Some(me) = state.members.get_mut(&member) else { return Begun::default() };
+            let Some(me) = state.members.get_mut(&member) else { return SplitPoints::default() };
             me.is_out = false;
             me.had.insert(of);
             let is_new = state.find(member, of, from..usize::MAX).is_none();
@@ -194,7 +194,7 @@ impl SharingWindow {
             state.trim(self.settings.backlog_bytes);
             let skip = state.skipped(member, of, from).filter(|_| is_new && may_skip);
             if skip.is_some() {
-                return Begun { skip, ..Begun::default() };
+                return SplitPoints { skip, ..SplitPoints::default() };
             }
             (is_new, read)
         };
@@ -216,7 +216,7 @@ impl SharingWindow {
         let below = read.as_ref().map_or(from, |(at, _)| at + 1);
         let write = state.useful_points(member).into_iter().filter(|at| *at >= below).collect::<Vec<_>>();
         let write = write.into_iter().filter_map(|at| state.open(member, at, of, name)).collect();
-        Begun { read, write, skip: None }
+        SplitPoints { read, write, skip: None }
     }
 
     /// A task that read a split at a point computes its remaining rows: it gives them to others, too.

@@ -3,7 +3,7 @@ use caju_runtime::SystemClock;
 use futures::FutureExt as _;
 
 use super::super::job::MayShare;
-use super::super::member::{Begun, SharingMember};
+use super::super::member::{SharingMember, SplitRoute};
 use super::super::point::{END, SharingPoint};
 use super::super::shared_split::Next;
 use super::*;
@@ -43,7 +43,7 @@ fn of(split: u64) -> SplitRef {
     SplitRef { key: u128::from(split), repetition: 0 }
 }
 
-async fn begin(member: &Arc<SharingMember>, split: u64) -> Begun {
+async fn begin(member: &Arc<SharingMember>, split: u64) -> SplitRoute {
     member.begin(of(split), split, None, MayShare::Skip).await
 }
 
@@ -320,7 +320,7 @@ async fn a_job_is_not_as_slow_as_the_stages_of_another_one_below_the_point() {
 #[tokio::test]
 async fn rows_go_to_the_last_point_that_each_other_job_has() {
     let window = window(1 << 20, SharingLag::Drop, Duration::from_secs(60));
-    let places = |begun: &Begun| begun.write.iter().map(|w| w.place).collect::<Vec<_>>();
+    let places = |begun: &SplitRoute| begun.write.iter().map(|w| w.place).collect::<Vec<_>>();
     let one = join(&window, &[(1, 0), (2, 1), (3, END)]);
     assert_eq!(
         places(&begin(&one, 0).await),
