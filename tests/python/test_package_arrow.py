@@ -1,6 +1,7 @@
 """Arrow's PyCapsule interface, both ways: other libraries read datasets, and datasets read theirs, without pyarrow."""
 
 import gc
+import pickle
 import subprocess
 import sys
 import threading
@@ -294,6 +295,32 @@ def test_no_rows_are_rows_with_columns():
     ds = cj.from_arrow(FRAME[:0])
     assert len(ds) == 0 and list(ds) == [] and ds.schema.names == ["id", "square", "name"]
     assert pl.DataFrame(ds).columns == ["id", "square", "name"]
+
+
+def test_a_dataset_reads_the_memory_of_the_data_if_it_may():
+    values = np.arange(50_000, dtype=np.float64)
+    table = pa.table({"x": values, "id": np.arange(50_000)})
+    shared = cj.from_arrow(table, copy=False)
+    assert shared.fingerprint == cj.from_arrow(table).fingerprint and len(shared) == 50_000
+    with cj.LocalCluster(workers=1) as cluster:
+        served = shared.distribute(cluster, job_name="shared")
+        assert sorted(pl.DataFrame(served)["x"]) == list(range(50_000))
+    # What the documentation warns of shows that there is no copy.
+    values[7] = -1.0
+    assert pl.DataFrame(shared).filter(pl.col("id") == 7)["x"].to_list() == [-1.0]
+    copied = cj.from_arrow(table)
+    values[7] = -2.0
+    assert pl.DataFrame(copied).filter(pl.col("id") == 7)["x"].to_list() == [-1.0]
+    with pytest.raises(cj.FailedPrecondition, match="were changed after a dataset was made of them without a copy"):
+        pickle.dumps(shared)
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_rows_of_any_library_are_equal_with_a_copy_and_without(copy):
+    frame = pl.DataFrame({"id": range(10_000), "word": [f"w{i % 7}" if i % 11 else None for i in range(10_000)]})
+    for data in (frame, frame.to_arrow(), frame.to_pandas(), duckdb.sql("SELECT * FROM frame")):
+        ds = cj.from_arrow(data, copy=copy)
+        assert pl.DataFrame(ds).sort("id").equals(frame)
 
 
 @pytest.mark.parametrize("data", [{"x": [1, 2]}, [1, 2], 3, np.arange(3)])

@@ -365,7 +365,25 @@ impl Canonicalizer<'_> {
 /// The name of rows in memory: the SHA-256 of their Arrow IPC stream in hexadecimal digits. Rows in a process's memory and
 /// rows in a definition have equal names, so their datasets have equal fingerprints.
 pub fn content_name(ipc: &[u8]) -> String {
-    Sha256::digest(ipc).iter().map(|b| format!("{b:02x}")).collect()
+    let mut hasher = ContentHasher::default();
+    hasher.update(ipc);
+    hasher.name()
+}
+
+/// [`content_name`] of bytes that come in parts.
+#[derive(Debug, Clone, Default)]
+pub struct ContentHasher(Sha256);
+
+impl ContentHasher {
+    /// The next bytes.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// The name of all bytes.
+    pub fn name(self) -> String {
+        self.0.finalize().iter().map(|b| format!("{b:02x}")).collect()
+    }
 }
 
 /// The current versions of stages and sources whose rows have changed since version 1. The version is raised whenever equal

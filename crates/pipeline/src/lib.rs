@@ -34,8 +34,8 @@ pub use def::{
 };
 pub use describe::describe;
 pub use fingerprint::{
-    PrefixFingerprint, SCHEMA as FINGERPRINT_SCHEMA, canonical_text, content_name, fingerprint, identity,
-    prefix_at, prefix_fingerprints, prefix_json, reseeded,
+    ContentHasher, PrefixFingerprint, SCHEMA as FINGERPRINT_SCHEMA, canonical_text, content_name,
+    fingerprint, identity, prefix_at, prefix_fingerprints, prefix_json, reseeded,
 };
 pub use functions::Functions;
 pub use reorder::Reorder;

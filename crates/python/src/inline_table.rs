@@ -1,5 +1,6 @@
 //! Inline tables: rows in Python's memory, as Arrow IPC streams that this process keeps for definitions that refer to them.
 
+use std::io::Write;
 use std::sync::Arc;
 
 use arrow::compute::{cast, concat_batches};
@@ -8,7 +9,7 @@ use arrow::ipc::writer::StreamWriter;
 use arrow_array::{Array, RecordBatch, RecordBatchOptions};
 use arrow_schema::{ArrowError, DataType, Field, Fields, Schema, SchemaRef};
 use bytes::Bytes;
-use caju_sources::{InlineTable, register_inline_table};
+use caju_sources::{InlineTable, register_batches, register_inline_table};
 use caju_types::{Error, Result};
 use caju_wire::{schema_from_ipc, schema_to_ipc};
 use parking_lot::Mutex;
@@ -59,18 +60,19 @@ impl PyInlineTable {
 
     /// The size of their Arrow IPC stream in bytes.
     #[getter]
-    fn num_bytes(&self) -> usize {
-        self.table.ipc().len()
+    fn num_bytes(&self) -> u64 {
+        self.table.num_bytes()
     }
 
     /// Their Arrow IPC stream.
-    fn ipc<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, self.table.ipc())
+    fn ipc<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let ipc = py.detach(|| self.table.ipc()).into_py(py)?;
+        Ok(PyBytes::new(py, &ipc))
     }
 
     /// Pickled by value: another process keeps a copy.
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyBytes>,))> {
-        Ok((py.import("caju._caju")?.getattr("register_rows")?, (self.ipc(py),)))
+        Ok((py.import("caju._caju")?.getattr("register_rows")?, (self.ipc(py)?,)))
     }
 }
 
@@ -91,17 +93,30 @@ pub(crate) fn register_columns(py: Python<'_>, columns: Vec<Column>) -> PyResult
     register(py, move || write_columns(columns).map(Bytes::from))
 }
 
-/// Keeps the rows of an object of Arrow's PyCapsule interface. They are copied once. `None` for other objects.
+/// Keeps the rows of an object of Arrow's PyCapsule interface: a copy of them, or the memory that the object exports. `None` for
+/// other objects.
 #[pyfunction]
-pub(crate) fn register_arrow(object: &Bound<'_, PyAny>) -> PyResult<Option<PyInlineTable>> {
-    let Some((schema, batches)) = import_batches(object)? else { return Ok(None) };
-    register(object.py(), move || write_batches(&schema, batches).map(Bytes::from)).map(Some)
+pub(crate) fn register_arrow(object: &Bound<'_, PyAny>, copy: bool) -> PyResult<Option<PyInlineTable>> {
+    let (py, Some((schema, batches))) = (object.py(), import_batches(object)?) else { return Ok(None) };
+    let (sha256, table) = py
+        .detach(|| {
+            let (schema, batches) = plain_batches(&schema, batches)?;
+            if copy {
+                let bytes = batches.iter().map(batch_bytes).sum();
+                return register_inline_table(write_batches(&schema, &batches, reserved(bytes))?.into());
+            }
+            let (of, kept) = (Arc::clone(&schema), batches.clone());
+            let write = move |out: &mut dyn Write| write_batches(&of, &kept, out).map(drop);
+            register_batches(schema, batches, Box::new(write))
+        })
+        .into_py(py)?;
+    Ok(Some(PyInlineTable { sha256, table }))
 }
 
 /// Rows that come in parts, so that memory holds each part once besides the stream that they form.
 #[pyclass(frozen, module = "caju._caju")]
 pub(crate) struct InlineTableBuilder {
-    stream: Mutex<Option<IpcStream>>,
+    stream: Mutex<Option<IpcStream<Vec<u8>>>>,
 }
 
 #[pymethods]
@@ -109,7 +124,7 @@ impl InlineTableBuilder {
     /// An empty stream with `capacity` bytes reserved, whose messages have `message_rows` rows.
     #[new]
     fn new(capacity: usize, message_rows: usize) -> Self {
-        Self { stream: Mutex::new(Some(IpcStream::new(capacity, message_rows))) }
+        Self { stream: Mutex::new(Some(IpcStream::new(reserved(capacity), message_rows))) }
     }
 
     /// Adds rows: columns as in `ipc_from_columns`. Every part except the last has a multiple of `message_rows` rows.
@@ -213,40 +228,48 @@ fn write_columns(columns: Vec<Column>) -> Result<Vec<u8>> {
     }
     let bytes: usize = columns.iter().map(Column::bytes).sum();
     let rows = columns.first().map_or(0, Column::rows);
-    let mut stream = IpcStream::new(bytes, message_rows(bytes / rows.max(1)));
+    let mut stream = IpcStream::new(reserved(bytes), message_rows(bytes / rows.max(1)));
     stream.add(&build_batch(columns)?)?;
     stream.finish()
 }
 
-/// Batches of any sizes as a stream of even messages, so that the same rows in other batches give the same bytes. Views
-/// become plain strings and bytes, and metadata of the whole schema is dropped: pandas puts its version there.
+/// The batches with plain columns. Views become plain strings and bytes, and metadata of the whole schema is dropped: pandas puts
+/// its version there.
 ///
 /// # Errors
 /// `InvalidArgument` for values that plain columns cannot hold.
-fn write_batches(schema: &Schema, batches: Vec<RecordBatch>) -> Result<Vec<u8>> {
+fn plain_batches(schema: &Schema, batches: Vec<RecordBatch>) -> Result<(SchemaRef, Vec<RecordBatch>)> {
     let schema = Arc::new(Schema::new(plain_fields(schema.fields())));
-    let plain = batches.into_iter().map(|b| plain_batch(&schema, b)).collect::<Result<Vec<_>>>()?;
-    let bytes: usize = plain.iter().map(batch_bytes).sum();
-    let rows: usize = plain.iter().map(RecordBatch::num_rows).sum();
+    let plain = batches.into_iter().map(|b| plain_batch(&schema, b)).collect::<Result<_>>()?;
+    Ok((schema, plain))
+}
+
+/// Writes batches of any sizes as a stream of even messages, so that the same rows in other batches give the same bytes.
+///
+/// # Errors
+/// `Internal` if Arrow cannot write them.
+fn write_batches<W: Write>(schema: &SchemaRef, batches: &[RecordBatch], out: W) -> Result<W> {
+    let bytes: usize = batches.iter().map(batch_bytes).sum();
+    let rows: usize = batches.iter().map(RecordBatch::num_rows).sum();
     // A power of two: the sum of bytes depends a little on the batches, and this hardly ever does.
     let per_message = 1 << message_rows(bytes / rows.max(1)).ilog2();
-    let mut stream = IpcStream::new(bytes, per_message);
+    let mut stream = IpcStream::new(out, per_message);
     let (mut pending, mut count) = (Vec::new(), 0);
-    for batch in plain {
+    for batch in batches {
         let mut at = 0;
         while at < batch.num_rows() {
             let taken = (per_message - count).min(batch.num_rows() - at);
             pending.push(batch.slice(at, taken));
             (at, count) = (at + taken, count + taken);
             if count == per_message {
-                stream.add(&concat_batches(&schema, &std::mem::take(&mut pending)).map_err(write_error)?)?;
+                stream.add(&concat_batches(schema, &std::mem::take(&mut pending)).map_err(write_error)?)?;
                 count = 0;
             }
         }
     }
     // The rest; without rows, a batch that brings the schema.
     if count > 0 || rows == 0 {
-        stream.add(&concat_batches(&schema, &pending).map_err(write_error)?)?;
+        stream.add(&concat_batches(schema, &pending).map_err(write_error)?)?;
     }
     stream.finish()
 }
@@ -288,39 +311,50 @@ fn plain_batch(schema: &SchemaRef, batch: RecordBatch) -> Result<RecordBatch> {
         .map_err(|e| Error::invalid(format!("the columns do not fit their schema: {e}")))
 }
 
-/// An Arrow IPC stream in memory, while it is written.
-struct IpcStream {
-    capacity: usize,
-    message_rows: usize,
-    writer: Option<StreamWriter<Vec<u8>>>,
+/// A buffer for a stream of rows of this size. If it is too small, it grows by a copy.
+fn reserved(bytes: usize) -> Vec<u8> {
+    /// Bytes of a stream beyond its rows, but for a 64th of them.
+    const OVERHEAD: usize = 4096;
+    Vec::with_capacity(bytes.saturating_add(bytes / 64) + OVERHEAD)
 }
 
-impl IpcStream {
-    /// Bytes that a stream takes besides its rows, for the reservation. If it is too small, the buffer grows by a copy.
-    const OVERHEAD: usize = 4096;
+/// An Arrow IPC stream, while it is written.
+struct IpcStream<W: Write> {
+    message_rows: usize,
+    state: Written<W>,
+}
 
-    fn new(capacity: usize, message_rows: usize) -> Self {
-        Self { capacity, message_rows: message_rows.max(1), writer: None }
+enum Written<W: Write> {
+    Nothing(W),
+    Schema(StreamWriter<W>),
+    Failed,
+}
+
+impl<W: Write> IpcStream<W> {
+    fn new(out: W, message_rows: usize) -> Self {
+        Self { message_rows: message_rows.max(1), state: Written::Nothing(out) }
     }
 
     fn add(&mut self, batch: &RecordBatch) -> Result<()> {
-        let writer = match &mut self.writer {
-            Some(writer) => writer,
-            none => {
-                let reserved = self.capacity.saturating_add(self.capacity / 64) + Self::OVERHEAD;
-                let writer = StreamWriter::try_new(Vec::with_capacity(reserved), &batch.schema());
-                none.insert(writer.map_err(write_error)?)
-            }
+        let mut writer = match std::mem::replace(&mut self.state, Written::Failed) {
+            Written::Nothing(out) => StreamWriter::try_new(out, &batch.schema()).map_err(write_error)?,
+            Written::Schema(writer) => writer,
+            Written::Failed => return Err(Error::internal("rows are added to a stream that has failed")),
         };
         for at in (0..batch.num_rows()).step_by(self.message_rows) {
             let rows = self.message_rows.min(batch.num_rows() - at);
             writer.write(&batch.slice(at, rows)).map_err(write_error)?;
         }
+        self.state = Written::Schema(writer);
         Ok(())
     }
 
-    fn finish(self) -> Result<Vec<u8>> {
-        let Some(mut writer) = self.writer else { return write_ipc(&Schema::empty(), &[]) };
+    fn finish(self) -> Result<W> {
+        let mut writer = match self.state {
+            Written::Nothing(out) => StreamWriter::try_new(out, &Schema::empty()).map_err(write_error)?,
+            Written::Schema(writer) => writer,
+            Written::Failed => return Err(Error::internal("a stream that has failed ends")),
+        };
         writer.finish().map_err(write_error)?;
         writer.into_inner().map_err(write_error)
     }

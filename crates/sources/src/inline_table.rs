@@ -4,6 +4,8 @@
 //! [`InlineTable`]: that of the caller that registered it, or of a task that reads it.
 
 use std::collections::HashMap;
+use std::fmt;
+use std::io::{self, Write};
 use std::sync::{Arc, LazyLock, Weak};
 
 use arrow::ipc::reader::StreamDecoder;
@@ -11,23 +13,69 @@ use arrow_array::RecordBatch;
 use arrow_buffer::Buffer;
 use arrow_schema::{ArrowError, Schema, SchemaRef};
 use bytes::Bytes;
-use caju_pipeline::content_name;
+use caju_pipeline::{ContentHasher, content_name};
 use caju_runtime::catch;
 use caju_types::{Error, ErrorKind, Result, hash128};
 use parking_lot::Mutex;
+use xxhash_rust::xxh3::Xxh3;
 
 use crate::ipc_bounds::check_stream;
 
-static TABLES: LazyLock<Mutex<HashMap<String, Weak<InlineTable>>>> = LazyLock::new(Mutex::default);
+/// The tables of each name: a copy of the rows, and the memory of somebody else that has the same rows.
+static TABLES: LazyLock<Mutex<HashMap<String, Vec<Weak<InlineTable>>>>> = LazyLock::new(Mutex::default);
 
-/// A table in memory: an Arrow IPC stream, and the batches over its bytes.
+/// A table in memory: an Arrow IPC stream and the batches over its bytes, or the batches of somebody else.
 #[derive(Debug)]
 pub struct InlineTable {
-    ipc: Bytes,
+    stream: TableStream,
     schema: SchemaRef,
     batches: Vec<RecordBatch>,
     rows: u64,
     hash: u128,
+}
+
+/// The Arrow IPC stream of a table.
+enum TableStream {
+    Bytes(Bytes),
+    /// It is written when it is needed.
+    Written {
+        name: String,
+        bytes: u64,
+        write: Box<WriteIpc>,
+    },
+}
+
+impl fmt::Debug for TableStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bytes(bytes) => write!(f, "{} bytes", bytes.len()),
+            Self::Written { name, bytes, .. } => write!(f, "{bytes} bytes of {name}, not written"),
+        }
+    }
+}
+
+/// Writes the Arrow IPC stream of a table; the same bytes whenever it is called.
+pub type WriteIpc = dyn Fn(&mut dyn Write) -> Result<()> + Send + Sync;
+
+/// Digests of a stream that is written to it.
+#[derive(Default)]
+struct Digests {
+    name: ContentHasher,
+    hash: Xxh3,
+    bytes: u64,
+}
+
+impl Write for Digests {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.name.update(bytes);
+        self.hash.update(bytes);
+        self.bytes += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 impl InlineTable {
@@ -49,7 +97,7 @@ impl InlineTable {
             _ => e,
         })?;
         let rows = batches.iter().map(|b| b.num_rows() as u64).sum();
-        Ok(Self { schema, batches, rows, hash: hash128(&ipc), ipc })
+        Ok(Self { schema, batches, rows, hash: hash128(&ipc), stream: TableStream::Bytes(ipc) })
     }
 
     fn decode(ipc: &Bytes) -> Result<(SchemaRef, Vec<RecordBatch>), ArrowError> {
@@ -70,9 +118,33 @@ impl InlineTable {
         Ok((schema, batches))
     }
 
-    /// The Arrow IPC stream.
-    pub fn ipc(&self) -> &Bytes {
-        &self.ipc
+    /// The Arrow IPC stream. That of [`register_batches`] is written for each call.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` if the rows were changed since they were registered.
+    pub fn ipc(&self) -> Result<Bytes> {
+        match &self.stream {
+            TableStream::Bytes(bytes) => Ok(bytes.clone()),
+            TableStream::Written { name, bytes, write } => {
+                let mut out = Vec::with_capacity(usize::try_from(*bytes).unwrap_or(0));
+                write(&mut out)?;
+                if content_name(&out) != *name {
+                    return Err(Error::failed_precondition(format!(
+                        "source memory: the rows {name} were changed after a dataset was made of them without a copy; make \
+                         the dataset again, or let it copy them"
+                    )));
+                }
+                Ok(out.into())
+            }
+        }
+    }
+
+    /// Bytes of the Arrow IPC stream.
+    pub fn num_bytes(&self) -> u64 {
+        match &self.stream {
+            TableStream::Bytes(bytes) => bytes.len() as u64,
+            TableStream::Written { bytes, .. } => *bytes,
+        }
     }
 
     /// The schema of the rows.
@@ -90,6 +162,11 @@ impl InlineTable {
         self.rows
     }
 
+    /// Whether the rows are a copy, which nobody changes.
+    fn is_copy(&self) -> bool {
+        matches!(self.stream, TableStream::Bytes(_))
+    }
+
     pub(crate) fn hash(&self) -> u128 {
         self.hash
     }
@@ -102,15 +179,55 @@ impl InlineTable {
 /// `InvalidArgument` if the bytes are no Arrow IPC stream.
 pub fn register_inline_table(ipc: Bytes) -> Result<(String, Arc<InlineTable>)> {
     let name = content_name(&ipc);
-    if let Some(rows) = TABLES.lock().get(&name).and_then(Weak::upgrade) {
+    // The memory of somebody else may change.
+    if let Some(rows) = registered(&name).filter(|rows| rows.is_copy()) {
         return Ok((name, rows));
     }
     // The rows are the process's own, so their size is not limited here.
     let rows = Arc::new(InlineTable::read(ipc, u64::MAX)?);
-    let mut tables = TABLES.lock();
-    tables.retain(|_, rows| rows.strong_count() > 0);
-    tables.insert(name.clone(), Arc::downgrade(&rows));
+    enter(&name, &rows);
     Ok((name, rows))
+}
+
+/// Registers batches as they are, without a copy. `write` writes them as an Arrow IPC stream, from whose bytes their name is
+/// computed. It is called once now, and whenever the stream is needed. Whoever changes the memory of the batches makes a dataset
+/// with other rows than its fingerprint says.
+///
+/// # Errors
+/// Those of `write`.
+pub fn register_batches(
+    schema: SchemaRef,
+    batches: Vec<RecordBatch>,
+    write: Box<WriteIpc>,
+) -> Result<(String, Arc<InlineTable>)> {
+    let mut digests = Digests::default();
+    write(&mut digests)?;
+    let Digests { name, hash, bytes } = digests;
+    let name = name.name();
+    if let Some(rows) = registered(&name) {
+        return Ok((name, rows));
+    }
+    let rows = batches.iter().map(|b| b.num_rows() as u64).sum();
+    let stream = TableStream::Written { name: name.clone(), bytes, write };
+    let rows = Arc::new(InlineTable { stream, schema, batches, rows, hash: hash.digest128() });
+    enter(&name, &rows);
+    Ok((name, rows))
+}
+
+fn enter(name: &str, rows: &Arc<InlineTable>) {
+    let mut tables = TABLES.lock();
+    tables.retain(|_, of_name| {
+        of_name.retain(|rows| rows.strong_count() > 0);
+        !of_name.is_empty()
+    });
+    tables.entry(name.to_string()).or_default().push(Arc::downgrade(rows));
+}
+
+/// A table of a name, a copy if there is one.
+fn registered(name: &str) -> Option<Arc<InlineTable>> {
+    let tables = TABLES.lock();
+    let alive = || tables.get(name).into_iter().flatten().filter_map(Weak::upgrade);
+    alive().find(|rows| rows.is_copy()).or_else(|| alive().next())
 }
 
 /// The registered table of a name.
@@ -118,7 +235,7 @@ pub fn register_inline_table(ipc: Bytes) -> Result<(String, Arc<InlineTable>)> {
 /// # Errors
 /// `FailedPrecondition` if this process has no table of that name.
 pub(crate) fn find(name: &str) -> Result<Arc<InlineTable>> {
-    TABLES.lock().get(name).and_then(Weak::upgrade).ok_or_else(|| {
+    registered(name).ok_or_else(|| {
         Error::failed_precondition(format!(
             "source memory: this process has no rows {name}: they are held by another process, or were dropped; write \
              them to storage, or put them into the definition (memory: {{ ipc: ... }})"
@@ -161,6 +278,49 @@ mod tests {
         let column = rows.batches()[0].column(0).to_data();
         let at = column.buffers()[0].as_ptr();
         assert!(bytes.as_ptr_range().contains(&at));
+    }
+
+    #[test]
+    fn batches_are_registered_as_they_are_under_the_name_of_their_stream() {
+        let copied = register_inline_table(stream().into()).unwrap();
+        let name = copied.0.clone();
+        drop(copied);
+        let batch = record_batch!(("a", Int64, [1, 2, 3]), ("s", Utf8, ["x", "y", "z"])).unwrap();
+        let write =
+            |out: &mut dyn Write| out.write_all(&stream()).map_err(|e| Error::internal(e.to_string()));
+        let batches = vec![batch.clone(), batch.clone()];
+        let (same, rows) = register_batches(batch.schema(), batches, Box::new(write)).unwrap();
+        assert_eq!(
+            (same.as_str(), rows.num_rows(), rows.num_bytes()),
+            (name.as_str(), 6, stream().len() as u64)
+        );
+        assert_eq!(rows.hash(), hash128(&stream()));
+        assert_eq!(rows.ipc().unwrap(), stream());
+        let place = |b: &RecordBatch| b.column(0).to_data().buffers()[0].as_ptr();
+        assert_eq!(place(&find(&name).unwrap().batches()[1]), place(&batch), "no copy");
+        // Whoever asks for a copy gets one, and the tables live as long as their own handles.
+        let (_, copy) = register_inline_table(stream().into()).unwrap();
+        assert_ne!(place(&copy.batches()[1]), place(&batch));
+        assert!(Arc::ptr_eq(&find(&name).unwrap(), &copy));
+        drop(copy);
+        assert!(Arc::ptr_eq(&find(&name).unwrap(), &rows));
+        drop(rows);
+        find(&name).unwrap_err();
+    }
+
+    #[test]
+    fn rows_that_were_changed_are_not_written_under_their_former_name() {
+        let value = Arc::new(std::sync::atomic::AtomicU8::new(1));
+        let now = Arc::clone(&value);
+        let write = move |out: &mut dyn Write| {
+            let bytes = [now.load(std::sync::atomic::Ordering::Relaxed)];
+            out.write_all(&bytes).map_err(|e| Error::internal(e.to_string()))
+        };
+        let (_, rows) = register_batches(Arc::new(Schema::empty()), Vec::new(), Box::new(write)).unwrap();
+        rows.ipc().unwrap();
+        value.store(2, std::sync::atomic::Ordering::Relaxed);
+        let e = rows.ipc().unwrap_err();
+        assert!(e.message().contains("were changed after a dataset was made"), "{e}");
     }
 
     #[test]

@@ -56,7 +56,7 @@ pub use caches::SourceCaches;
 pub use context::{SourceContext, SourceLimits};
 pub use example::{feature_field, parse_example};
 pub use guard::read_split;
-pub use inline_table::{InlineTable, register_inline_table};
+pub use inline_table::{InlineTable, WriteIpc, register_batches, register_inline_table};
 pub use listing_cache::ListingCache;
 pub use open::open_source;
 pub use read_observer::{ReadObserver, with_read_observer};

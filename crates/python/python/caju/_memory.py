@@ -20,17 +20,19 @@ PART_BYTES = 8 << 20
 """Bytes of arrays that are copied at a time, to bound the memory of copies."""
 
 
-def from_arrow(data: Any) -> Dataset:
+def from_arrow(data: Any, *, copy: bool = True) -> Dataset:
     """Rows of any library that exports Arrow data by the PyCapsule interface: a polars or pandas data frame, a DuckDB
     relation, a pyarrow table, record batch or reader, another dataset. pyarrow is not needed.
 
-    The rows are read to their end and copied once. A dataset that is computed in this process reads this copy. On the way
-    to a server, and in a pipeline file, the rows are part of the definition, up to 8 MiB. The fingerprint of the dataset
-    depends on their content. Views of strings and bytes become plain strings and bytes.
+    The rows are read to their end and copied once, so later changes of the data have no effect. With `copy=False` a dataset
+    that is computed in this process reads the memory of `data`, which must not be changed from then on: stored rows would
+    be those from before the change. Views of strings and bytes become plain strings and bytes, which are copies in any case.
+    On the way to a server, and in a pipeline file, the rows are part of the definition, up to 8 MiB. The fingerprint of the
+    dataset depends on their content.
 
     `InvalidPipeline` for an object without `__arrow_c_stream__` and `__arrow_c_array__`.
     """
-    table = _caju.register_arrow(data)
+    table = _caju.register_arrow(data, copy)
     if table is None:
         raise InvalidPipeline(
             f"from_arrow takes an object with Arrow data (`__arrow_c_stream__` or `__arrow_c_array__`), such as a polars, "
