@@ -116,6 +116,7 @@ ROWS = [
     ("README.md", r"You need Rust (N) or newer", "Cargo.toml", r'rust-version = "(N)"'),
     ("CONTRIBUTING.md", r"# Rust (N) or newer", "Cargo.toml", r'rust-version = "(N)"'),
     ("docs/python/README.md", r"wait for it, (N) by default", f"{FLAGS}/service.rs", "consumer_wait"),
+    ("docs/README.md", r"part of a file \((N) by default", "crates/pipeline/src/def.rs", r"DEFAULT_SPLIT_BYTES: u64 = (N);"),
     ("README.md", r"pieces of files of about (N)\)", "crates/pipeline/src/def.rs", r"DEFAULT_SPLIT_BYTES: u64 = (N);"),
     (ARCHITECTURE, r"A chunk that would take more than (N), by", f"{ENGINE}/task/concurrent/row_time.rs", r"WHOLE: Duration = Duration::(N);"),
     (ARCHITECTURE, r"is cut into slices of (N), which", f"{ENGINE}/task/concurrent/row_time.rs", r"SLICE: Duration = Duration::(N);"),
