@@ -12,6 +12,9 @@ TESTS = ("tests/tests/**/*.rs", "tests/python/*.py", "cache/tests/**/*.rs", "pla
 # Which test shows what a flag or an option of a stage does.
 OPTIONS = "tests/OPTIONS.md"
 
+# What seeds of the simulation have shown.
+FOUND = "crates/simulation/FOUND.md"
+
 # Flags of other programs that the documentation names.
 OTHER_FLAGS = {"--advisories", "--cpu", "--create-namespace", "--example", "--help", "--until-failure", "--scenario", "--spoil", "--seeds", "--set", "--ignored", "--locked", "--namespace", "--no-deps", "--nodelist", "--nodes", "--ntasks", "--ntasks-per-node", "--open", "--overlap", "--path", "--release",
                "--some-name", "--third-party", "--timings", "--workspace"}
@@ -37,7 +40,7 @@ def conformance():
 
 
 def guarantees():
-    """Every promise of docs/guarantees.md names tests, and they are there."""
+    """Every promise of docs/guarantees.md names tests, and they are there, as are those of its text and of the simulation's seeds."""
     tests = test_names()
     page = (workspace.ROOT / "docs/guarantees.md").read_text(encoding="utf-8")
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")][1:]
@@ -49,6 +52,11 @@ def guarantees():
             yield f"docs/guarantees.md names no test for the promise {row[0].removeprefix('| ')!r}"
         for name in sorted(set(names) - tests):
             yield f"docs/guarantees.md names the test {name}, which is not there"
+    # Outside the table, and among the seeds: a name of three words or more is that of a test.
+    prose = "\n".join(line for line in page.splitlines() if not line.startswith("| "))
+    for name, text in (("docs/guarantees.md", prose), (FOUND, (workspace.ROOT / FOUND).read_text(encoding="utf-8"))):
+        for test in sorted(set(re.findall(r"`([a-z0-9]+(?:_[a-z0-9]+){2,})`", text)) - tests):
+            yield f"{name} names the test {test}, which is not there"
 
 
 def waits():
@@ -129,7 +137,7 @@ def promised_options():
     if not declared:
         yield "crates/caju/src/cli declares no options; have they moved?"
     root = workspace.ROOT
-    pages = [root / "README.md", root / "ARCHITECTURE.md", *sorted((root / "docs").rglob("*.md"))]
+    pages = [root / "README.md", root / "ARCHITECTURE.md", root / FOUND, *sorted((root / "docs").rglob("*.md"))]
     for page in pages:
         for flag in sorted(set(re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]", page.read_text(encoding="utf-8")))):
             if flag not in declared and flag not in OTHER_FLAGS:
@@ -163,7 +171,7 @@ def tested_options(wanted, page, tests):
 def named_files():
     """Links and paths of the documentation lead somewhere."""
     root = workspace.ROOT
-    pages = [root / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")]
+    pages = [root / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", FOUND)]
     for page in [*pages, *sorted((root / "docs").rglob("*.md")), *sorted((root / "experiments").rglob("*.md"))]:
         text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
         links = {page.parent / m for m in re.findall(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)", text)}

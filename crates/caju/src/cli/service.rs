@@ -155,8 +155,8 @@ pub(crate) struct DispatcherSettings {
     /// How long a job waits while there is no worker before it fails
     #[arg(long, value_name = "TIME", default_value = "2m", value_parser = duration)]
     pub(crate) worker_wait: Duration,
-    /// At the end of an epoch idle workers take over the splits of a worker that takes this many times as long for a split;
-    /// 0: never
+    /// At the end of an epoch, idle workers take over the splits of a worker whose rows per second are less than theirs divided
+    /// by this number, or that makes no progress for this number of times their time for a split; 0: never
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub(crate) straggler_factor: u32,
     /// How long the consumers of a job (--num-consumers) wait for those of them that have not come before the epoch fails
