@@ -131,8 +131,8 @@ pub struct Timers {
     pub reader_wait: Duration,
     /// How long a lost worker is listed.
     pub lost_worker_retention: Duration,
-    /// A task that takes this many times as long for a split as the finished ones is taken over by idle workers at the end
-    /// of an epoch; 0: never.
+    /// A worker that is this many times slower than the finished ones is a straggler: idle workers take over its splits at the end of
+    /// an epoch. 0: never.
     pub straggler_factor: u32,
     /// How often workers, clients and iterations are checked.
     pub check_every: Duration,

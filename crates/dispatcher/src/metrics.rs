@@ -108,7 +108,7 @@ impl Metrics {
             self.number(METRIC, "Workers that should run, see docs/scaling.md", target.workers);
         }
         self.number("caju_workers", "Workers that run and take tasks", measured.workers);
-        self.number("caju_epochs_read", "Epochs that readers are in the middle of", measured.epochs_read);
+        self.number("caju_epochs_active", "Epochs that readers are in the middle of", measured.epochs_read);
         let jobs = measured.target.iter().flat_map(|target| &target.jobs);
         let wanted = jobs.map(|(job, workers)| ([("job", job.to_string())], *workers));
         let help = "Workers that a running job would need alone; 0 while that is not known";

@@ -87,7 +87,8 @@ fn a_waiting_reader_raises_the_target_and_its_end_lowers_it() {
             .all(|m| metrics.contains(m))
             .then_some(metrics)
     });
-    for line in ["caju_target_workers 3", "caju_workers 1", "caju_epochs_read 1", "# TYPE caju_workers gauge"]
+    for line in
+        ["caju_target_workers 3", "caju_workers 1", "caju_epochs_active 1", "# TYPE caju_workers gauge"]
     {
         assert!(metrics.lines().any(|l| l == line), "{line}: {metrics}");
     }
