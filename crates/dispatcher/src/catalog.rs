@@ -153,6 +153,8 @@ pub struct Bound {
     pub set_bases: Vec<(String, SetBase)>,
     /// The stages, as their figures name them, whose output differs from epoch to epoch.
     pub random_stages: Vec<String>,
+    /// Whether the definition says that its source must not be touched.
+    pub cache_only: bool,
     /// The first stage whose boundaries are to be learnt; none if the definition runs as it is.
     pub unlearnt: Option<String>,
     /// Its splits.

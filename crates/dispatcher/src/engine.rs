@@ -248,6 +248,7 @@ impl Catalog for EngineCatalog {
                 OnError::Skip { limit } => Some(limit),
             },
             random_stages: bound.random_stages(),
+            cache_only: def.options.cache_only,
             unlearnt: def.unlearnt_place(),
             hints,
             set_bases,

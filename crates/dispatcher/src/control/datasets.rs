@@ -91,6 +91,7 @@ impl Datasets {
             skip_limit: bound.skip_limit,
             hints: bound.hints.clone(),
             random_stages: bound.random_stages.clone(),
+            cache_only: Some(bound.cache_only),
             unlearnt: bound.unlearnt.clone(),
         };
         Ok((bound, dataset))

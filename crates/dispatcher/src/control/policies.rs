@@ -39,7 +39,7 @@ impl Snapshots {
                 Some(if request.save_url.is_empty() { self.within_reach(policy)? } else { policy })
             }
         };
-        let policy = if cache_only(dataset) { Some(self.stored_only(dataset, policy)?) } else { policy };
+        let policy = if dataset.is_cache_only() { Some(self.stored_only(dataset, policy)?) } else { policy };
         Ok(CachingRequest { policy, encoding })
     }
 
@@ -107,10 +107,4 @@ fn set_possible(request: &v1::OpenIterationRequest, policy: &Policy, hint: &Hint
         )));
     }
     Ok(())
-}
-
-/// Whether a definition says that its source must not be touched.
-fn cache_only(dataset: &Dataset) -> bool {
-    let definition = serde_json::from_str::<serde_json::Value>(&dataset.definition_json);
-    definition.is_ok_and(|d| d["cache_only"] == true)
 }

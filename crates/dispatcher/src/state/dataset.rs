@@ -56,6 +56,9 @@ pub struct Dataset {
     /// The stages, as their figures name them, whose output differs from epoch to epoch.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub random_stages: Vec<String>,
+    /// Whether the definition says that its source must not be touched; none in older journals.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_only: Option<bool>,
     /// The place of the first stage whose boundaries are to be learnt; none if the definition runs as it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unlearnt: Option<String>,
@@ -65,6 +68,14 @@ impl Dataset {
     /// Whether the user chose the identifier. One that is not chosen begins with the fingerprint.
     pub fn has_chosen_id(&self) -> bool {
         !self.id.0.starts_with(&self.fingerprint.to_string())
+    }
+
+    /// Whether the definition says that its source must not be touched.
+    pub fn is_cache_only(&self) -> bool {
+        self.cache_only.unwrap_or_else(|| {
+            let definition = serde_json::from_str::<serde_json::Value>(&self.definition_json);
+            definition.is_ok_and(|d| d["cache_only"] == true)
+        })
     }
 }
 

@@ -79,6 +79,7 @@ impl Catalog for FakeCatalog {
             deterministic: false,
             shuffle: definition.get("shuffle").map(|s| SplitShuffle { seed: s.as_u64() }),
             skip_limit: definition["skip_limit"].as_u64(),
+            cache_only: definition["cache_only"] == true,
             unlearnt: definition["learns"].as_str().map(String::from),
             hints: definition["hints"].as_array().into_iter().flatten().filter_map(hint).collect(),
             set_bases: Vec::new(),

@@ -45,6 +45,7 @@ fn plain_updates() -> Vec<Update> {
         skip_limit: Some(10),
         hints: vec![],
         random_stages: vec![],
+        cache_only: None,
         unlearnt: None,
     };
     let (job, iteration) = (caju_types::JobName("run-1".into()), IterationId(1001));
