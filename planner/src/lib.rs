@@ -44,6 +44,7 @@ pub use candidate::{Candidate, Limit, Obstacle, Stored, TIE, TimePerRow};
 pub use choice::Choice;
 pub use confidence::{Margin, Stake, at_stake, margins};
 pub use decision::{DECISION_SCHEMA, Decision, PlanOption};
+pub use explain::MEASURED_PREFIX;
 pub use format::rate as format_rate;
 pub use model::Model;
 pub use plan::plan;

@@ -65,7 +65,9 @@ const MAX_QUOTED_WORDS: usize = 8;
 fn quote_hint(sql: &str) -> String {
     let tokens = Tokenizer::new(&GenericDialect {}, sql).tokenize().unwrap_or_default();
     let reserved = |at: usize| match &tokens[at] {
-        Token::Word(w) if w.quote_style.is_none() && w.keyword != Keyword::NoKeyword => Some(w.value.as_str()),
+        Token::Word(w) if w.quote_style.is_none() && w.keyword != Keyword::NoKeyword => {
+            Some(w.value.as_str())
+        }
         _ => None,
     };
     // In front of a parenthesis it names a function.

@@ -11,7 +11,9 @@ use caju_pipeline::DatasetDef;
 use caju_runtime::private_cache;
 use caju_types::Result;
 
+use super::announce::Announce;
 use super::epochs::{Consumer, Epochs, Meters, Outcome};
+use super::setting::{Locations, snapshot_folder};
 use super::{check, shared};
 use crate::cli::{EpochArgs, Global, RunArgs};
 
@@ -32,7 +34,7 @@ pub(crate) async fn run(global: &Global, args: &RunArgs) -> Result<()> {
         cache_memory: None,
         epochs: &args.epochs,
         quiet: global.quiet,
-        announce: false,
+        announce: if global.quiet { Announce::AtEnds } else { Announce::Keep },
         consumer: Consumer::default(),
         cpu_before: Duration::ZERO,
     };
@@ -55,8 +57,8 @@ pub(crate) struct Job<'a> {
     pub(crate) cache_memory: Option<u64>,
     pub(crate) epochs: &'a EpochArgs,
     pub(crate) quiet: bool,
-    /// Whether each decision of the policy is printed when it is made.
-    pub(crate) announce: bool,
+    /// What is done about each decision of the policy when it is made.
+    pub(crate) announce: Announce,
     /// What the reader does with the rows.
     pub(crate) consumer: Consumer,
     /// CPU time that this process used before the job.
@@ -82,7 +84,7 @@ pub(crate) async fn embedded(job: Job<'_>, cluster: ClusterConfig) -> Result<Out
     };
     let config = ClusterConfig {
         workers: job.workers,
-        cache_url,
+        cache_url: cache_url.clone(),
         cache,
         record_autocache_events: job.record_autocache_events,
         ..cluster
@@ -115,5 +117,11 @@ pub(crate) async fn embedded(job: Job<'_>, cluster: ClusterConfig) -> Result<Out
     }
     .await;
     cluster.stop().await;
-    outcome.map(|outcome| Outcome { private_cache: private.is_some(), ..outcome })
+    let outcome = outcome?;
+    let locations = Locations::of(job.def, Some(cache_url.as_deref().unwrap_or("memory:///")));
+    let snapshot = match &private {
+        Some(_) => None,
+        None => cache_url.and_then(|cache| snapshot_folder(job.def, &outcome, &cache)),
+    };
+    Ok(Outcome { private_cache: private.is_some(), locations, snapshot, ..outcome })
 }

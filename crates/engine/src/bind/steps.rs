@@ -247,11 +247,9 @@ fn bind_stage(op: &StageOp, registry: &Registry, schema: &SchemaRef, at: StageSi
         StageOp::Autocache { .. } => return Ok(None),
         StageOp::Prefetch(n) => Step::Prefetch { elements: count(*n), stats: at.stats },
         StageOp::ParseExample { column, features } => {
-            let column = at.column(schema, column).map_err(|e| {
-                match schema.index_of(RECORD) {
-                    Ok(_) => e,
-                    Err(_) => Error::invalid(format!("{}{PARSE_HINT}", e.message())),
-                }
+            let column = at.column(schema, column).map_err(|e| match schema.index_of(RECORD) {
+                Ok(_) => e,
+                Err(_) => Error::invalid(format!("{}{PARSE_HINT}", e.message())),
             })?;
             let fields = features
                 .iter()
