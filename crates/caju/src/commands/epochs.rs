@@ -25,7 +25,7 @@ use super::setting::{Locations, elements};
 use super::state_file::StateFile;
 use super::tail::Tail;
 use super::{boundaries, pipeline_file};
-use crate::cli::{EpochArgs, Mode};
+use crate::cli::EpochArgs;
 use crate::progress::{Progress, State};
 use crate::report::{EpochReport, RunReport, SharedReport, SplitsReport};
 
@@ -191,10 +191,6 @@ impl Epochs<'_> {
         }
         if self.def.hints().is_empty() {
             return Some("the pipeline has no `autocache`, so nothing can be stored".to_owned());
-        }
-        let mode = self.args.processing_mode;
-        if mode != Mode::Dynamic {
-            return Some(format!("processing mode `{}` stores nothing", job.mode));
         }
         // The store of a cache that is elsewhere is not known here.
         let meters = self.io.as_ref()?;

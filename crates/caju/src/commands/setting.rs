@@ -1,13 +1,6 @@
 //! What the summary of a run depends on apart from the run's numbers: its elements, and where it reads and stores rows.
 
-use std::path::Path;
-
-use caju_pipeline::{DatasetDef, SourceDef, prefix_fingerprints};
-use caju_planner::{Choice, Policy};
-
-use super::decision::decision;
-use super::epochs::Outcome;
-use super::shared;
+use caju_pipeline::{DatasetDef, SourceDef};
 
 /// Where files are. The order is by distance.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -65,38 +58,10 @@ pub(crate) fn elements(def: &DatasetDef) -> &'static str {
     if def.batched_by().is_some() { "batches" } else { "elements" }
 }
 
-/// The folder below the root of a cache with the parts that a run stored or read. None if the run stored and read none.
-///
-/// The folder of the root is given where the parts are elsewhere: behind a stage that mixes splits, or for a job that runs its
-/// stages in another order.
-pub(crate) fn snapshot_folder(def: &DatasetDef, outcome: &Outcome, cache: &str) -> Option<String> {
-    if !outcome.report.epochs.iter().any(|e| e.splits.put + e.splits.get > 0) {
-        return None;
-    }
-    let job = outcome.job.as_ref()?;
-    let hints = def.hints();
-    let hint = match job.policy.parse().ok()? {
-        Policy::Compute => None,
-        Policy::Source => hints.first().map(|h| h.name.clone()),
-        Policy::Full => hints.last().map(|h| h.name.clone()),
-        Policy::Hint(name) => Some(name),
-        Policy::Auto | Policy::Cachew => match decision(job).map(|d| d.choice) {
-            Some(Choice::Materialize { hint, .. }) => Some(hint),
-            Some(Choice::Compute) | None => None,
-        },
-    };
-    let root = cache.trim_end_matches('/');
-    let prefixes = prefix_fingerprints(def, &shared::registry()).ok()?;
-    let parts = prefixes
-        .iter()
-        .find(|p| Some(&p.hint) == hint.as_ref())
-        .map(|p| format!("{root}/v1/{}/parts", p.fingerprint))
-        .filter(|parts| Location::of(cache) != Location::Folder || Path::new(parts).is_dir());
-    Some(parts.unwrap_or_else(|| root.to_owned()))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     #[test]

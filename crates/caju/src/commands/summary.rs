@@ -11,7 +11,7 @@ use caju_types::{format_bytes, format_count, format_duration};
 use super::decision::{is_undecided, marked_reason, measured_rates, policy};
 use super::epochs::Outcome;
 use super::setting::{Location, Locations};
-use super::shared;
+use crate::cores::available_cores;
 use crate::report::{EpochReport, SplitsReport};
 use crate::text::{aligned, one_line, wrapped};
 
@@ -34,7 +34,7 @@ pub(crate) fn summary(name: &str, outcome: &Outcome) -> String {
         out,
         "\n  CPU time     {} of this process{}\n  peak memory  {}",
         seconds(report.cpu_s),
-        cores(report.cpu_s, outcome.elapsed, shared::cores()),
+        cores(report.cpu_s, outcome.elapsed, available_cores()),
         format_bytes(report.peak_rss_bytes)
     );
     let read: u64 = report.epochs.iter().map(|e| e.source_bytes_read).sum();
