@@ -192,7 +192,7 @@ fn horizon(model: &Model) -> String {
     }
 }
 
-/// The beginning of a reason that first says which rates earlier epochs showed. Their sentence ends at the first `. `.
+/// The beginning of a reason that first says which rates earlier epochs showed. That sentence ends at the first `. `.
 pub const MEASURED_PREFIX: &str = "Measured, not predicted: ";
 
 /// Why the policy `auto` chose as it did.

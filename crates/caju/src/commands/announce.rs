@@ -126,7 +126,8 @@ fn text(job: &JobStatus, choice: &Choice, moment: &DecisionMoment, again: bool) 
 /// When a decision was made that was seen after the epoch only: its splits show whether it was in time for them.
 fn without_time(job: &JobStatus) -> &'static str {
     let modes = job.modes.unwrap_or_default();
-    match (modes.put + modes.get > 0, modes.compute > 0) {
+    // Rows that were held back until the decision were computed before it.
+    match (modes.put + modes.get > 0, modes.compute + modes.backfilled > 0) {
         (true, false) => "before its first row",
         (true, true) => "while it ran",
         (false, _) => "at its end",
@@ -153,6 +154,8 @@ pub(crate) mod tests {
         assert_eq!(of(0, 0, 12), "before its first row");
         assert_eq!(of(4, 8, 0), "while it ran");
         assert_eq!(of(12, 0, 0), "at its end");
+        let modes = Some(SplitModes { put: 12, backfilled: 4, ..SplitModes::default() });
+        assert_eq!(without_time(&JobStatus { modes, ..JobStatus::default() }), "while it ran");
     }
 
     #[test]
