@@ -192,6 +192,9 @@ fn horizon(model: &Model) -> String {
     }
 }
 
+/// The beginning of a reason that first says which rates earlier epochs showed. That sentence ends at the first `. `.
+pub const MEASURED_PREFIX: &str = "Measured, not predicted: ";
+
 /// Why the policy `auto` chose as it did.
 pub(crate) fn reason(model: &Model, chosen: usize) -> String {
     let reason = match model.candidates()[chosen].stored {
@@ -207,7 +210,7 @@ pub(crate) fn reason(model: &Model, chosen: usize) -> String {
     });
     let reason = match ran.collect::<Vec<_>>() {
         ran if ran.is_empty() => reason,
-        ran => format!("Measured, not predicted: {}. {reason}", ran.join(", ")),
+        ran => format!("{MEASURED_PREFIX}{}. {reason}", ran.join(", ")),
     };
     match model.profile().sharing.as_ref().filter(|s| s.jobs > 1) {
         Some(Sharing { jobs, after_stage }) => {

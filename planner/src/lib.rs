@@ -44,6 +44,7 @@ pub use candidate::{Candidate, Limit, Obstacle, SnapshotOption, TIE, TimePerRow}
 pub use choice::Choice;
 pub use confidence::{Margin, ProbeErrorLoss, margins, probe_error_loss};
 pub use decision::{DECISION_SCHEMA, Decision, PlanOption};
+pub use explain::MEASURED_PREFIX;
 pub use format::rate as format_rate;
 pub use model::Model;
 pub use plan::plan;

@@ -26,6 +26,7 @@ PIPELINE, PLAN, TUNING, SHARING = "docs/pipeline.md", "docs/plan.md", "docs/tuni
 SCALING, REPORT, LIMITS, RAY, KUBERNETES = "docs/scaling.md", "docs/report.md", "docs/limits.md", "docs/ray.md", "docs/kubernetes.md"
 FLAGS = "crates/caju/src/cli"
 AUTOCACHE = "crates/autocache/src"
+QUICKSTART = "crates/caju/src/commands/quickstart/mod.rs"
 DISPATCHER = "crates/dispatcher/src"
 ENGINE = "crates/engine/src"
 RAY_CLUSTER = "crates/python/python/caju/ray/_cluster.py"
@@ -113,6 +114,9 @@ ROWS = [
     ("docs/python/batches.md", r"part of the definition, up to (N); write", "crates/python/python/caju/_memory.py",
      r"INLINE_BYTES = (N)"),
     ("README.md", r"`quickstart` generates (N) JPEG photos", f"{FLAGS}/sample.rs", "count"),
+    (f"{FLAGS}/sample.rs", r"computes on at most (N) threads", QUICKSTART, r"MAX_CPU_THREADS: usize = (N);"),
+    (f"{FLAGS}/sample.rs", r"and keeps (N) of stored rows in memory", QUICKSTART, r"MEMORY_TIER_BYTES: u64 = (N);"),
+    (f"{FLAGS}/sample.rs", r"\(`caju run`: (N)\)", "cache/src/options.rs", r"memory_tier_bytes: (N),"),
     ("README.md", r"You need Rust (N) or newer", "Cargo.toml", r'rust-version = "(N)"'),
     ("CONTRIBUTING.md", r"# Rust (N) or newer", "Cargo.toml", r'rust-version = "(N)"'),
     ("docs/python/README.md", r"wait for it, (N) by default", f"{FLAGS}/service.rs", "consumer_wait"),

@@ -87,11 +87,52 @@ pub fn describe_replay(text: &str) -> Result<String> {
             }
             decided |= matches!(action, Action::Decide { .. } | Action::ChangeDecision { .. });
             let line = format!("{seconds:9.3} s  {action}\n");
-            out += &epochs.iter().fold(line, |line, (iteration, epoch)| line.replace(iteration, epoch));
+            out += &epochs
+                .iter()
+                .fold(line, |line, (iteration, epoch)| replace_identifier(&line, iteration, epoch));
         }
     }
     if !decided {
         out += &format!("no decision in {events} events\n");
     }
     Ok(out)
+}
+
+/// Replaces an identifier where it stands whole: `iteration-1` not within `iteration-12`, nor within a hint's name.
+fn replace_identifier(text: &str, identifier: &str, by: &str) -> String {
+    let continues = |c: char| c.is_alphanumeric() || c == '-' || c == '_';
+    let mut out = String::with_capacity(text.len());
+    let mut copied = 0;
+    for (at, _) in text.match_indices(identifier) {
+        let end = at + identifier.len();
+        if text[..at].ends_with(continues) || text[end..].starts_with(continues) {
+            continue;
+        }
+        out.push_str(&text[copied..at]);
+        out.push_str(by);
+        copied = end;
+    }
+    out + &text[copied..]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_whole_identifiers_are_replaced() {
+        let text = "check iteration-1, iteration-12 and iteration-1: `my-iteration-1` stays";
+        let replaced = replace_identifier(text, "iteration-1", "epoch 0");
+        assert_eq!(replaced, "check epoch 0, iteration-12 and epoch 0: `my-iteration-1` stays");
+    }
+
+    #[test]
+    fn iterations_1_and_12_are_called_by_their_own_epochs() {
+        let log = include_str!("../tests/events/a-worker-is-lost.jsonl");
+        let lines: Vec<&str> = log.lines().take(2).collect();
+        let later = lines[1].replace("\"iteration\":1,\"epoch\":0", "\"iteration\":12,\"epoch\":3");
+        let text = describe_replay(&[&lines[..], &[&later, ""]].concat().join("\n")).unwrap();
+        assert!(text.contains("for epoch 0") && text.contains("for epoch 3"), "{text}");
+        assert!(!text.contains("epoch 02") && !text.contains("iteration-"), "{text}");
+    }
 }

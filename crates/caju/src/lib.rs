@@ -6,6 +6,7 @@ mod allocator;
 mod cli;
 mod commands;
 mod config;
+mod cores;
 mod output;
 mod plot;
 mod process;

@@ -171,7 +171,7 @@ impl Progress {
     }
 }
 
-/// `12,345 rows/s, 120.3 MB/s`.
+/// `12,345 rows/s, 120.3 MiB/s`.
 pub(crate) fn rates_text(rows_per_s: f64, bytes_per_s: f64) -> String {
     #[expect(
         clippy::cast_possible_truncation,
@@ -179,10 +179,10 @@ pub(crate) fn rates_text(rows_per_s: f64, bytes_per_s: f64) -> String {
         reason = "rates are not negative; float to int saturates"
     )]
     let rows = rows_per_s.round() as u64;
-    format!("{} rows/s, {:.1} MB/s", format_count(rows), bytes_per_s / 1e6)
+    format!("{} rows/s, {:.1} MiB/s", format_count(rows), bytes_per_s / f64::from(1 << 20))
 }
 
-/// `1,000 rows, 105.20 MiB in 2.1 s (476 rows/s, 52.5 MB/s)`.
+/// `1,000 rows, 105.20 MiB in 2.1 s (476 rows/s, 50.1 MiB/s)`.
 pub(crate) fn done_text(rows: u64, bytes: u64, took: Duration) -> String {
     let s = took.as_secs_f64().max(1e-9);
     format!(
@@ -206,10 +206,10 @@ mod tests {
 
     #[test]
     fn texts() {
-        assert_eq!(rates_text(12345.4, 2.5e6), "12,345 rows/s, 2.5 MB/s");
+        assert_eq!(rates_text(12345.4, 2.5 * 1048576.0), "12,345 rows/s, 2.5 MiB/s");
         assert_eq!(
             done_text(10, 1024, Duration::from_secs(2)),
-            "10 rows, 1.00 KiB in 2.00 s (5 rows/s, 0.0 MB/s)"
+            "10 rows, 1.00 KiB in 2.00 s (5 rows/s, 0.0 MiB/s)"
         );
     }
 }

@@ -55,6 +55,79 @@ fn mistakes_in_arguments_are_the_users() {
     assert!(text.contains("error: no/such/file.yaml: no such pipeline file"), "{text}");
 }
 
+/// Users who installed the binary alone have no examples: what it prints is a file that they can check and run.
+#[test]
+fn quickstart_prints_its_pipeline() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = ok(dir.path(), &["quickstart", "--print-pipeline"]);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "it generates nothing");
+    for words in [
+        "# Each record is a tf.train.Example.",
+        "\"data/quickstart/tfrecord/*.tfrecord\"",
+        "- autocache: resized",
+    ] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    let text = ok(dir.path(), &["quickstart", "--print-pipeline", "--dir", "photos"]);
+    std::fs::write(dir.path().join("my.yaml"), text).unwrap();
+    ok(dir.path(), &["gen", "images", "--out", "photos/tfrecord", "--count", "3", "--format", "tfrecord"]);
+    assert!(ok(dir.path(), &["check", "my.yaml"]).contains("pipeline     quickstart"));
+    let help = ok(dir.path(), &["quickstart", "--help"]);
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(help.contains("at most 8 threads") && help.contains("64 MiB"), "{help}");
+}
+
+/// A pipeline of eight rows, with these steps above its batches.
+fn eight_rows(dir: &std::path::Path, name: &str, steps: &str) {
+    let text = format!("source: {{ range: 8 }}\nsteps: [{steps} {{ batch: 2 }}]\n");
+    std::fs::write(dir.join(name), text).unwrap();
+}
+
+#[test]
+fn a_summary_says_why_nothing_is_stored() {
+    let dir = tempfile::tempdir().unwrap();
+    eight_rows(dir.path(), "plain.yaml", "");
+    eight_rows(dir.path(), "hint.yaml", "{ with_columns: { x: id + 1 } }, { autocache: h },");
+    let text = ok(dir.path(), &["run", "plain.yaml", "--epochs", "2", "--cache", "stored"]);
+    assert!(text.starts_with("plain: 16 rows in 8 batches, 2 epochs"), "{text}");
+    assert!(!text.contains("the log says why"), "{text}");
+    assert!(!text.contains("store the files nearer") && !text.contains("cache        "), "{text}");
+    let text = ok(dir.path(), &["run", "hint.yaml", "--epochs", "1", "--cache", "stored"]);
+    assert!(text.contains("cache        no rows stored or read; measurements and records: "), "{text}");
+    assert!(!text.contains("stored in") && !text.contains("the log says why"), "{text}");
+    let text =
+        ok(dir.path(), &["run", "hint.yaml", "--epochs", "3", "--policy", "full", "--cache", "stored"]);
+    assert!(text.contains("computed and stored") && text.contains("read from the cache"), "{text}");
+    let folder = text.lines().find_map(|l| l.trim().strip_prefix("stored in")).unwrap().trim();
+    assert!(folder.ends_with("/parts") && std::path::Path::new(folder).is_dir(), "{folder}: {text}");
+}
+
+#[test]
+fn errors_about_own_data_say_what_to_change() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("d.csv"), "user,current_date,interval,text\na,2026,1,x\n").unwrap();
+    let write = |step: &str| {
+        let text = format!("source: {{ csv: {{ path: d.csv }} }}\nsteps:\n  - {step}\n");
+        std::fs::write(dir.path().join("p.yaml"), text).unwrap();
+    };
+    write("parse_example: { features: { a: int64 } }");
+    let text = fails(dir.path(), &["check", "p.yaml"], 2);
+    assert!(
+        text.contains("unknown column `record`; the row has: user, current_date, interval, text"),
+        "{text}"
+    );
+    assert!(text.contains("records of TFRecord files: remove it for other formats"), "{text}");
+    write("map: { y: interval }");
+    let text = fails(dir.path(), &["check", "p.yaml"], 2);
+    assert!(text.contains("write \"interval\" in double quotes, in YAML '\"interval\"'"), "{text}");
+    // To the parser these are functions.
+    write("map: { y: user, z: current_date, i: '\"interval\"' }");
+    ok(dir.path(), &["check", "p.yaml"]);
+    write("map: { y: current_user }");
+    let text = fails(dir.path(), &["check", "p.yaml"], 2);
+    assert!(text.contains("unknown column `current_user` at column 1"), "{text}");
+}
+
 /// Flags, then variables, then the file, then the defaults.
 #[test]
 fn precedence() {

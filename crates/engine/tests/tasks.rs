@@ -307,6 +307,11 @@ steps:
 async fn wrong_definitions_are_refused_where_they_are_bound() {
     for (steps, words) in [
         ("[ { select: [idd] } ]", "did you mean `id`"),
+        (
+            "[ { parse_example: { features: { a: int64 } } } ]",
+            "unknown column `record`; the row has: id; parse_example reads the tf.train.Example records of TFRecord \
+             files: remove it for other formats",
+        ),
         ("[ { unnest: { column: id } } ]", "not a list"),
         ("[ { batch: 4 }, { flat_map: { name: f, expr: '[id]' } } ]", ""),
         ("[ { inflate: { column: id, factor: 2 } } ]", "inflate works on"),

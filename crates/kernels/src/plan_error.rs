@@ -70,10 +70,14 @@ fn unknown_column(full: &str, name: &str, sql: &str, input: &Schema) -> Error {
 fn find_column(tree: &ast::Expr, name: &str) -> Option<Location> {
     let mut found = None;
     let _ = ast::visit_expressions(tree, |e| {
-        let ids: &[ast::Ident] = match e {
-            ast::Expr::Identifier(id) => std::slice::from_ref(id),
-            ast::Expr::CompoundIdentifier(ids) => ids,
-            _ => &[],
+        let ids: Vec<&ast::Ident> = match e {
+            ast::Expr::Identifier(id) => vec![id],
+            ast::Expr::CompoundIdentifier(ids) => ids.iter().collect(),
+            // To the parser, words such as `user` are functions.
+            ast::Expr::Function(f) if f.args == ast::FunctionArguments::None => {
+                f.name.0.iter().filter_map(|part| part.as_ident()).collect()
+            }
+            _ => Vec::new(),
         };
         match ids.iter().find(|id| id.value == name) {
             Some(_) => {

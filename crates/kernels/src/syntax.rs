@@ -4,8 +4,9 @@ use std::ops::ControlFlow;
 
 use caju_types::{Error, Result};
 use datafusion_sql::parser::DFParserBuilder;
-use datafusion_sql::sqlparser::ast::{Expr, Visit, Visitor};
+use datafusion_sql::sqlparser::ast::{Expr, ExprWithAlias, Visit, Visitor};
 use datafusion_sql::sqlparser::dialect::GenericDialect;
+use datafusion_sql::sqlparser::keywords::Keyword;
 use datafusion_sql::sqlparser::parser::ParserError;
 use datafusion_sql::sqlparser::tokenizer::{Location, Token, Tokenizer};
 
@@ -31,12 +32,8 @@ pub(crate) fn parse(sql: &str) -> Result<Expr> {
             "the expression has more than {MAX_TOKENS} words and signs; split it into steps"
         )));
     }
-    let parsed = DFParserBuilder::new(sql)
-        .with_dialect(&GenericDialect {})
-        .with_recursion_limit(MAX_NESTING)
-        .build()
-        .and_then(|mut p| p.parse_into_expr())
-        .map_err(|e| Error::invalid(format!("`{sql}` does not parse: {}", reason(&e))))?;
+    let parsed = parsed(sql)
+        .map_err(|e| Error::invalid(format!("`{sql}` does not parse: {}{}", reason(&e), quote_hint(sql))))?;
     if parsed.expr.visit(&mut Depth(0)).is_break() {
         return Err(Error::invalid(format!(
             "the expression is a chain of more than {MAX_DEPTH} operators; split it into steps, or use parentheses to \
@@ -49,6 +46,53 @@ pub(crate) fn parse(sql: &str) -> Result<Expr> {
             "`{sql}` names its result (as {alias}){}: the key of the expression in the pipeline names the column",
             at(alias.span.start)
         ))),
+    }
+}
+
+fn parsed(sql: &str) -> datafusion_common::Result<ExprWithAlias> {
+    DFParserBuilder::new(sql)
+        .with_dialect(&GenericDialect {})
+        .with_recursion_limit(MAX_NESTING)
+        .build()
+        .and_then(|mut p| p.parse_into_expr())
+}
+
+/// The most reserved words that [`quote_hint`] tries. Each one costs a parse of the whole text.
+const MAX_QUOTED_WORDS: usize = 8;
+
+/// What to do about a text that does not parse because a column has the name of a reserved word, such as `interval`. Empty
+/// unless the text parses with that word in quotes.
+fn quote_hint(sql: &str) -> String {
+    let tokens = Tokenizer::new(&GenericDialect {}, sql).tokenize().unwrap_or_default();
+    let reserved = |at: usize| match &tokens[at] {
+        Token::Word(w) if w.quote_style.is_none() && w.keyword != Keyword::NoKeyword => {
+            Some(w.value.as_str())
+        }
+        _ => None,
+    };
+    // In front of a parenthesis it names a function.
+    let is_called = |at: usize| {
+        let mut next = tokens[at + 1..].iter().filter(|t| !matches!(t, Token::Whitespace(_)));
+        matches!(next.next(), Some(Token::LParen))
+    };
+    let mut words: Vec<&str> = Vec::new();
+    for at in 0..tokens.len() {
+        if let Some(word) = reserved(at).filter(|word| !words.contains(word) && !is_called(at)) {
+            words.push(word);
+        }
+    }
+    let quoted = |word: &str| -> String {
+        let text = |at: usize| match reserved(at) {
+            Some(found) if found == word => format!("\"{word}\""),
+            _ => tokens[at].to_string(),
+        };
+        (0..tokens.len()).map(text).collect()
+    };
+    match words.iter().take(MAX_QUOTED_WORDS).find(|word| parsed(&quoted(word)).is_ok()) {
+        Some(word) => format!(
+            "; `{word}` is a word of SQL: if it is a column, write \"{word}\" in double quotes, in YAML '\"{word}\"'"
+        ),
+        None => String::new(),
     }
 }
 
@@ -132,6 +176,17 @@ mod tests {
                 "`a as b` names its result (as b) at column 6: the key of the expression in the pipeline names the column",
             ),
             ("", "the expression is empty"),
+            (
+                "text || interval",
+                "`text || interval` does not parse: expected an expression, and the text ends; `interval` is a word of \
+                 SQL: if it is a column, write \"interval\" in double quotes, in YAML '\"interval\"'",
+            ),
+            (
+                "Interval > 1",
+                "`Interval > 1` does not parse: expected an expression, found `>` at column 10; `Interval` is a word of \
+                 SQL: if it is a column, write \"Interval\" in double quotes, in YAML '\"Interval\"'",
+            ),
+            ("user(1)", "`user(1)` does not parse: expected end of expression, found `(` at column 5"),
         ] {
             assert_eq!(parse(sql).unwrap_err().to_string(), want);
         }

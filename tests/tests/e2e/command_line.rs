@@ -121,6 +121,15 @@ fn quickstart_shows_what_caju_is_for() {
         at("For your own data"),
     ];
     assert!(order.is_sorted(), "{order:?}: {}", first.stdout);
+    // The reason is printed at the moment of the decision alone, and the end compares its estimate with what was measured.
+    let (before, after) = words.split_at(at("quickstart: 1,800 rows"));
+    assert!(
+        before.contains("Estimate of the planner, for workers while nothing else runs"),
+        "{}",
+        first.stdout
+    );
+    assert!(!after.contains("limited by") && !after.contains("bottleneck"), "{}", first.stdout);
+    assert!(after.contains("Measured: ") && after.contains("The planner's estimate for"), "{}", first.stdout);
     // The folder that it points at has the rows.
     let parts = first.stdout.split("files in ").nth(1).and_then(|t| t.lines().next()).unwrap();
     let files = std::fs::read_dir(parts).unwrap().map(|f| f.unwrap().file_name().into_string().unwrap());

@@ -112,10 +112,12 @@ pub(crate) const DEFAULT_DIR: &str = "data/quickstart";
 #[command(after_help = "\
 Generates 2,000 photos in TFRecord and Parquet under --dir (about 450 MB) unless they are there. Reads three epochs of \
 a training pipeline on them: decode, resize, random crop, random flip, shuffle, batch. The first epoch measures at which \
-of two hints storing rows pays, and the later ones read the stored rows (about 130 MB) from --cache.
+of two hints storing rows pays, and the later ones read the stored rows (about 130 MB) from --cache. To stay \
+below 500 MB of memory it computes on at most 8 threads, and keeps 64 MiB of stored rows in memory (`caju run`: 256 MiB).
 
-Example:
-  caju quickstart")]
+Examples:
+  caju quickstart
+  caju quickstart --print-pipeline > my.yaml       # the pipeline, to change it for your own data")]
 pub(crate) struct QuickstartArgs {
     /// Folder of the sample data
     #[arg(long, value_name = "DIR", default_value = DEFAULT_DIR, value_hint = ValueHint::DirPath)]
@@ -129,6 +131,9 @@ pub(crate) struct QuickstartArgs {
     /// Where rows are stored for later epochs and runs: a folder or URL. The name of --dir with `-cache` by default
     #[arg(long, value_name = "URL")]
     pub(crate) cache: Option<String>,
+    /// Print the pipeline file with its comments, and do nothing else. Its paths are below --dir
+    #[arg(long)]
+    pub(crate) print_pipeline: bool,
     /// Replace other sample data in --dir. In the default folder that is done without this flag
     #[arg(long)]
     pub(crate) overwrite: bool,

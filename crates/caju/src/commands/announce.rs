@@ -1,4 +1,4 @@
-//! Tells the user what was decided, at the moment of the decision.
+//! What was decided, at the moment of the decision.
 
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -9,31 +9,66 @@ use caju_planner::Choice;
 use caju_proto::v1::JobStatus;
 use caju_types::format_duration;
 
-use super::decision::decision;
+use super::decision::{decision, marked_reason};
 use crate::progress::Printer;
 use crate::text::wrapped;
 
 /// How often the dispatcher is asked for its decision. Within one process it decides twice a second at most.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Prints each decision of one job once.
+/// What is done about the decisions of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Announce {
+    /// The dispatcher is asked for them while an epoch runs, and each is printed at once.
+    Print,
+    /// The dispatcher is asked for them while an epoch runs. The summary says when the last one was made.
+    Keep,
+    /// They are seen at the ends of epochs only.
+    AtEnds,
+}
+
+/// When a decision was made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct DecisionMoment {
+    /// The epoch.
+    epoch: u64,
+    /// The moment in that epoch, as `after 1.50 s`.
+    when: String,
+    /// Whether the decision was printed then.
+    pub(crate) is_printed: bool,
+    /// The reason of the decision.
+    reason: String,
+}
+
+/// Writes `epoch 0, after 1.50 s`.
+impl std::fmt::Display for DecisionMoment {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "epoch {}, {}", self.epoch, self.when)
+    }
+}
+
+/// Keeps the last decision of one job, and prints each one once if that is wanted.
 pub(crate) struct DecisionAnnouncer<'a> {
     client: &'a Client,
     job: &'a str,
-    enabled: bool,
-    /// The reason of the last decision that was printed.
-    last: RefCell<Option<String>>,
+    announce: Announce,
+    last: RefCell<Option<DecisionMoment>>,
 }
 
 impl<'a> DecisionAnnouncer<'a> {
-    /// For the decisions of this job. It prints nothing unless it is `enabled`.
-    pub(crate) fn new(client: &'a Client, job: &'a str, enabled: bool) -> Self {
-        Self { client, job, enabled, last: RefCell::new(None) }
+    /// For the decisions of this job.
+    pub(crate) fn new(client: &'a Client, job: &'a str, announce: Announce) -> Self {
+        Self { client, job, announce, last: RefCell::new(None) }
     }
 
-    /// Runs the work of an epoch, and prints each decision of that time.
+    /// The moment of the last decision that was seen.
+    pub(crate) fn last(&self) -> Option<DecisionMoment> {
+        self.last.borrow().clone()
+    }
+
+    /// Runs the work of an epoch, and looks for decisions meanwhile.
     pub(crate) async fn during<F: Future>(&self, epoch: u64, printer: &Printer, work: F) -> F::Output {
-        if !self.enabled {
+        if self.announce == Announce::AtEnds {
             return work.await;
         }
         let start = Instant::now();
@@ -55,36 +90,44 @@ impl<'a> DecisionAnnouncer<'a> {
         }
     }
 
-    /// Prints the decision of an epoch unless it was the last one printed. `after` is absent at the epoch's end.
+    /// Records the decision of an epoch unless it is the last one. `after` is absent at the epoch's end.
     pub(crate) fn announce(&self, job: &JobStatus, after: Option<Duration>, printer: &Printer) {
-        if !self.enabled {
+        let Some(decision) = decision(job) else { return };
+        if self.last.borrow().as_ref().is_some_and(|last| last.reason == decision.reason) {
             return;
         }
-        let Some(decision) = decision(job) else { return };
-        let previous = self.last.replace(Some(decision.reason.clone()));
-        if previous.as_ref() != Some(&decision.reason) {
-            printer.say(&text(job, &decision.choice, &decision.reason, previous.is_some(), after));
+        let moment = DecisionMoment {
+            epoch: job.epoch,
+            when: after
+                .map_or_else(|| without_time(job).to_owned(), |t| format!("after {}", format_duration(t))),
+            is_printed: self.announce == Announce::Print,
+            reason: decision.reason,
+        };
+        let again = self.last.borrow().is_some();
+        if moment.is_printed {
+            printer.say(&text(job, &decision.choice, &moment, again));
         }
+        self.last.replace(Some(moment));
     }
 }
 
-fn text(job: &JobStatus, choice: &Choice, reason: &str, again: bool, after: Option<Duration>) -> String {
+fn text(job: &JobStatus, choice: &Choice, moment: &DecisionMoment, again: bool) -> String {
     let decided = if again { "decided again" } else { "decided" };
-    let when =
-        after.map_or_else(|| without_time(job).to_owned(), |t| format!("after {}", format_duration(t)));
     let what = match (job.caching.as_str(), choice.hint()) {
         // The epoch ended before the decision.
         ("", Some(hint)) => format!("the next epoch stores rows at hint `{hint}`"),
         ("", None) => "nothing is stored".to_owned(),
         (caching, _) => caching.to_owned(),
     };
-    format!("epoch {}: {decided} {when}: {what}\n  {}", job.epoch, wrapped(reason, 2))
+    let reason = wrapped(&marked_reason(&moment.reason), 2);
+    format!("epoch {}: {decided} {}: {what}\n  {reason}", moment.epoch, moment.when)
 }
 
 /// When a decision was made that was seen after the epoch only: its splits show whether it was in time for them.
 fn without_time(job: &JobStatus) -> &'static str {
     let modes = job.modes.unwrap_or_default();
-    match (modes.put + modes.get > 0, modes.compute > 0) {
+    // Rows that were held back until the decision were computed before it.
+    match (modes.put + modes.get > 0, modes.compute + modes.backfilled > 0) {
         (true, false) => "before its first row",
         (true, true) => "while it ran",
         (false, _) => "at its end",
@@ -92,10 +135,15 @@ fn without_time(job: &JobStatus) -> &'static str {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use caju_proto::v1::SplitModes;
 
     use super::*;
+
+    /// The moment of a decision without a reason.
+    pub(crate) fn moment(epoch: u64, when: &str, is_printed: bool) -> DecisionMoment {
+        DecisionMoment { epoch, when: when.into(), is_printed, reason: String::new() }
+    }
 
     #[test]
     fn the_time_of_a_decision_is_that_of_the_splits_it_was_in_time_for() {
@@ -106,14 +154,19 @@ mod tests {
         assert_eq!(of(0, 0, 12), "before its first row");
         assert_eq!(of(4, 8, 0), "while it ran");
         assert_eq!(of(12, 0, 0), "at its end");
+        let modes = Some(SplitModes { put: 12, backfilled: 4, ..SplitModes::default() });
+        assert_eq!(without_time(&JobStatus { modes, ..JobStatus::default() }), "while it ran");
     }
 
     #[test]
     fn a_decision_is_reported_with_its_reason() {
+        let moment =
+            |when: &str, reason: &str| DecisionMoment { reason: reason.into(), ..moment(1, when, true) };
         let job =
             JobStatus { epoch: 1, caching: "hint `resized` as arrow/none".into(), ..JobStatus::default() };
-        let shown =
-            text(&job, &Choice::Compute, "Reading is faster.", false, Some(Duration::from_millis(1500)));
+        let after = moment("after 1.50 s", "Reading is faster.");
+        assert_eq!(after.to_string(), "epoch 1, after 1.50 s");
+        let shown = text(&job, &Choice::Compute, &after, false);
         assert_eq!(
             shown,
             "epoch 1: decided after 1.50 s: hint `resized` as arrow/none\n  Reading is faster."
@@ -124,12 +177,11 @@ mod tests {
             compression: "none".into(),
             fraction: 1.0,
         };
-        let shown = text(&JobStatus::default(), &chosen, "Reading is faster.", false, None);
-        assert_eq!(
-            shown,
-            "epoch 0: decided at its end: the next epoch stores rows at hint `resized`\n  Reading is faster."
-        );
-        let shown = text(&JobStatus::default(), &Choice::Compute, "Computing is faster.", true, None);
-        assert_eq!(shown, "epoch 0: decided again at its end: nothing is stored\n  Computing is faster.");
+        let job = JobStatus { epoch: 1, ..JobStatus::default() };
+        let shown = text(&job, &chosen, &moment("at its end", "Reading gives 9 rows/s."), false);
+        let head = "epoch 1: decided at its end: the next epoch stores rows at hint `resized`\n  Estimate of";
+        assert!(shown.starts_with(head), "{shown}");
+        let shown = text(&job, &Choice::Compute, &moment("at its end", "Computing is faster."), true);
+        assert_eq!(shown, "epoch 1: decided again at its end: nothing is stored\n  Computing is faster.");
     }
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use arrow_array::RecordBatch;
 use caju_client::{Balance, Client, DatasetRef, LostReaders, Monitor, ReadRequest, Reader, Sharing};
 use caju_pipeline::DatasetDef;
+use caju_planner::Policy;
 use caju_proto::v1::{IoStats, JobStatus, TargetWorkers};
 use caju_runtime::{CpuPool, IoCounters, cpu_time, peak_rss_bytes};
 use caju_types::{Error, ErrorKind, Result};
@@ -17,9 +18,10 @@ use caju_worker::Caches;
 use futures::StreamExt;
 use futures::stream::FuturesOrdered;
 
-use super::announce::DecisionAnnouncer;
-use super::decision::decision;
+use super::announce::{Announce, DecisionAnnouncer, DecisionMoment};
+use super::decision::{decision, is_undecided, policy};
 use super::serve::Signals;
+use super::setting::{Locations, elements};
 use super::state_file::StateFile;
 use super::tail::Tail;
 use super::{boundaries, pipeline_file};
@@ -63,8 +65,8 @@ pub(crate) struct Epochs<'a> {
     pub(crate) lost_readers: LostReaders,
     /// From which workers to read.
     pub(crate) target: TargetWorkers,
-    /// Whether each decision of the policy is printed when it is made.
-    pub(crate) announce: bool,
+    /// What is done about each decision of the policy when it is made.
+    pub(crate) announce: Announce,
     /// The launch that restores the state.
     pub(crate) attempt: Option<caju_client::Attempt>,
     /// The file of the reader's state.
@@ -104,8 +106,20 @@ pub(crate) struct Outcome {
     pub(crate) report: RunReport,
     pub(crate) job: Option<JobStatus>,
     pub(crate) elapsed: Duration,
+    /// When the last decision was made. None if nothing was decided.
+    pub(crate) decided: Option<DecisionMoment>,
+    /// Why nothing was decided, under a policy that decides. None if something was, or if only the dispatcher knows.
+    pub(crate) undecided: Option<String>,
+    /// What the elements are called.
+    pub(crate) elements: &'static str,
+    /// Where the job reads and stores rows.
+    pub(crate) locations: Locations,
     /// Whether the snapshots were in a private folder, which is removed after the run.
     pub(crate) private_cache: bool,
+    /// Whether other text follows the summary and says where the rows are and what to do next.
+    pub(crate) has_conclusion: bool,
+    /// The folder of the rows that the job stored or read. None if there are none, or if the folder is not known.
+    pub(crate) snapshot: Option<String>,
     /// The error of an incomplete last epoch. The report describes what is missing.
     pub(crate) failure: Option<Error>,
 }
@@ -154,12 +168,42 @@ impl Epochs<'_> {
         report.not_stored = job.as_ref().and_then(|job| self.not_stored(job, &report.epochs));
         report.peak_rss_bytes = peak_rss_bytes();
         report.cpu_s = cpu_time().saturating_sub(self.cpu_before).as_secs_f64();
-        Ok(Outcome { report, job, elapsed: start.elapsed(), private_cache: false, failure })
+        let undecided = job.as_ref().and_then(|job| self.undecided(job));
+        Ok(Outcome {
+            report,
+            job,
+            elapsed: start.elapsed(),
+            decided: announcer.last(),
+            undecided,
+            elements: elements(self.def),
+            locations: Locations::of(self.def, None),
+            private_cache: false,
+            has_conclusion: false,
+            snapshot: None,
+            failure,
+        })
+    }
+
+    /// Why nothing was decided, under a policy that decides. None if something was, or if only the dispatcher knows.
+    fn undecided(&self, job: &JobStatus) -> Option<String> {
+        if !is_undecided(job) {
+            return None;
+        }
+        if self.def.hints().is_empty() {
+            return Some("the pipeline has no `autocache`, so nothing can be stored".to_owned());
+        }
+        // The store of a cache that is elsewhere is not known here.
+        let meters = self.io.as_ref()?;
+        let why = match meters.caches.trouble() {
+            Some(trouble) => format!("nothing could be stored: {}", trouble.message()),
+            None => "the epochs ended before enough was measured, so nothing is stored".to_owned(),
+        };
+        Some(why)
     }
 
     /// Why nothing was stored, under a policy that names what to store.
     fn not_stored(&self, job: &JobStatus, epochs: &[EpochReport]) -> Option<String> {
-        let decides = ["", "compute", "auto", "cachew"].contains(&job.policy.as_str());
+        let decides = policy(job).is_none_or(|p| p == Policy::Compute || p.is_planned());
         let some = epochs.iter().any(|e| e.splits.put + e.splits.get > 0);
         if decides || some || job.caching.is_empty() || epochs.iter().all(|e| e.splits.compute == 0) {
             return None;

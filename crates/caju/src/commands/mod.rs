@@ -20,6 +20,7 @@ mod run;
 mod save;
 mod scale;
 mod serve;
+mod setting;
 mod shared;
 mod state_file;
 mod status;

@@ -4,6 +4,7 @@ use caju_client::{Attempt, Client, ClientConfig, Consumer, LostReaders, Sharing,
 use caju_runtime::SystemClock;
 use caju_types::Result;
 
+use super::announce::Announce;
 use super::epochs::{Consumer as Work, Epochs};
 use super::state_file::StateFile;
 use super::{check, shared};
@@ -46,7 +47,7 @@ pub(crate) async fn run(global: &Global, args: &ReadArgs) -> Result<()> {
         },
         precedence: (args.priority, args.weight),
         transfer: Transfer { protocol: args.data_transfer_protocol, compression: args.compression },
-        announce: false,
+        announce: Announce::AtEnds,
         attempt: args.attempt.clone().map(|id| Attempt { id, rank: None }),
         state_file,
     };

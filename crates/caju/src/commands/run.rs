@@ -7,11 +7,15 @@ use std::time::Duration;
 use caju_cache::CacheOptions;
 use caju_client::{ClientConfig, LostReaders};
 use caju_embedded::{Cluster, ClusterConfig};
-use caju_pipeline::DatasetDef;
+use caju_pipeline::{DatasetDef, prefix_fingerprints};
+use caju_planner::{Choice, Policy};
 use caju_runtime::private_cache;
 use caju_types::Result;
 
+use super::announce::Announce;
+use super::decision::{decision, policy};
 use super::epochs::{Consumer, Epochs, Meters, Outcome};
+use super::setting::{Location, Locations};
 use super::{check, shared};
 use crate::cli::{EpochArgs, Global, RunArgs};
 
@@ -32,7 +36,7 @@ pub(crate) async fn run(global: &Global, args: &RunArgs) -> Result<()> {
         cache_memory: None,
         epochs: &args.epochs,
         quiet: global.quiet,
-        announce: false,
+        announce: if global.quiet { Announce::AtEnds } else { Announce::Keep },
         consumer: Consumer::default(),
         cpu_before: Duration::ZERO,
     };
@@ -55,8 +59,8 @@ pub(crate) struct Job<'a> {
     pub(crate) cache_memory: Option<u64>,
     pub(crate) epochs: &'a EpochArgs,
     pub(crate) quiet: bool,
-    /// Whether each decision of the policy is printed when it is made.
-    pub(crate) announce: bool,
+    /// What is done about each decision of the policy when it is made.
+    pub(crate) announce: Announce,
     /// What the reader does with the rows.
     pub(crate) consumer: Consumer,
     /// CPU time that this process used before the job.
@@ -82,7 +86,7 @@ pub(crate) async fn embedded(job: Job<'_>, cluster: ClusterConfig) -> Result<Out
     };
     let config = ClusterConfig {
         workers: job.workers,
-        cache_url,
+        cache_url: cache_url.clone(),
         cache,
         record_autocache_events: job.record_autocache_events,
         ..cluster
@@ -115,5 +119,41 @@ pub(crate) async fn embedded(job: Job<'_>, cluster: ClusterConfig) -> Result<Out
     }
     .await;
     cluster.stop().await;
-    outcome.map(|outcome| Outcome { private_cache: private.is_some(), ..outcome })
+    let outcome = outcome?;
+    let locations = Locations::of(job.def, Some(cache_url.as_deref().unwrap_or("memory:///")));
+    let snapshot = match &private {
+        Some(_) => None,
+        None => cache_url.and_then(|cache| snapshot_folder(job.def, &outcome, &cache)),
+    };
+    Ok(Outcome { private_cache: private.is_some(), locations, snapshot, ..outcome })
+}
+
+/// The folder below the root of a cache with the parts that a run stored or read. None if the run stored and read none.
+///
+/// The folder of the root is given where the parts are elsewhere: behind a stage that mixes splits, or for a job that runs its
+/// stages in another order.
+fn snapshot_folder(def: &DatasetDef, outcome: &Outcome, cache: &str) -> Option<String> {
+    if !outcome.report.epochs.iter().any(|e| e.splits.put + e.splits.get > 0) {
+        return None;
+    }
+    let job = outcome.job.as_ref()?;
+    let hints = def.hints();
+    let hint = match policy(job)? {
+        Policy::Compute => None,
+        Policy::Source => hints.first().map(|h| h.name.clone()),
+        Policy::Full => hints.last().map(|h| h.name.clone()),
+        Policy::Hint(name) => Some(name),
+        Policy::Auto | Policy::Cachew => match decision(job).map(|d| d.choice) {
+            Some(Choice::Materialize { hint, .. }) => Some(hint),
+            Some(Choice::Compute) | None => None,
+        },
+    };
+    let root = cache.trim_end_matches('/');
+    let prefixes = prefix_fingerprints(def, &shared::registry()).ok()?;
+    let parts = prefixes
+        .iter()
+        .find(|p| Some(&p.hint) == hint.as_ref())
+        .map(|p| format!("{root}/v1/{}/parts", p.fingerprint))
+        .filter(|parts| Location::of(cache) != Location::Folder || Path::new(parts).is_dir());
+    Some(parts.unwrap_or_else(|| root.to_owned()))
 }

@@ -18,6 +18,7 @@ use super::epochs::Outcome;
 use super::summary::summary;
 use super::{order, pipeline_file};
 use crate::cli::{BoundArgs, ComputeArgs, ConnectionArgs, CpuThreads, EpochArgs, StoreArgs, TunedArgs};
+pub(crate) use crate::cores::available_cores as cores;
 use crate::output;
 use crate::report;
 
@@ -124,11 +125,6 @@ pub(crate) fn cluster(args: &ComputeArgs, stores: Arc<Stores>) -> Result<Cluster
 pub(crate) fn cluster_on(pool: CpuPool, args: &TunedArgs, stores: Arc<Stores>) -> ClusterConfig {
     let (registry, tuned) = (registry_on(pool.threads()), tuned_numbers(args));
     ClusterConfig { registry, tuned, ..ClusterConfig::new(stores, pool) }
-}
-
-/// Cores that this process may use.
-pub(crate) fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
 /// The bounds of the flags. The defaults until the flags are read.

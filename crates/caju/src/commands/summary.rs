@@ -4,10 +4,14 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use caju_cache::{Compression, Encoding, Format};
+use caju_planner::Policy;
 use caju_proto::v1::{JobStatus, StageKind, StageStats};
 use caju_types::{format_bytes, format_count, format_duration};
 
+use super::decision::{is_undecided, marked_reason, measured_rates, policy};
 use super::epochs::Outcome;
+use super::setting::{Location, Locations};
+use crate::cores::available_cores;
 use crate::report::{EpochReport, SplitsReport};
 use crate::text::{aligned, one_line, wrapped};
 
@@ -17,48 +21,38 @@ pub(crate) fn summary(name: &str, outcome: &Outcome) -> String {
     let rows: u64 = report.epochs.iter().map(|e| e.rows).sum();
     let batches: u64 = report.epochs.iter().map(|e| e.batches).sum();
     let mut out = format!(
-        "{name}: {} rows in {} elements, {} epoch{}, {}\n\n",
+        "{name}: {} rows in {} {}, {} epoch{}, {}\n\n",
         format_count(rows),
         format_count(batches),
+        outcome.elements,
         report.epochs.len(),
         if report.epochs.len() == 1 { "" } else { "s" },
         format_duration(outcome.elapsed)
     );
-    epochs_table(&report.epochs, &mut out);
-    let cores = report.cpu_s / outcome.elapsed.as_secs_f64().max(1e-9);
+    epochs_table(&report.epochs, outcome.elements, &mut out);
     let _ = write!(
         out,
-        "\n  CPU time     {} of this process ({cores:.1} cores)\n  peak memory  {}",
+        "\n  CPU time     {} of this process{}\n  peak memory  {}",
         seconds(report.cpu_s),
+        cores(report.cpu_s, outcome.elapsed, available_cores()),
         format_bytes(report.peak_rss_bytes)
     );
     let read: u64 = report.epochs.iter().map(|e| e.source_bytes_read).sum();
     if read > 0 {
         let _ = write!(out, "\n  source read  {}", format_bytes(read));
     }
-    let (got, put): (u64, u64) =
-        report.epochs.iter().fold((0, 0), |(g, p), e| (g + e.cache_bytes_read, p + e.cache_bytes_written));
-    if got + put > 0 {
-        let mut text = format!("{} written, {} read", format_bytes(put), format_bytes(got));
-        if outcome.private_cache {
-            text.push_str(", in a private folder of this run; --cache URL keeps it for other runs");
-        }
+    if let Some(text) = cache(outcome) {
         paragraph("cache", &text, &mut out);
     }
-    if let Some(job) = outcome.job.as_ref().filter(|j| !j.policy.is_empty() && j.policy != "compute") {
-        let undecided = ["auto", "cachew"].contains(&job.policy.as_str()) && job.decision_json.is_empty();
-        let what = match job.caching.as_str() {
-            "" if undecided => {
-                "nothing was stored, and nothing decided: the pipeline has no `autocache`, or the log says why"
-            }
-            "" => "nothing is stored",
-            caching => caching,
-        };
-        let failure = report.not_stored.as_ref().map(|why| format!(", but nothing was stored: {why}"));
-        paragraph("policy", &format!("{}: {what}{}", job.policy, failure.unwrap_or_default()), &mut out);
+    if let Some(folder) = outcome.snapshot.as_ref().filter(|_| !outcome.has_conclusion) {
+        // Not wrapped: a path is copied whole.
+        let _ = write!(out, "\n  {:<11}  {folder}", "stored in");
+    }
+    if let Some(job) = outcome.job.as_ref() {
+        caching_policy(job, outcome, &mut out);
     }
     if let Some(decision) = &report.decision {
-        paragraph("decision", &decision.reason, &mut out);
+        paragraph("decision", &decision_text(&decision.reason, outcome), &mut out);
     }
     for learnt in &report.boundaries {
         paragraph("boundaries", &learnt.to_string(), &mut out);
@@ -75,10 +69,76 @@ pub(crate) fn summary(name: &str, outcome: &Outcome) -> String {
             out.push_str("\n               --report FILE lists the first 100 of each epoch");
         }
     }
-    if let Some(job) = &outcome.job {
-        bottleneck(job, &report.epochs, &mut out);
+    if let Some(job) = outcome.job.as_ref().filter(|_| !outcome.has_conclusion) {
+        bottleneck(job, &report.epochs, outcome.locations, &mut out);
     }
     out
+}
+
+/// The shortest run whose cores are shown. The system counts CPU time in ticks of up to 10 ms, and the time before the first
+/// epoch counts, too: within less than 200 ms both are a large part.
+const MIN_TIME_FOR_CORES: Duration = Duration::from_millis(200);
+
+/// The cores that were busy on average, in parentheses. Empty if the run was too short, or if the quotient is more than the
+/// machine has.
+fn cores(cpu_s: f64, elapsed: Duration, available: usize) -> String {
+    let cores = cpu_s / elapsed.as_secs_f64().max(1e-9);
+    match elapsed >= MIN_TIME_FOR_CORES && cores <= available as f64 {
+        true => format!(" ({cores:.1} cores)"),
+        false => String::new(),
+    }
+}
+
+/// The bytes that were written to the cache and read from it. None if there are none.
+fn cache(outcome: &Outcome) -> Option<String> {
+    let epochs = &outcome.report.epochs;
+    let got: u64 = epochs.iter().map(|e| e.cache_bytes_read).sum();
+    let put: u64 = epochs.iter().map(|e| e.cache_bytes_written).sum();
+    if got + put == 0 {
+        return None;
+    }
+    let (got, put) = (format_bytes(got), format_bytes(put));
+    let stored = epochs.iter().any(|e| e.splits.put > 0);
+    let read = epochs.iter().any(|e| e.splits.get > 0);
+    let mut text = match (stored, read) {
+        (true, _) => format!("{put} written, {got} read"),
+        (false, true) => format!("{got} read; no rows stored, {put} of records written"),
+        (false, false) => {
+            format!("no rows stored or read; measurements and records: {put} written, {got} read")
+        }
+    };
+    if stored && outcome.private_cache {
+        text.push_str(", in a private folder of this run; --cache URL keeps it for other runs");
+    }
+    Some(text)
+}
+
+/// What the policy made of a job. Nothing under a policy that stores nothing.
+fn caching_policy(job: &JobStatus, outcome: &Outcome, out: &mut String) {
+    if job.policy.is_empty() || policy(job) == Some(Policy::Compute) {
+        return;
+    }
+    let what = match (job.caching.as_str(), &outcome.undecided) {
+        ("", Some(why)) => why,
+        ("", None) if is_undecided(job) => "nothing is decided yet, so nothing is stored",
+        ("", None) => "nothing is stored",
+        (caching, _) => caching,
+    };
+    let failure = outcome.report.not_stored.as_ref().map(|why| format!(", but nothing was stored: {why}"));
+    paragraph("policy", &format!("{}: {what}{}", job.policy, failure.unwrap_or_default()), out);
+}
+
+/// The decision with its moment, and the rates that were measured. A decision that was printed when it was made is not printed
+/// again.
+fn decision_text(reason: &str, outcome: &Outcome) -> String {
+    match &outcome.decided {
+        Some(moment) if moment.is_printed => format!("made in {moment}; its reason is printed above"),
+        moment => {
+            let when = moment.as_ref().map(|m| format!("Made in {m}. ")).unwrap_or_default();
+            let measured = measured_rates(&outcome.report.epochs).unwrap_or_default();
+            format!("{when}{} {measured}", marked_reason(reason))
+        }
+    }
 }
 
 /// Skipped rows that the summary shows.
@@ -89,10 +149,12 @@ fn paragraph(name: &str, text: &str, out: &mut String) {
     let _ = write!(out, "\n  {name:<11}  {}", wrapped(text, 15));
 }
 
-fn epochs_table(epochs: &[EpochReport], out: &mut String) {
-    let head = ["epoch", "rows", "elements", "time", "rows/s", "MB/s", "first", "waited", "splits"]
-        .map(String::from);
-    let mut rows = vec![head];
+fn epochs_table(epochs: &[EpochReport], elements: &str, out: &mut String) {
+    let first = if elements == "batches" { "first batch" } else { "first rows" };
+    let mut rows = vec![
+        ["", "", "", "", "", "", first, "reader", ""].map(String::from),
+        ["epoch", "rows", elements, "time", "rows/s", "MiB/s", "after", "waited", "splits"].map(String::from),
+    ];
     for e in epochs {
         let wall = e.wall_s.max(1e-9);
         rows.push([
@@ -101,7 +163,7 @@ fn epochs_table(epochs: &[EpochReport], out: &mut String) {
             format_count(e.batches),
             seconds(e.wall_s),
             format_count(whole(e.rows_per_s)),
-            format!("{:.1}", e.bytes as f64 / 1e6 / wall),
+            format!("{:.1}", e.bytes as f64 / MIB / wall),
             seconds(e.first_batch_s),
             format!("{:.0} %", 100.0 * (e.wait_s / wall).min(1.0)),
             splits(e.splits),
@@ -112,7 +174,7 @@ fn epochs_table(epochs: &[EpochReport], out: &mut String) {
 
 /// The splits by execution mode, as text.
 pub(crate) fn splits(s: SplitsReport) -> String {
-    let parts = [(s.compute, "computed"), (s.put, "stored"), (s.get, "from the cache")];
+    let parts = [(s.compute, "computed"), (s.put, "computed and stored"), (s.get, "read from the cache")];
     let some = parts.into_iter().filter(|(n, _)| *n > 0);
     let mut text = some.map(|(n, what)| format!("{} {what}", format_count(n))).collect::<Vec<_>>().join(", ");
     if s.fell_back > 0 {
@@ -121,23 +183,23 @@ pub(crate) fn splits(s: SplitsReport) -> String {
     text
 }
 
-fn bottleneck(job: &JobStatus, epochs: &[EpochReport], out: &mut String) {
-    let last = epochs.last();
-    let wait = last.map_or(0.0, |e| e.wait_s / e.wall_s.max(1e-9));
+/// The bottleneck of the last epoch, its share, and what to do about it.
+fn bottleneck(job: &JobStatus, epochs: &[EpochReport], locations: Locations, out: &mut String) {
+    let Some(last) = epochs.last() else { return };
+    let wait = last.wait_s / last.wall_s.max(1e-9);
     let reported = job.bottleneck.strip_prefix("stage:").unwrap_or(&job.bottleneck);
     let name = if wait < 0.1 { "consumer" } else { reported };
     if name.is_empty() {
         return;
     }
     let total: f64 = job.stages.iter().map(busy).sum();
-    let fraction = job
-        .stages
-        .iter()
-        .find(|s| s.name == name)
-        .filter(|_| total > 0.0)
-        .map(|s| format!(", {:.0} % of the stages' time", 100.0 * busy(s) / total))
-        .unwrap_or_default();
-    let _ = write!(out, "\n  bottleneck   {name}{fraction}\n               {}", advice(name, job));
+    let share = match job.stages.iter().find(|s| s.name == name) {
+        Some(stage) if total > 0.0 => format!(", {:.0} % of the stages' time", 100.0 * busy(stage) / total),
+        _ if name == "consumer" => format!(", which waited for rows {:.0} % of its time", 100.0 * wait),
+        _ => String::new(),
+    };
+    let _ = write!(out, "\n  bottleneck   {name} in epoch {}{share}", last.epoch);
+    let _ = write!(out, "\n               {}", wrapped(&advice(name, job, locations), 15));
 }
 
 fn busy(s: &StageStats) -> f64 {
@@ -148,25 +210,31 @@ fn busy(s: &StageStats) -> f64 {
 const CHEAPEST_ENCODING: Encoding = Encoding { format: Format::Arrow, compression: Compression::None };
 
 /// What to do about a bottleneck of a job: `consumer`, or one of its stages with or without `stage:`.
-pub(crate) fn advice(bottleneck: &str, job: &JobStatus) -> &'static str {
+pub(crate) fn advice(bottleneck: &str, job: &JobStatus, locations: Locations) -> String {
     if bottleneck == "consumer" {
-        return "rows are ready before they are asked for: the reader decides the speed";
+        return "rows are ready before they are asked for: the reader decides the speed".to_owned();
     }
     let name = bottleneck.strip_prefix("stage:").unwrap_or(bottleneck);
-    match job.stages.iter().find(|s| s.name == name).map_or(StageKind::Unspecified, StageStats::kind) {
-        StageKind::Source => {
-            "reading is the bottleneck: store the files nearer, select fewer columns, or add workers"
-        }
+    let text = match job
+        .stages
+        .iter()
+        .find(|s| s.name == name)
+        .map_or(StageKind::Unspecified, StageStats::kind)
+    {
+        StageKind::Source => match locations.source {
+            Location::Memory => "making the rows of the source is the bottleneck: add cores or workers",
+            Location::Remote => {
+                "reading is the bottleneck: store the files nearer, select fewer columns, or add workers"
+            }
+            Location::Folder | Location::Unknown => {
+                "reading is the bottleneck: select fewer columns, or add workers"
+            }
+        },
         StageKind::Output => {
             "moving rows is the bottleneck: deliver fewer bytes (uint8 images, fewer columns), or add workers"
         }
         StageKind::Serial => "an artificial cost, which runs one at a time per worker: add workers",
-        StageKind::Hint if job.encoding.parse().is_ok_and(|e: Encoding| e == CHEAPEST_ENCODING) => {
-            "reading or writing the snapshot is the bottleneck: use a cache nearer by"
-        }
-        StageKind::Hint => {
-            "reading or writing the snapshot is the bottleneck: use a cache nearer by, or a cheaper encoding (arrow/none)"
-        }
+        StageKind::Hint => return snapshot_advice(job, locations.cache),
         StageKind::CrossSplit | StageKind::Take => {
             "it processes all rows of a worker one after another: add workers, or move stages that make rows large below it"
         }
@@ -174,8 +242,28 @@ pub(crate) fn advice(bottleneck: &str, job: &JobStatus) -> &'static str {
         StageKind::Rows | StageKind::Unspecified => {
             "this stage computes as fast as it can: add cores or workers, or make it cheaper"
         }
-    }
+    };
+    text.to_owned()
 }
+
+/// What to do where reading or writing stored rows is the bottleneck. An encoding is advised only where the user named the
+/// policy: the policies that decide have compared the encodings.
+fn snapshot_advice(job: &JobStatus, cache: Location) -> String {
+    let mut ways = Vec::new();
+    if cache == Location::Remote {
+        ways.push("use a cache nearer by");
+    }
+    let has_cheaper = job.encoding.parse().is_ok_and(|e: Encoding| e != CHEAPEST_ENCODING);
+    if has_cheaper && policy(job).is_some_and(|p| !p.is_planned()) {
+        ways.push("use a cheaper encoding (arrow/none)");
+    }
+    ways.push("store fewer bytes per row (uint8 images, fewer columns)");
+    ways.push("or add workers");
+    format!("reading or writing the snapshot is the bottleneck: {}", ways.join(", "))
+}
+
+/// Bytes of a mebibyte.
+const MIB: f64 = 1_048_576.0;
 
 fn seconds(s: f64) -> String {
     format_duration(Duration::try_from_secs_f64(s).unwrap_or_default())
@@ -191,62 +279,158 @@ mod tests {
     use caju_planner::Choice;
 
     use super::*;
+    use crate::commands::announce::tests::moment;
     use crate::commands::decision::tests::decision;
     use crate::report::RunReport;
     use crate::text::WIDTH;
 
+    /// The outcome of a run of one second on a local cache.
+    fn outcome(report: RunReport, job: Option<JobStatus>) -> Outcome {
+        Outcome {
+            report,
+            job,
+            elapsed: Duration::from_secs(1),
+            decided: None,
+            undecided: None,
+            elements: "batches",
+            locations: Locations { source: Location::Folder, cache: Location::Folder },
+            private_cache: false,
+            has_conclusion: false,
+            snapshot: None,
+            failure: None,
+        }
+    }
+
+    fn epoch(epoch: u64, rows_per_s: f64, splits: SplitsReport) -> EpochReport {
+        EpochReport {
+            rows_skipped: 0,
+            received_bytes: 0,
+            mapped_bytes: 0,
+            padded_rows: 0,
+            rounds: None,
+            consumer_wait_s: None,
+            surplus_elements: 0,
+            first_skips: Vec::new(),
+            shared: None,
+            incomplete: None,
+            epoch,
+            rows: 2000,
+            batches: 8,
+            wall_s: 2.0,
+            rows_per_s,
+            first_batch_s: 0.3,
+            tail_s: 0.0,
+            wait_s: 1.9,
+            rows_checksum: None,
+            source_bytes_read: 220 << 20,
+            cache_bytes_read: 0,
+            cache_bytes_written: 0,
+            splits,
+            bytes: 1200 << 20,
+        }
+    }
+
     #[test]
     fn a_person_understands_it() {
         let mut report = RunReport::new();
-        report.cpu_s = 7.5;
+        report.cpu_s = 3.0;
         report.peak_rss_bytes = 300 << 20;
-        for epoch in 0..2 {
-            report.epochs.push(EpochReport {
-                rows_skipped: 0,
-                received_bytes: 0,
-                mapped_bytes: 0,
-                padded_rows: 0,
-                rounds: None,
-                consumer_wait_s: None,
-                surplus_elements: 0,
-                first_skips: Vec::new(),
-                shared: None,
-                incomplete: None,
-                epoch,
-                rows: 2000,
-                batches: 8,
-                wall_s: 2.0,
-                rows_per_s: 1000.0,
-                first_batch_s: 0.3,
-                tail_s: 0.0,
-                wait_s: 1.9,
-                rows_checksum: None,
-                source_bytes_read: 220 << 20,
-                cache_bytes_read: 0,
-                cache_bytes_written: 0,
-                splits: SplitsReport::default(),
-                bytes: 1_200_000_000,
-            });
-        }
+        report.epochs = (0..2).map(|e| epoch(e, 1000.0, SplitsReport::default())).collect();
         let stage = |name: &str, busy_s| StageStats { name: name.into(), busy_s, ..Default::default() };
         let job = JobStatus {
             bottleneck: "stage:1.map".into(),
             stages: vec![stage("source", 1.0), stage("1.map", 3.0)],
             ..Default::default()
         };
-        let elapsed = Duration::from_secs(4);
-        let text = summary(
-            "photos",
-            &Outcome { report, job: Some(job), elapsed, private_cache: false, failure: None },
-        );
-        assert!(text.starts_with("photos: 4,000 rows in 16 elements, 2 epochs, 4.00 s\n"), "{text}");
+        let outcome = Outcome { elapsed: Duration::from_secs(4), ..outcome(report, Some(job)) };
+        let text = summary("photos", &outcome);
+        assert!(text.starts_with("photos: 4,000 rows in 16 batches, 2 epochs, 4.00 s\n"), "{text}");
         assert!(text.contains("1,000  600.0"), "{text}");
-        assert!(text.contains("bottleneck   1.map, 75 % of the stages' time"), "{text}");
+        assert!(text.contains("  MiB/s  ") && text.contains("first batch  reader\n"), "{text}");
+        assert!(text.contains("      after  waited"), "{text}");
+        assert!(text.contains("bottleneck   1.map in epoch 1, 75 % of the stages' time"), "{text}");
         assert!(
-            text.contains("1.9 cores") && text.contains("300.00 MiB") && text.contains("440.00 MiB"),
+            text.contains("0.8 cores") && text.contains("300.00 MiB") && text.contains("440.00 MiB"),
             "{text}"
         );
         assert!(text.contains("add cores or workers"), "{text}");
+        let text = summary("photos", &Outcome { has_conclusion: true, ..outcome });
+        assert!(!text.contains("bottleneck") && !text.contains("add cores"), "{text}");
+    }
+
+    #[test]
+    fn a_reader_that_decides_the_speed_is_named_with_its_share() {
+        let mut report = RunReport::new();
+        report.epochs = vec![EpochReport { wait_s: 0.1, ..epoch(3, 1000.0, SplitsReport::default()) }];
+        let text = summary("photos", &outcome(report, Some(JobStatus::default())));
+        assert!(
+            text.contains("bottleneck   consumer in epoch 3, which waited for rows 5 % of its time"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn cores_are_shown_only_where_they_are_measured() {
+        assert_eq!(cores(1.5, Duration::from_secs(1), 2), " (1.5 cores)");
+        assert_eq!(cores(0.05, Duration::from_millis(199), 2), "");
+        assert_eq!(cores(4.1, Duration::from_secs(1), 2), "");
+    }
+
+    #[test]
+    fn bytes_of_a_cache_without_stored_rows_say_what_they_are() {
+        let of = |splits: SplitsReport, private_cache: bool| {
+            let epoch =
+                EpochReport { cache_bytes_written: 2, cache_bytes_read: 2048, ..epoch(0, 1.0, splits) };
+            cache(&Outcome {
+                private_cache,
+                ..outcome(RunReport { epochs: vec![epoch], ..RunReport::new() }, None)
+            })
+            .unwrap()
+        };
+        let none = SplitsReport { compute: 3, ..SplitsReport::default() };
+        assert_eq!(
+            of(none, true),
+            "no rows stored or read; measurements and records: 2 B written, 2.00 KiB read"
+        );
+        let read = SplitsReport { get: 3, ..SplitsReport::default() };
+        assert_eq!(of(read, false), "2.00 KiB read; no rows stored, 2 B of records written");
+        let stored = SplitsReport { put: 3, ..SplitsReport::default() };
+        assert!(of(stored, true).starts_with("2 B written, 2.00 KiB read, in a private folder"));
+    }
+
+    #[test]
+    fn a_decision_is_an_estimate_with_the_measured_rates_next_to_it() {
+        let read = SplitsReport { get: 3, ..SplitsReport::default() };
+        let report = RunReport {
+            epochs: vec![epoch(0, 1_107.0, SplitsReport::default()), epoch(2, 47_404.0, read)],
+            decision: Some(decision(Choice::Compute, "Reading `a` gives 9,000 rows/s.")),
+            ..RunReport::new()
+        };
+        let kept = Outcome {
+            decided: Some(moment(0, "after 1.50 s", false)),
+            snapshot: Some("/c/v1/f/parts".into()),
+            ..outcome(report, None)
+        };
+        let text = summary("photos", &kept).replace("\n               ", " ");
+        assert!(
+            text.contains("decision     Made in epoch 0, after 1.50 s. Estimate of the planner, for"),
+            "{text}"
+        );
+        assert!(
+            text.contains(
+                "the reader: Reading `a` gives 9,000 rows/s. Measured: 1,107 rows/s in epoch 0 and 47,404 rows/s in \
+                 epoch 2."
+            ),
+            "{text}"
+        );
+        assert!(text.contains("\n  stored in    /c/v1/f/parts\n"), "{text}");
+        let printed = Outcome { decided: Some(moment(0, "after 1.50 s", true)), ..kept };
+        let text = summary("photos", &printed);
+        assert!(
+            text.contains("decision     made in epoch 0, after 1.50 s; its reason is printed above"),
+            "{text}"
+        );
+        assert!(!text.contains("9,000"), "{text}");
     }
 
     #[test]
@@ -270,23 +454,61 @@ mod tests {
             // Names that other kinds of stages have.
             for name in ["source", "3.shuffle", "output"] {
                 let stages = vec![stage("0.map", StageKind::Rows), stage(name, kind)];
-                let text = advice(&format!("stage:{name}"), &JobStatus { stages, ..JobStatus::default() });
+                let text = advice(
+                    &format!("stage:{name}"),
+                    &JobStatus { stages, ..JobStatus::default() },
+                    Locations::default(),
+                );
                 assert!(text.contains(words), "{name} {kind:?}: {text}");
             }
         }
-        assert!(advice("consumer", &JobStatus::default()).contains("the reader decides the speed"));
+        assert!(
+            advice("consumer", &JobStatus::default(), Locations::default())
+                .contains("the reader decides the speed")
+        );
     }
 
     #[test]
-    fn a_cheaper_encoding_is_advised_only_where_there_is_one() {
-        let advice_for = |encoding: &str| {
+    fn another_encoding_or_cache_is_advised_only_where_it_can_help() {
+        let advice_for = |policy: &str, encoding: &str, cache: Location| {
             let stage =
                 StageStats { name: "1.autocache".into(), kind: StageKind::Hint.into(), ..Default::default() };
-            let job = JobStatus { stages: vec![stage], encoding: encoding.into(), ..JobStatus::default() };
-            advice("stage:1.autocache", &job)
+            let job = JobStatus {
+                stages: vec![stage],
+                policy: policy.into(),
+                encoding: encoding.into(),
+                ..JobStatus::default()
+            };
+            advice("stage:1.autocache", &job, Locations { cache, source: Location::Folder })
         };
-        assert!(advice_for("parquet/zstd").contains("nearer by, or a cheaper encoding (arrow/none)"));
-        assert!(advice_for("arrow/none").ends_with("use a cache nearer by"), "{}", advice_for("arrow/none"));
+        for (policy, encoding, cache, nearer, cheaper) in [
+            ("full", "parquet/zstd", Location::Remote, true, true),
+            ("full", "arrow/none", Location::Remote, true, false),
+            ("auto", "parquet/zstd", Location::Remote, true, false),
+            ("auto", "arrow/lz4", Location::Folder, false, false),
+            ("full", "arrow/lz4", Location::Memory, false, true),
+            ("full", "arrow/none", Location::Unknown, false, false),
+        ] {
+            let text = advice_for(policy, encoding, cache);
+            let found = (text.contains("nearer by"), text.contains("encoding (arrow/none)"));
+            assert_eq!(found, (nearer, cheaper), "{policy} {encoding} {cache:?}: {text}");
+        }
+    }
+
+    #[test]
+    fn files_are_stored_nearer_only_where_they_are_far() {
+        let stage =
+            StageStats { name: "source".into(), kind: StageKind::Source.into(), ..Default::default() };
+        let job = JobStatus { stages: vec![stage], ..JobStatus::default() };
+        for (source, far) in [
+            (Location::Memory, false),
+            (Location::Folder, false),
+            (Location::Unknown, false),
+            (Location::Remote, true),
+        ] {
+            let text = advice("source", &job, Locations { source, cache: Location::Folder });
+            assert_eq!(text.contains("store the files nearer"), far, "{source:?}: {text}");
+        }
     }
 
     #[test]
@@ -300,36 +522,36 @@ mod tests {
             decision_json: "{}".into(),
             ..Default::default()
         };
-        let outcome = Outcome {
-            report,
-            job: Some(job.clone()),
-            elapsed: Duration::from_secs(1),
-            private_cache: true,
-            failure: None,
-        };
+        let outcome = Outcome { private_cache: true, ..outcome(report, Some(job.clone())) };
         let text = summary("photos", &outcome);
         assert!(text.contains("policy       auto: hint `resized` as arrow/none"), "{text}");
         assert!(text.lines().all(|l| l.chars().count() <= WIDTH), "{text}");
         assert_eq!(text.matches("3,276").count(), 6);
         assert_eq!(
             splits(SplitsReport { compute: 1, get: 1200, ..SplitsReport::default() }),
-            "1 computed, 1,200 from the cache"
+            "1 computed, 1,200 read from the cache"
+        );
+        assert_eq!(
+            splits(SplitsReport { compute: 4, put: 8, get: 12, ..SplitsReport::default() }),
+            "4 computed, 8 computed and stored, 12 read from the cache"
         );
 
         let forced = JobStatus { policy: "hint:resized".into(), ..job.clone() };
         let report = RunReport { not_stored: Some("/c: no space left".into()), ..RunReport::new() };
-        let failed = Outcome {
-            report,
-            job: Some(forced),
-            elapsed: Duration::ZERO,
-            private_cache: false,
-            failure: None,
-        };
+        let failed = Outcome { report, job: Some(forced), ..outcome };
         let text = summary("photos", &failed).replace("\n               ", " ");
         assert!(text.contains("as arrow/none, but nothing was stored: /c: no space left"), "{text}");
 
         let undecided = JobStatus { caching: String::new(), decision_json: String::new(), ..job };
-        let outcome = Outcome { report: RunReport::new(), job: Some(undecided), ..outcome };
-        assert!(summary("photos", &outcome).contains("nothing decided"));
+        let outcome = Outcome {
+            report: RunReport::new(),
+            job: Some(undecided),
+            undecided: Some("the pipeline has no `autocache`".into()),
+            ..failed
+        };
+        let text = summary("photos", &outcome);
+        assert!(text.contains("policy       auto: the pipeline has no `autocache`"), "{text}");
+        let text = summary("photos", &Outcome { undecided: None, ..outcome });
+        assert!(text.contains("policy       auto: nothing is decided yet"), "{text}");
     }
 }

@@ -235,12 +235,22 @@ impl StageSite {
     }
 }
 
+/// The column of TFRecord files.
+const RECORD: &str = "record";
+
+/// What to do about a `parse_example` whose column is not there: its source does not read TFRecord files.
+const PARSE_HINT: &str = "; parse_example reads the tf.train.Example records of TFRecord files: remove it for other formats, \
+                          whose rows have columns already";
+
 fn bind_stage(op: &StageOp, registry: &Registry, schema: &SchemaRef, at: StageSite) -> Result<Option<Step>> {
     Ok(Some(match op {
         StageOp::Autocache { .. } => return Ok(None),
         StageOp::Prefetch(n) => Step::Prefetch { elements: count(*n), stats: at.stats },
         StageOp::ParseExample { column, features } => {
-            let column = at.column(schema, column)?;
+            let column = at.column(schema, column).map_err(|e| match schema.index_of(RECORD) {
+                Ok(_) => e,
+                Err(_) => Error::invalid(format!("{}{PARSE_HINT}", e.message())),
+            })?;
             let fields = features
                 .iter()
                 .map(|(n, f)| feature_field(n, f).map_err(|e| at.wrap(e)))

@@ -49,6 +49,11 @@ impl VisitorMut for Canonical {
             Expr::Cast { kind, .. } if *kind == CastKind::SafeCast => *kind = CastKind::TryCast,
             Expr::Array(a) => a.named = false,
             Expr::Function(f) => {
+                if let Some(mut column) = column(f) {
+                    quote(&mut column);
+                    *expr = Expr::Identifier(column);
+                    return ControlFlow::Continue(());
+                }
                 if let Err(e) = call(f) {
                     return ControlFlow::Break(Box::new(e));
                 }
@@ -135,6 +140,15 @@ fn operands(expr: &mut Expr) -> Vec<&mut Expr> {
     }
 }
 
+/// The column that a function without parentheses names, such as `user`. Its case counts: `User` is another column. A word such
+/// as `current_date` that names no column is refused where it is bound.
+fn column(f: &SqlFunction) -> Option<Ident> {
+    match f.name.0.as_slice() {
+        [part] if f.args == FunctionArguments::None => part.as_ident().cloned(),
+        _ => None,
+    }
+}
+
 fn call(f: &mut SqlFunction) -> Result<()> {
     for part in &mut f.name.0 {
         if let datafusion_sql::sqlparser::ast::ObjectNamePart::Identifier(id) = part
@@ -175,6 +189,8 @@ mod tests {
     fn one_spelling() {
         for (same, want) in [
             (vec!["ln( x+1 )", "LN((x) + 1)", "(ln(\"x\" + 1))"], r#"ln("x" + 1)"#),
+            (vec!["User", "\"User\""], r#""User""#),
+            (vec!["upper(user)", "UPPER(\"user\")"], r#"upper("user")"#),
             (vec!["a+b*c", "a + (b * c)", "(a + ((b) * c))"], r#""a" + ("b" * "c")"#),
             (vec!["(a+b)*c"], r#"("a" + "b") * "c""#),
             (vec!["x::float", "cast(x as float)", "CAST(x AS FLOAT)"], r#"CAST("x" AS FLOAT)"#),

@@ -184,12 +184,17 @@ impl VisitorMut for CallVisitor<'_> {
 }
 
 impl CallVisitor<'_> {
-    /// The column that a function without parentheses names. To the parser, words such as `user` are functions.
+    /// The column that a function without parentheses names. To the parser, words such as `user` are functions. Where the
+    /// columns are not known yet, such a word is left to the binding, which knows them.
     fn as_column(&self, f: &SqlFunction) -> Option<Ident> {
         let [part] = f.name.0.as_slice() else { return None };
         let id = part.as_ident()?;
-        let known = self.env.columns?.contains(&id.value.as_str());
-        (known && f.args == FunctionArguments::None).then(|| id.clone())
+        let is_column = |columns: &[&str]| {
+            // A word that names neither a column nor a function is an unknown column: the error lists the columns.
+            columns.contains(&id.value.as_str())
+                || matches!(self.env.builtins.look_up(&id.value.to_lowercase()), Builtin::Unknown)
+        };
+        (f.args == FunctionArguments::None && self.env.columns.is_none_or(is_column)).then(|| id.clone())
     }
 
     fn check_builtin(&mut self, f: &SqlFunction, name: &str, place: &str) -> Result<()> {

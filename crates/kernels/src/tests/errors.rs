@@ -1,6 +1,7 @@
 use std::sync::Arc;
 
 use arrow::array::*;
+use caju_pipeline::Functions;
 
 use super::*;
 
@@ -31,6 +32,7 @@ fn unknown_names() {
             "\n lower(\n  lowerr(text))",
             "unknown function `lowerr` at line 3, column 3; did you mean `lower`?",
         ),
+        ("lower(user)", "unknown column `user` at column 7 (columns: image, label, text, image/encoded)"),
         ("qqqqqqq(1)", "unknown function `qqqqqqq` at column 1"),
         (
             "1 + labl",
@@ -189,6 +191,18 @@ fn what_a_row_cannot_be_computed_by() {
     let twice = [("a".to_owned(), "1".to_owned()), ("a".to_owned(), "2".to_owned())];
     let e = registry().bind("steps[2].map", &twice, &table().schema()).unwrap_err();
     assert_eq!(e.to_string(), "steps[2].map: the column `a` is computed twice");
+}
+
+/// The fingerprint of a definition is made before its columns are known.
+#[test]
+fn a_word_without_parentheses_is_left_to_the_binding() {
+    for word in ["user", "current_date"] {
+        assert_eq!(registry().version(word).unwrap(), []);
+        assert!(!registry().is_random(word).unwrap());
+    }
+    assert!(registry().version("now()").unwrap_err().message().contains("gives another value each time"));
+    let b = batch([("current_date", Arc::new(StringArray::from(vec!["2026"])) as ArrayRef)]);
+    assert_eq!(eval(&b, "current_date").as_string::<i32>().value(0), "2026");
 }
 
 /// No text overflows the stack: an expression that is too deep is an error, and others are computed.

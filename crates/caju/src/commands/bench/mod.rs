@@ -30,6 +30,7 @@ use self::scratch::{Scratch, TrialCache};
 use self::slow_store::Throttle;
 use self::summary::Summary;
 use self::trial::Trial;
+use super::announce::Announce;
 use super::epochs::Consumer;
 use super::run::{Job, embedded};
 use super::{check, pipeline_file, shared};
@@ -232,7 +233,7 @@ impl<'a> Bench<'a> {
             cache_memory: None,
             epochs: &epochs,
             quiet: true,
-            announce: false,
+            announce: Announce::AtEnds,
             consumer: Consumer { copies: true, step: self.args.step.unwrap_or_default() },
             cpu_before: Duration::ZERO,
         };

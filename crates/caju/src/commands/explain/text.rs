@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::state::{Explanation, HintState, Nearest};
 use crate::commands::cache::{ago, short};
-use crate::commands::decision::recorded_json;
+use crate::commands::decision::{is_undecided, recorded_json};
 
 /// The most files, and differences, that are listed one by one.
 const MAX_LISTED: usize = 5;
@@ -138,7 +138,7 @@ fn decision(job: &JobStatus, out: &mut String) -> Result<()> {
     let caching = if job.caching.is_empty() { "everything is computed" } else { job.caching.as_str() };
     let _ = writeln!(out, "\njob `{}`, epoch {}, policy {}: {caching}", job.job, job.epoch, job.policy);
     if job.decision_json.is_empty() {
-        if ["auto", "cachew"].contains(&job.policy.as_str()) {
+        if is_undecided(job) {
             out.push_str("no decision yet: not enough is measured\n");
         }
         return Ok(());

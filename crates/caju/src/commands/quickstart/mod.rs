@@ -5,11 +5,12 @@ mod text;
 use std::sync::Arc;
 
 use caju_embedded::ClusterConfig;
-use caju_pipeline::{DatasetDef, SourceDef, prefix_fingerprints};
+use caju_pipeline::{DatasetDef, SourceDef};
 use caju_runtime::cpu_time;
 use caju_samples::{Format, Kind, SampleSet, is_complete};
 use caju_types::{Error, Result, format_count};
 
+use super::announce::Announce;
 use super::epochs::{Consumer, Outcome};
 use super::r#gen::{folder, generate, signalled};
 use super::run::{Job, embedded};
@@ -34,6 +35,10 @@ const MEMORY_TIER_BYTES: u64 = 64 << 20;
 /// # Errors
 /// Those of `caju gen` and `caju run`.
 pub(crate) async fn run(global: &Global, args: &QuickstartArgs) -> Result<u8> {
+    if args.print_pipeline {
+        output::say(pipeline_text(&args.dir.to_string_lossy())?.trim_end())?;
+        return Ok(0);
+    }
     let stores = Arc::new(shared::stores()?);
     let threads = shared::cores().min(MAX_CPU_THREADS);
     let pool = shared::cpu_pool(u32::try_from(threads).ok())?;
@@ -90,7 +95,7 @@ pub(crate) async fn run(global: &Global, args: &QuickstartArgs) -> Result<u8> {
         workers: 1,
         epochs: &epochs,
         quiet: global.quiet,
-        announce: !global.quiet,
+        announce: if global.quiet { Announce::AtEnds } else { Announce::Print },
         consumer: Consumer::default(),
         cpu_before: cpu_time(),
     };
@@ -104,17 +109,25 @@ pub(crate) async fn run(global: &Global, args: &QuickstartArgs) -> Result<u8> {
             return Ok(signalled(name));
         }
     };
+    let outcome = Outcome { has_conclusion: true, ..outcome };
     say(global, "")?;
     shared::finish("quickstart", &outcome, &epochs, global.quiet)?;
-    say(
-        global,
-        &text::conclusion(&outcome.report, &cache, snapshot_folder(&def, &outcome, &cache)?.as_deref()),
-    )?;
+    say(global, &text::conclusion(&outcome.report, &cache, outcome.snapshot.as_deref()))?;
     Ok(0)
 }
 
 fn say(global: &Global, line: &str) -> Result<()> {
     if global.quiet { Ok(()) } else { output::say(line) }
+}
+
+/// The files in [`PIPELINE`], as they are written there.
+const PIPELINE_FILES: &str = "\"../../data/quickstart/tfrecord/*.tfrecord\"";
+
+/// The file of the pipeline for the working folder: with the generated files below `dir`.
+fn pipeline_text(dir: &str) -> Result<String> {
+    let files = serde_json::to_string(&format!("{}/tfrecord/*.tfrecord", dir.trim_end_matches('/')))
+        .map_err(|e| Error::internal(format!("a path as YAML: {e}")))?;
+    Ok(PIPELINE.replace(PIPELINE_FILES, &files))
 }
 
 /// The example pipeline over the generated files.
@@ -129,14 +142,6 @@ fn pipeline(out: &str) -> Result<DatasetDef> {
     Ok(def)
 }
 
-/// The folder of the parts that the decision stored, if it stored any.
-fn snapshot_folder(def: &DatasetDef, outcome: &Outcome, cache: &str) -> Result<Option<String>> {
-    let hint = outcome.report.decision.as_ref().and_then(|d| d.choice.hint());
-    let prefixes = prefix_fingerprints(def, &shared::registry())?;
-    let prefix = prefixes.iter().find(|p| Some(p.hint.as_str()) == hint);
-    Ok(prefix.map(|p| format!("{}/v1/{}/parts", cache.trim_end_matches('/'), p.fingerprint)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -148,5 +153,19 @@ mod tests {
         assert_eq!(files.paths, ["/tmp/x/tfrecord/*.tfrecord"]);
         assert_eq!(def.name.as_deref(), Some("quickstart"));
         assert_eq!(def.hints().len(), 2);
+    }
+
+    #[test]
+    fn the_printed_pipeline_reads_the_generated_files_from_the_working_folder() {
+        for (dir, files) in [
+            ("data/quickstart", "/home/me/data/quickstart/tfrecord/*.tfrecord"),
+            ("/tmp/a \"b\"/", "/tmp/a \"b\"/tfrecord/*.tfrecord"),
+        ] {
+            let text = pipeline_text(dir).unwrap();
+            assert!(text.contains("# Each record is a tf.train.Example."), "{text}");
+            let def = DatasetDef::from_yaml(&text, Some(std::path::Path::new("/home/me"))).unwrap();
+            let SourceDef::Files(read) = &def.source else { panic!("{def:?}") };
+            assert_eq!(read.paths, [files]);
+        }
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use caju_planner::Choice;
 use caju_types::format_duration;
 
+use crate::commands::decision::measured_and_estimated;
 use crate::report::{EpochReport, RunReport};
 use crate::text::wrapped;
 
@@ -28,8 +29,10 @@ pub(super) fn introduction(epochs: u64) -> String {
 /// there are any.
 pub(super) fn conclusion(report: &RunReport, cache: &str, snapshot: Option<&str>) -> String {
     let mut out = String::new();
-    if let Some(text) = gain(&report.epochs) {
-        let _ = write!(out, "\n{}\n", wrapped(&text, 0));
+    let gained = gain(&report.epochs);
+    let sentences: Vec<String> = gained.into_iter().chain(measured_and_estimated(report)).collect();
+    if !sentences.is_empty() {
+        let _ = write!(out, "\n{}\n", wrapped(&sentences.join(" "), 0));
     }
     if from_earlier_run(&report.epochs) {
         let text = "An earlier run stored these rows, so this one read them from its first epoch on.";
@@ -57,18 +60,22 @@ fn command() -> String {
 
 fn own_data(caju: &str) -> String {
     format!(
-        "{OWN_DATA}
+        "For your own data print the pipeline into a file
+  {caju} quickstart --print-pipeline > my.yaml
+and change
+{OWN_DATA}
 Then run
   {caju} check my.yaml
   {caju} run my.yaml --epochs 3 --cache data/my-cache"
     )
 }
 
-const OWN_DATA: &str = "\
-For your own data copy examples/pipelines/quickstart.yaml, and change
-  source         the format and the paths of your files: { parquet: { path: \"s3://bucket/train/*.parquet\" } }
-  parse_example, map   the names of your columns
-  with_columns   what your model needs: docs/functions.md lists the functions, and Python functions work too
+const OWN_DATA: &str = "  source         the format and the paths of your files: { parquet: { path: \"s3://bucket/train/*.parquet\" } };
+                 the other formats are csv, json, arrow, tfrecord, webdataset, and images (a folder of them)
+  parse_example  your features, if you read TFRecord files; delete it for Parquet, CSV, JSON lines and the others
+  map            the names of your columns
+  with_columns   what your model needs: docs/functions.md lists the functions of expressions, and
+                 docs/python/README.md shows how to use functions in Python
   autocache      keep a hint where your model may see the same values in every epoch";
 
 /// How much faster the last epoch was than the first.
@@ -79,18 +86,24 @@ fn gain(epochs: &[EpochReport]) -> Option<String> {
     if !computed || !read || last.wall_s <= 0.0 {
         return None;
     }
-    let times = first.wall_s / last.wall_s;
+    let times = times(first.wall_s / last.wall_s);
     let seconds = |s: f64| format_duration(Duration::try_from_secs_f64(s).unwrap_or_default());
     // A decision at the end of a short epoch is carried out in the next one.
     let did = if first.splits.put > 0 { "measured, computed and stored" } else { "measured and computed" };
     Some(format!(
-        "Epoch {} read all rows from the snapshot and took {} instead of {}: {times:.1} times as fast as epoch {}, which \
+        "Epoch {} read all rows from the snapshot and took {} instead of {}: {times} as fast as epoch {}, which \
          {did} them.",
         last.epoch,
         seconds(last.wall_s),
         seconds(first.wall_s),
         first.epoch,
     ))
+}
+
+/// A quotient of two times: `6.2 times`, or `about 22 times`. One more digit above 10 would suggest a precision that the times
+/// of two short epochs do not have.
+fn times(quotient: f64) -> String {
+    if quotient < 9.95 { format!("{quotient:.1} times") } else { format!("about {quotient:.0} times") }
 }
 
 fn from_earlier_run(epochs: &[EpochReport]) -> bool {
@@ -118,7 +131,7 @@ fn stored_rows(report: &RunReport, cache: &str, parts: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::decision::tests::decision;
+    use crate::commands::decision::tests::{decision, option};
     use crate::report::SplitsReport;
 
     fn epoch(epoch: u64, wall_s: f64, splits: SplitsReport) -> EpochReport {
@@ -157,7 +170,9 @@ mod tests {
             compression: "none".into(),
             fraction: 1.0,
         };
-        RunReport { epochs, decision: Some(decision(choice, "Reading is faster.")), ..RunReport::new() }
+        let mut made = decision(choice.clone(), "Reading is faster.");
+        made.options = vec![option(Choice::Compute, 1100.0), option(choice, 1_118_932.0)];
+        RunReport { epochs, decision: Some(made), ..RunReport::new() }
     }
 
     #[test]
@@ -170,13 +185,29 @@ mod tests {
             Some("/c/v1/f/parts"),
         );
         let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
-        assert!(words.contains("took 100.0 ms instead of 3.00 s: 30.0 times as fast as"), "{text}");
+        assert!(words.contains("took 100.0 ms instead of 3.00 s: about 30 times as fast as"), "{text}");
+        let rates = "Measured: 667 rows/s in epoch 0 and 20,000 rows/s in epoch 1. The planner's estimate for the workers \
+                     alone: 1,100 rows/s by computing and 1,118,932 rows/s by reading stored rows.";
+        assert!(words.contains(rates), "{text}");
         assert!(text.contains("Arrow files in /c/v1/f/parts\n") && text.contains("duckdb.sql("), "{text}");
         assert!(text.contains("For your own data") && !text.contains("earlier run"), "{text}");
+        for word in
+            ["--print-pipeline > my.yaml", "delete it for Parquet, CSV, JSON lines", "docs/python/README.md"]
+        {
+            assert!(text.contains(word), "{word}: {text}");
+        }
         // A test's binary is in no folder of the search path: its path is a command that works.
         let binary = std::env::current_exe().unwrap();
         let name = binary.file_name().unwrap().to_str().unwrap();
         assert!(text.contains(&format!("{name} check my.yaml")), "{text}");
+    }
+
+    #[test]
+    fn a_large_quotient_has_no_decimals() {
+        assert_eq!(
+            [times(6.24), times(9.96), times(21.9)],
+            ["6.2 times", "about 10 times", "about 22 times"]
+        );
     }
 
     #[test]

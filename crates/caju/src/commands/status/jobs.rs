@@ -2,12 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use caju_planner::Policy;
 use caju_proto::v1::{JobStatus, ReaderStatus, StageStats};
 use caju_types::{ClientId, format_bytes, format_count};
 
 use super::span;
 use crate::commands::boundaries;
-use crate::commands::decision::decision;
+use crate::commands::decision::{decision, is_undecided, marked_reason, policy};
+use crate::commands::setting::{Location, Locations};
 use crate::commands::summary::{advice, splits};
 use crate::report::SplitsReport;
 use crate::text::{aligned, table, wrapped};
@@ -40,7 +42,7 @@ fn state(job: &JobStatus) -> &str {
     }
 }
 
-pub(super) fn text(jobs: &[&JobStatus]) -> String {
+pub(super) fn text(jobs: &[&JobStatus], cache_url: &str) -> String {
     let head = ["job", "pipeline", "epoch", "state", "mode", "splits", "readers", "tasks", "policy"];
     let mut rows = vec![head.map(String::from)];
     let total = |j: &JobStatus| if j.splits_total > 0 { j.splits_total.to_string() } else { "?".into() };
@@ -67,14 +69,14 @@ pub(super) fn text(jobs: &[&JobStatus]) -> String {
     for job in jobs.iter().filter(|j| {
         ["running", "abandoned"].contains(&state(j)) || j.failure.is_some() || j.incomplete.is_some()
     }) {
-        out.push_str(&details(job, jobs));
+        out.push_str(&details(job, jobs, cache_url));
     }
     out
 }
 
 /// What is stored of a job, the execution modes of its last epoch, and the reason.
 fn caching(job: &JobStatus, out: &mut String) {
-    if ["", "compute"].contains(&job.policy.as_str()) {
+    if job.policy.is_empty() || policy(job) == Some(Policy::Compute) {
         return;
     }
     let modes = job.modes.unwrap_or_default();
@@ -88,21 +90,19 @@ fn caching(job: &JobStatus, out: &mut String) {
     });
     let ran = if ran.is_empty() { ran } else { format!("; splits of ended tasks: {ran}") };
     let stored = match job.caching.as_str() {
-        "" if job.decision_json.is_empty() && ["auto", "cachew"].contains(&job.policy.as_str()) => {
-            "not decided yet"
-        }
+        "" if is_undecided(job) => "not decided yet",
         "" => "everything is computed",
         caching => caching,
     };
     let head = format!("{} (policy {}): {stored}{ran}", job.job, job.policy);
     out.push_str(&format!("\n{}\n", wrapped(&head, 2)));
     if let Some(decision) = decision(job) {
-        out.push_str(&format!("  {}\n", wrapped(&decision.reason, 2)));
+        out.push_str(&format!("  {}\n", wrapped(&marked_reason(&decision.reason), 2)));
     }
 }
 
 /// The stages of a job: their rows and their rates while busy.
-fn details(job: &JobStatus, all: &[&JobStatus]) -> String {
+fn details(job: &JobStatus, all: &[&JobStatus], cache_url: &str) -> String {
     let mut out = format!("\n{} epoch {}", job.job, job.epoch);
     if let Some(f) = &job.failure {
         let message = f.message.lines().collect::<Vec<_>>().join("\n    ");
@@ -123,7 +123,10 @@ fn details(job: &JobStatus, all: &[&JobStatus]) -> String {
         }
     }
     if !job.bottleneck.is_empty() {
-        out.push_str(&format!(", bottleneck {}: {}", job.bottleneck, advice(&job.bottleneck, job)));
+        // The status does not say where the source is.
+        let locations = Locations { cache: Location::of(cache_url), ..Locations::default() };
+        let advice = advice(&job.bottleneck, job, locations);
+        out.push_str(&format!(", bottleneck {}: {advice}", job.bottleneck));
     }
     out.push('\n');
     if state(job) == "abandoned" {

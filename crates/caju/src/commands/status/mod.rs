@@ -79,7 +79,7 @@ fn text(address: &str, status: &GetStatusResponse, all: bool) -> String {
             true => status.jobs.iter().collect(),
             false => jobs::recent(&status.jobs),
         };
-        out.push_str(&jobs::text(&shown));
+        out.push_str(&jobs::text(&shown, &status.cache_url));
         if shown.len() < status.jobs.len() {
             let hidden = format_count((status.jobs.len() - shown.len()) as u64);
             out.push_str(&format!("\n{hidden} epochs that are over are not shown; --all shows them\n"));
