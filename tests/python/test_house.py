@@ -341,3 +341,12 @@ def test_a_struct_of_arguments_without_commands_is_found(command_line):
     assert ("--seed", "caju run") in wanted and not any(row[-1] == "" for row in wanted)
     _, (problem,) = command_line(RunArgs=("caju run",), ToolCommand__Drain=("caju run",))
     assert "gives two structs with the flag --seed the commands caju run" in problem
+
+
+def test_an_option_inside_of_an_option_that_the_documentation_lacks_is_found(tmp_path, monkeypatch):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/pipeline.md").write_text("`{ skip: { limit: 100 } }` and `{ quantiles: 4, rows: 9 }`\n")
+    monkeypatch.setattr(workspace, "ROOT", tmp_path)
+    monkeypatch.setattr(pages, "NESTED", {("pipeline", "on_error.skip.limit"), ("pipeline", "reorder.measured")})
+    wanted, (missing,) = pages.nested_options()
+    assert wanted == pages.NESTED and "does not name `reorder.measured` of `pipeline`" in missing
