@@ -81,14 +81,104 @@ def waits():
             yield f"docs/limits.md names the test {name}, which is not there"
 
 
+CLI = "crates/caju/src/cli"
+
+# The commands of a struct of arguments, for flags that several structs declare. A flattened struct has several commands, whose
+# code for it is one. A struct of a hidden subcommand is here if no other command has the flag.
+COMMANDS = {
+    "CacheRoot": ("caju cache",),
+    "ComputeArgs": ("caju run", "caju save", "caju profile", "caju bench policies"),
+    "DispatcherArgs": ("caju dispatcher",),
+    "DispatcherBenchArgs": ("caju bench dispatcher",),
+    "DispatcherSettings": ("caju dispatcher", "caju up"),
+    "EpochArgs": ("caju run", "caju read"),
+    "ExactlyOnceArgs": ("caju bench exactly-once",),
+    "ExplainArgs": ("caju explain",),
+    "GenArgs": ("caju gen",),
+    "PlanArgs": ("caju plan",),
+    "PoliciesArgs": ("caju bench policies",),
+    "ProfileArgs": ("caju profile",),
+    "ProfilingOverheadArgs": ("caju bench profiling-overhead",),
+    "QuickstartArgs": ("caju quickstart",),
+    "ReadArgs": ("caju read",),
+    "ReadWaitArgs": ("caju read",),
+    "RunArgs": ("caju run",),
+    "SaveArgs": ("caju save",),
+    "ScaleArgs": ("caju scale",),
+    "StateBenchArgs": ("caju bench state",),
+    "StatusArgs": ("caju status",),
+    "TaskArgs": ("caju worker",),
+    "UpArgs": ("caju up",),
+    "WorkerArgs": ("caju worker",),
+    "WorkerCommand::Drain": ("caju worker drain",),
+}
+
+
+def cli_sources():
+    return [file.read_text(encoding="utf-8") for file in sorted((workspace.ROOT / CLI).glob("*.rs"))]
+
+
 def declared_flags():
-    """The long options of the command, as (flag, hidden)."""
-    for file in sorted((workspace.ROOT / "crates/caju/src/cli").glob("*.rs")):
-        # An attribute, further attributes, and the field.
-        for attribute, field in re.findall(
-                r"#\[arg\((.*?)\)\]\s*(?:pub\(crate\) )?(\w+):", file.read_text(encoding="utf-8"), re.DOTALL):
-            if re.search(r"\blong\b", attribute):
-                yield "--" + field.replace("_", "-"), "hide = true" in attribute
+    """The long options of the command, as (flag, struct of arguments, hidden). The struct of a subcommand with its arguments in
+    braces is the variant: `WorkerCommand::Drain`.
+    """
+    # A struct or an enum; a variant; or an attribute, further attributes, and the field.
+    item = re.compile(r"^pub\(crate\) (struct|enum) (?P<type>\w+)|^    (?P<variant>[A-Z]\w*) \{$"
+                      r"|#\[arg\((?P<attribute>.*?)\)\]\s*(?:pub\(crate\) )?(?P<field>\w+):", re.DOTALL | re.MULTILINE)
+    for text in cli_sources():
+        of = variant = None
+        for found in item.finditer(text):
+            if found["type"]:
+                of, variant = found["type"], None
+            elif found["variant"]:
+                variant = found["variant"]
+            elif re.search(r"\blong\b", found["attribute"]):
+                args = f"{of}::{variant}" if variant else of
+                yield "--" + found["field"].replace("_", "-"), args, "hide = true" in found["attribute"]
+
+
+def hidden_subcommands():
+    """The structs of arguments of subcommands that no help lists."""
+    hidden = r"#\[command\([^\n]*\bhide = true\b[^\n]*\)\]\n\s*\w+\((?:Box<)?(\w+)"
+    return {name for text in cli_sources() for name in re.findall(hidden, text)}
+
+
+def flag_rows(declared, hidden_structs):
+    """What rows of flags are wanted, as (rows, problems): (flag,), or (flag, commands) for each struct that declares the flag if
+    there are several. Structs of hidden subcommands count only for flags that no other command has.
+    """
+    structs = collections.defaultdict(set)
+    for flag, args, hidden in declared:
+        if not hidden:
+            structs[flag].add(args)
+    rows, problems = set(), []
+    for flag, all_of_flag in sorted(structs.items()):
+        of_flag = all_of_flag - hidden_structs or all_of_flag
+        if len(of_flag) == 1:
+            rows.add((flag,))
+            continue
+        for args in sorted(of_flag):
+            row = (flag, ", ".join(COMMANDS.get(args, ())))
+            if args not in COMMANDS:
+                problems.append(f"COMMANDS in scripts/house/pages.py does not say which commands {args} is for, one of several "
+                                f"structs with the flag {flag}")
+            elif row in rows:
+                problems.append(f"COMMANDS in scripts/house/pages.py gives two structs with the flag {flag} the commands "
+                                f"{row[1]}")
+            rows.add(row)
+    return {row for row in rows if row[-1]}, problems
+
+
+# Options inside of options, which the tables of docs/pipeline.md do not list by themselves.
+NESTED = {
+    ("pipeline", "on_error.skip.limit"),
+    ("pipeline", "reorder.measured"),
+    ("bucket_by_length", "boundaries.quantiles"),
+    ("bucket_by_length", "boundaries.rows"),
+    ("parse_example", "features.*.dtype"),
+    ("parse_example", "features.*.shape"),
+    ("parse_example", "features.*.optional"),
+}
 
 
 def top_level_keys(text):
@@ -132,22 +222,32 @@ def stage_options():
             yield "files", key[1]
 
 
+def nested_options():
+    """NESTED, and the problems of those that docs/pipeline.md does not name."""
+    page = (workspace.ROOT / "docs/pipeline.md").read_text(encoding="utf-8")
+    missing = [(of, option) for of, option in sorted(NESTED) if not re.search(rf"\b{option.rsplit('.', 1)[-1]}: ", page)]
+    return NESTED, [f"docs/pipeline.md does not name `{option}` of `{of}`; is it still there?" for of, option in missing]
+
+
 def promised_options():
-    declared = dict(declared_flags())
+    declared = list(declared_flags())
     if not declared:
-        yield "crates/caju/src/cli declares no options; have they moved?"
+        yield f"{CLI} declares no options; have they moved?"
     root = workspace.ROOT
     pages = [root / "README.md", root / "ARCHITECTURE.md", root / FOUND, *sorted((root / "docs").rglob("*.md"))]
+    flags = {flag for flag, *_ in declared}
     for page in pages:
         for flag in sorted(set(re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]", page.read_text(encoding="utf-8")))):
-            if flag not in declared and flag not in OTHER_FLAGS:
+            if flag not in flags and flag not in OTHER_FLAGS:
                 yield f"{page.relative_to(root)} names {flag}, which is no option of the command"
     options = set(stage_options())
     for kind in ("pipeline", "files", "csv", "shuffle"):
         if kind not in {of for of, _ in options}:
             yield f"docs/pipeline.md has no options of `{kind}`; have its tables moved?"
-    wanted = {(flag,) for flag, hidden in declared.items() if not hidden} | set(options)
-    yield from tested_options(wanted, (root / OPTIONS).read_text(encoding="utf-8"), test_names())
+    rows, problems = flag_rows(declared, hidden_subcommands())
+    nested, missing = nested_options()
+    yield from (*problems, *missing)
+    yield from tested_options(rows | options | nested, (root / OPTIONS).read_text(encoding="utf-8"), test_names())
 
 
 def tested_options(wanted, page, tests):
@@ -156,7 +256,7 @@ def tested_options(wanted, page, tests):
     for line in page.splitlines():
         *option, names = re.fullmatch(r"\| (.*) \|", line)[1].split(" | ") if line.startswith("| `") else [""]
         if option:
-            rows[tuple(cell.strip("`") for cell in option)] += re.findall(r"`(\w+)`", names)
+            rows[tuple(cell.replace("`", "") for cell in option)] += re.findall(r"`(\w+)`", names)
     for option in sorted(wanted - set(rows)):
         yield f"{OPTIONS} has no row for `{' '.join(option)}`; add one with a test that fails when the option does nothing"
     for option in sorted(set(rows) - wanted):

@@ -260,3 +260,93 @@ def test_only_tests_count_as_tests():
     python = "def helper():\n    pass\n\n\ndef test_three():\n    pass\n"
     assert pages.tests_of(rust) == ["one", "two"]
     assert pages.tests_of(python) == ["test_three"]
+
+
+CLI = '''
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// Twice here, in this comment: #[arg]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub(crate) seed: u64,
+    #[arg(long)]
+    pub(crate) all_epochs: bool,
+    #[arg(long, hide = true)]
+    pub(crate) trial: Option<String>,
+    #[arg(value_name = "FILE")]
+    pub(crate) file: String,
+    #[command(flatten)]
+    pub(crate) more: More,
+}
+
+pub(crate) enum ToolCommand {
+    Measure(MeasureArgs),
+    #[command(hide = true)]
+    Journal(Box<JournalArgs>),
+    Drain {
+        #[arg(long, value_name = "N")]
+        seed: u64,
+    },
+}
+
+pub(crate) struct JournalArgs {
+    #[arg(long)]
+    pub(crate) seed: u64,
+    #[arg(long)]
+    pub(crate) kills: u64,
+}
+'''
+
+
+@pytest.fixture
+def command_line(tmp_path, monkeypatch):
+    """The rows that are wanted for the flags of CLI, and what is wrong, for a map from structs to commands."""
+    (tmp_path / pages.CLI).mkdir(parents=True)
+    (tmp_path / pages.CLI / "mod.rs").write_text(CLI)
+    monkeypatch.setattr(workspace, "ROOT", tmp_path)
+
+    def rows(**commands):
+        monkeypatch.setattr(pages, "COMMANDS", {name.replace("__", "::"): words for name, words in commands.items()})
+        return pages.flag_rows(list(pages.declared_flags()), pages.hidden_subcommands())
+
+    return rows
+
+
+def test_flags_are_declared_by_structs_and_variants(command_line):
+    assert list(pages.declared_flags()) == [
+        ("--seed", "RunArgs", False), ("--all-epochs", "RunArgs", False), ("--trial", "RunArgs", True),
+        ("--seed", "ToolCommand::Drain", False), ("--seed", "JournalArgs", False), ("--kills", "JournalArgs", False),
+    ]
+    assert pages.hidden_subcommands() == {"JournalArgs"}
+
+
+def test_a_flag_of_several_commands_has_a_row_for_each(command_line):
+    wanted, problems = command_line(RunArgs=("caju run", "caju read"), ToolCommand__Drain=("caju tool drain",))
+    # A hidden flag has none, and that of a hidden subcommand one if no other command has it.
+    assert wanted == {("--all-epochs",), ("--kills",), ("--seed", "caju run, caju read"), ("--seed", "caju tool drain")}
+    assert problems == []
+    page = ("| `--all-epochs` | `one` |\n| `--kills` | `one` |\n| `--seed` | `caju run`, `caju read` | `one` |\n"
+            "| `--seed` | `caju tool drain` | `two` |\n")
+    assert list(pages.tested_options(wanted, page, {"one", "two"})) == []
+    removed = page.replace("| `--seed` | `caju tool drain` | `two` |\n", "")
+    (found,) = pages.tested_options(wanted, removed, {"one", "two"})
+    assert "has no row for `--seed caju tool drain`" in found
+    one_for_all = removed.replace("`caju run`, `caju read` | ", "")
+    found = list(pages.tested_options(wanted, one_for_all, {"one", "two"}))
+    assert len(found) == 3 and "row for `--seed`, which is no option" in found[-1]
+
+
+def test_a_struct_of_arguments_without_commands_is_found(command_line):
+    wanted, (problem,) = command_line(RunArgs=("caju run",))
+    assert "does not say which commands ToolCommand::Drain is for" in problem and "--seed" in problem
+    assert ("--seed", "caju run") in wanted and not any(row[-1] == "" for row in wanted)
+    _, (problem,) = command_line(RunArgs=("caju run",), ToolCommand__Drain=("caju run",))
+    assert "gives two structs with the flag --seed the commands caju run" in problem
+
+
+def test_an_option_inside_of_an_option_that_the_documentation_lacks_is_found(tmp_path, monkeypatch):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/pipeline.md").write_text("`{ skip: { limit: 100 } }` and `{ quantiles: 4, rows: 9 }`\n")
+    monkeypatch.setattr(workspace, "ROOT", tmp_path)
+    monkeypatch.setattr(pages, "NESTED", {("pipeline", "on_error.skip.limit"), ("pipeline", "reorder.measured")})
+    wanted, (missing,) = pages.nested_options()
+    assert wanted == pages.NESTED and "does not name `reorder.measured` of `pipeline`" in missing

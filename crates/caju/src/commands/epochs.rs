@@ -194,7 +194,7 @@ impl Epochs<'_> {
         }
         // The store of a cache that is elsewhere is not known here.
         let meters = self.io.as_ref()?;
-        let why = match meters.caches.trouble() {
+        let why = match meters.caches.last_error() {
             Some(trouble) => format!("nothing could be stored: {}", trouble.message()),
             None => "the epochs ended before enough was measured, so nothing is stored".to_owned(),
         };
