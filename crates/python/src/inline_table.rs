@@ -326,7 +326,7 @@ struct IpcStream<W: Write> {
 
 enum Written<W: Write> {
     Nothing(W),
-    Schema(StreamWriter<W>),
+    Schema(Box<StreamWriter<W>>),
     Failed,
 }
 
@@ -337,7 +337,9 @@ impl<W: Write> IpcStream<W> {
 
     fn add(&mut self, batch: &RecordBatch) -> Result<()> {
         let mut writer = match std::mem::replace(&mut self.state, Written::Failed) {
-            Written::Nothing(out) => StreamWriter::try_new(out, &batch.schema()).map_err(write_error)?,
+            Written::Nothing(out) => {
+                Box::new(StreamWriter::try_new(out, &batch.schema()).map_err(write_error)?)
+            }
             Written::Schema(writer) => writer,
             Written::Failed => return Err(Error::internal("rows are added to a stream that has failed")),
         };
@@ -351,7 +353,9 @@ impl<W: Write> IpcStream<W> {
 
     fn finish(self) -> Result<W> {
         let mut writer = match self.state {
-            Written::Nothing(out) => StreamWriter::try_new(out, &Schema::empty()).map_err(write_error)?,
+            Written::Nothing(out) => {
+                Box::new(StreamWriter::try_new(out, &Schema::empty()).map_err(write_error)?)
+            }
             Written::Schema(writer) => writer,
             Written::Failed => return Err(Error::internal("a stream that has failed ends")),
         };
