@@ -89,11 +89,9 @@ mod tests {
     use super::*;
 
     fn body(whole: &Buffer, cuts: &[usize]) -> Vec<Segment> {
-        let mut at = 0;
+        let starts = [0].into_iter().chain(cuts.iter().copied());
         let ends = cuts.iter().copied().chain([whole.len()]);
-        let parts =
-            ends.map(|end| Segment::Data(whole.slice_with_length(std::mem::replace(&mut at, end), end - at)));
-        parts.collect()
+        starts.zip(ends).map(|(from, to)| Segment::Data(whole.slice_with_length(from, to - from))).collect()
     }
 
     fn buffer(seed: u8) -> Buffer {

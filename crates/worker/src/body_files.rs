@@ -383,11 +383,13 @@ mod tests {
         let files = BodyFiles::new(16 * BYTES, 0);
         let (a, b) = (task(&files, 1, 7), task(&files, 2, 7));
         let same: Vec<EncodedRows> = (0..10).map(|first| rows(first * 1000, 1)).collect();
+        assert!(!was_there(&b, -1000, 1), "it joins");
         for rows in &same {
             assert!(!a.file(rows).unwrap().1);
         }
         let held = || files.state.lock().groups[&7].by_location.len();
         assert_eq!(held(), 4, "a share of the bound");
+        assert_eq!(files.usage().0, 10 * BYTES);
         for rows in &same {
             let (file, was_there) = b.file(rows).unwrap();
             assert!(was_there && rows.has_body(file.map().unwrap().as_ref()));

@@ -2,6 +2,7 @@
 
 mod announce;
 mod bench;
+mod bottleneck;
 mod boundaries;
 mod cache;
 mod check;

@@ -7,10 +7,11 @@ use caju_proto::v1::{JobStatus, ReaderStatus, StageStats};
 use caju_types::{ClientId, format_bytes, format_count};
 
 use super::span;
+use crate::commands::bottleneck::advice;
 use crate::commands::boundaries;
 use crate::commands::decision::{decision, is_undecided, marked_reason, policy};
 use crate::commands::setting::{Location, Locations};
-use crate::commands::summary::{advice, splits};
+use crate::commands::summary::splits;
 use crate::report::SplitsReport;
 use crate::text::{aligned, table, wrapped};
 
