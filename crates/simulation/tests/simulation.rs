@@ -150,9 +150,11 @@ fn readers_that_stand_still_and_a_lost_state_cost_no_row_of_seeds_12_and_on() {
 /// - 417: the model did not know that a call that is made again joins another iteration where the epoch began again since.
 /// - 624 and 640: a consumer was killed when it had taken everything, and came back with an earlier state. The epoch began again,
 ///   and the consumers that lived were expelled.
+/// - 8801090: a consumer gave a state from before the dispatcher had lost its state, and what it had acknowledged since was used
+///   as its state all the same.
 /// - 1106: a consumer restored the end of the epoch before, and came back behind the elements that it had acknowledged in this one.
 /// - 73 and 106: the model did not know the rows that wait to be packed.
-const REGRESSIONS_OF_ROUNDS: &[u64] = &[42, 54, 73, 98, 106, 402, 417, 624, 640, 1106];
+const REGRESSIONS_OF_ROUNDS: &[u64] = &[42, 54, 73, 98, 106, 402, 417, 624, 640, 1106, 8_801_090];
 
 #[test]
 fn seeds_of_rounds_that_have_failed_pass() {

@@ -125,7 +125,12 @@ impl Core {
         request: &v1::NextSplitsRequest,
     ) -> Vec<u64> {
         let Some(iteration) = txn.state.iterations.get(&id) else { return Vec::new() };
-        if request.sharing_points.is_empty() || !sharing::has_free_order(txn.state, iteration) {
+        if request.sharing_points.is_empty() {
+            return Vec::new();
+        }
+        // Jobs with an order share rows, too, and take their splits in it.
+        self.reports.lock().sharing.on_request(id, request);
+        if !sharing::has_free_order(txn.state, iteration) {
             return Vec::new();
         }
         if txn.state.workers.get(&worker).is_some_and(|w| w.state == WorkerState::Draining) {
@@ -135,7 +140,6 @@ impl Core {
         let provider = (!exhausted).then(|| self.provider(txn.state, iteration, feed));
         let want = count_of(request.want);
         let mut reports = self.reports.lock();
-        reports.sharing.on_request(id, request);
         sharing::take(txn, &mut reports.sharing, (id, feed), provider.as_ref(), (request, want))
     }
 

@@ -117,7 +117,10 @@ impl Resume {
     /// The state of a consumer that comes back without one, from what it had acknowledged; none if its state was given.
     pub fn fallback_state(&self, consumer: u32) -> Option<Resume> {
         let states = self.fallback_states.as_deref()?;
-        let of = states.consumers.get(&consumer).filter(|s| !self.given.contains(&s.client))?;
+        // A state that the consumer gave may be of another reading, in which it had another number.
+        let has_given =
+            |s: &FallbackState| self.given.contains(&s.client) || self.steps.contains_key(&consumer);
+        let of = states.consumers.get(&consumer).filter(|s| !has_given(s))?;
         let mut taken = states.whole.clone();
         of.taken.iter().for_each(|(split, rows)| taken.add_rows(*split, rows));
         Some(Resume {
@@ -283,6 +286,22 @@ mod tests {
             states.iter().for_each(|state| all.extend(state).unwrap());
             assert_eq!(found(&all), outdated, "{states:?}, one after another");
         }
+    }
+
+    #[test]
+    fn a_consumer_that_gave_a_state_gets_no_other_one() {
+        let acknowledged = FallbackState { client: ClientId(21), taken: Vec::new(), elements: 7 };
+        let states = FallbackStates { consumers: [(1, acknowledged)].into(), ..FallbackStates::default() };
+        let mut waiting = Resume {
+            of: IterationId(2),
+            behind: [IterationId(1)].into(),
+            fallback_states: Some(Box::new(states)),
+            ..Resume::default()
+        };
+        assert_eq!(waiting.fallback_state(1).unwrap().steps, [(1, 7)].into());
+        // Of the first iteration, in which it had another number.
+        waiting.extend(&state_of(1, 1, 6)).unwrap();
+        assert_eq!(waiting.fallback_state(1), None);
     }
 
     #[test]

@@ -109,6 +109,22 @@ async fn equal_jobs_compute_each_row_once() {
     assert_eq!((usage.hits, usage.misses, usage.evicted_unread), (128, 64, 0), "{usage:?}");
 }
 
+/// Jobs whose epochs have an order see each other as sharing jobs, too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn jobs_with_an_order_say_with_whom_they_share() {
+    let cluster = cluster(1, patient(1 << 30, SharingLag::Drop)).await;
+    let client = cluster.client().await;
+    let mut def = squares();
+    def["deterministic"] = json!(true);
+    let readers = begun(&client, ["a", "b"].map(|job| shared(&def, job)).into()).await;
+    let running = client.status().await.unwrap();
+    for (job, other) in [("a", "b"), ("b", "a")] {
+        let of_job = running.jobs.iter().find(|j| j.job == job).unwrap();
+        assert_eq!(of_job.shares_with, [format!("{other} epoch 0")], "{job}");
+    }
+    assert_eq!(computed(&finish(&client, readers, ROWS).await), ROWS);
+}
+
 /// Jobs whose epochs draw the same random numbers share; jobs with another seed do not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rows_are_shared_where_the_draws_are_equal() {
