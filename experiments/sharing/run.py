@@ -99,6 +99,7 @@ class Cluster:
 
     def computed_when_it_joins(self, job, other):
         """The rows that were computed for a job when another one has got its first row, or before."""
+        computed = self.progress(job)[1]
         while True:
             jobs = self.jobs()
             if progress(jobs, other)[0] > 0 or not any(j["job"] == job and j["state"] == "running" for j in jobs):

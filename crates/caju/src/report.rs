@@ -28,6 +28,7 @@ pub(crate) struct RunReport {
 
 /// One epoch.
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(test, derive(Default))]
 pub(crate) struct EpochReport {
     pub(crate) epoch: u64,
     pub(crate) rows: u64,

@@ -18,7 +18,7 @@ use super::epochs::Outcome;
 use super::summary::summary;
 use super::{order, pipeline_file};
 use crate::cli::{BoundArgs, ComputeArgs, ConnectionArgs, CpuThreads, EpochArgs, StoreArgs, TunedArgs};
-pub(crate) use crate::cores::available_cores as cores;
+use crate::cores::available_cores;
 use crate::output;
 use crate::report;
 
@@ -88,7 +88,7 @@ pub(crate) fn absolute_url(text: &str) -> Result<String> {
 pub(crate) fn cpu_pool(threads: Option<u32>) -> Result<CpuPool> {
     match threads {
         Some(n) => CpuPool::new(n.max(1) as usize),
-        None => CpuPool::elastic(cores()),
+        None => CpuPool::elastic(available_cores()),
     }
 }
 
@@ -98,7 +98,7 @@ pub(crate) fn cpu_pool(threads: Option<u32>) -> Result<CpuPool> {
 /// `ResourceExhausted` if the system gives no threads.
 pub(crate) fn tuned_pool(threads: CpuThreads) -> Result<CpuPool> {
     match threads {
-        CpuThreads::Auto(first) => CpuPool::elastic(first.unwrap_or_else(cores)),
+        CpuThreads::Auto(first) => CpuPool::elastic(first.unwrap_or_else(available_cores)),
         CpuThreads::Given(n) => CpuPool::new(n),
     }
 }
@@ -151,7 +151,7 @@ pub(crate) fn limits() -> Limits {
 /// The functions of expressions, within the bounds of the process, and Python functions. In a process of the user
 /// these run in the user's own environment.
 pub(crate) fn registry() -> Registry {
-    registry_on(cores())
+    registry_on(available_cores())
 }
 
 /// The same, with Python functions in up to `threads` busy processes.

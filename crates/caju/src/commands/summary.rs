@@ -225,30 +225,17 @@ mod tests {
 
     fn epoch(epoch: u64, rows_per_s: f64, splits: SplitsReport) -> EpochReport {
         EpochReport {
-            rows_skipped: 0,
-            received_bytes: 0,
-            mapped_bytes: 0,
-            padded_rows: 0,
-            rounds: None,
-            consumer_wait_s: None,
-            surplus_elements: 0,
-            first_skips: Vec::new(),
-            shared: None,
-            incomplete: None,
             epoch,
             rows: 2000,
             batches: 8,
             wall_s: 2.0,
             rows_per_s,
             first_batch_s: 0.3,
-            tail_s: 0.0,
             wait_s: 1.9,
-            rows_checksum: None,
             source_bytes_read: 220 << 20,
-            cache_bytes_read: 0,
-            cache_bytes_written: 0,
             splits,
             bytes: 1200 << 20,
+            ..EpochReport::default()
         }
     }
 

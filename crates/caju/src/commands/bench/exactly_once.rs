@@ -17,7 +17,8 @@ use serde_json::json;
 use super::server::{Program, Server};
 use super::stats::{median, median_interval};
 use crate::cli::{ExactlyOnceArgs, Global};
-use crate::commands::{check, pipeline_file, shared};
+use crate::commands::{check, pipeline_file};
+use crate::cores::available_cores;
 use crate::output;
 use crate::report;
 
@@ -77,7 +78,7 @@ pub(super) async fn run(global: &Global, args: &ExactlyOnceArgs) -> Result<()> {
         let epochs = |e: &Epoch| json!({ "rows": e.rows, "wall_s": e.wall.as_secs_f64(), "cpu_s": e.cpu.as_secs_f64() });
         let result = json!({
             "schema": "caju.exactly-once-bench/v1",
-            "cores": shared::cores(),
+            "cores": available_cores(),
             "rows_per_s": { "exactly_once": once, "at_most_once": most },
             "wall_cost_percent": { "median": median(wall.clone()), "interval": median_interval(&wall) },
             "cpu_cost_percent": { "median": median(cpu.clone()), "interval": median_interval(&cpu) },

@@ -35,6 +35,7 @@ use super::epochs::Consumer;
 use super::run::{Job, embedded};
 use super::{check, pipeline_file, shared};
 use crate::cli::{BenchArgs, BenchCommand, EpochArgs, Global, Mode, OneTrial, PoliciesArgs, ReorderArgs};
+use crate::cores::available_cores;
 use crate::output;
 use crate::plot::{self, Bar, Chart, Picture};
 use crate::report;
@@ -77,7 +78,7 @@ async fn run_policies(global: &Global, args: &PoliciesArgs, relaunch: Option<Vec
             "pipeline": def.to_json(),
             "epochs": args.epochs,
             "horizon": args.horizon(),
-            "cores": shared::cores(),
+            "cores": available_cores(),
             "summary": summary,
             "trials": trials,
         });

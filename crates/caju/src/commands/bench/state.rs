@@ -13,6 +13,7 @@ use serde_json::json;
 use super::source::LineSource;
 use crate::cli::StateBenchArgs;
 use crate::commands::shared;
+use crate::cores::available_cores;
 use crate::output;
 use crate::report;
 
@@ -70,7 +71,7 @@ pub(super) async fn run(args: &StateBenchArgs) -> Result<()> {
     if let Some(path) = &args.out {
         let result = json!({
             "schema": "caju.state-bench/v1",
-            "cores": shared::cores(),
+            "cores": available_cores(),
             "splits": args.splits,
             "readers": args.readers,
             "wall_s": wall.as_secs_f64(),

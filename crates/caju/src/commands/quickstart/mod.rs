@@ -17,6 +17,7 @@ use super::run::{Job, embedded};
 use super::serve::Signals;
 use super::shared;
 use crate::cli::{DEFAULT_DIR, EpochArgs, Global, Mode, QuickstartArgs, ReorderArgs};
+use crate::cores::available_cores;
 use crate::output;
 
 /// The pipeline that it runs. Users run and change the same file.
@@ -40,7 +41,7 @@ pub(crate) async fn run(global: &Global, args: &QuickstartArgs) -> Result<u8> {
         return Ok(0);
     }
     let stores = Arc::new(shared::stores()?);
-    let threads = shared::cores().min(MAX_CPU_THREADS);
+    let threads = available_cores().min(MAX_CPU_THREADS);
     let pool = shared::cpu_pool(u32::try_from(threads).ok())?;
     let out = folder("--dir", &args.dir.to_string_lossy())?;
     let cache = match &args.cache {

@@ -142,24 +142,9 @@ mod tests {
             wall_s,
             rows_per_s: 2000.0 / wall_s,
             first_batch_s: 0.1,
-            tail_s: 0.0,
             wait_s: 0.1,
-            rows_checksum: None,
-            source_bytes_read: 0,
-            cache_bytes_read: 0,
-            cache_bytes_written: 0,
             splits,
-            bytes: 0,
-            rows_skipped: 0,
-            received_bytes: 0,
-            mapped_bytes: 0,
-            padded_rows: 0,
-            rounds: None,
-            consumer_wait_s: None,
-            surplus_elements: 0,
-            first_skips: Vec::new(),
-            shared: None,
-            incomplete: None,
+            ..EpochReport::default()
         }
     }
 

@@ -14,10 +14,11 @@ use caju_types::{Error, Result, format_count, format_duration};
 use self::arguments::worker_command;
 use self::pool::WorkerPool;
 use self::restarts::RestartLimit;
+use super::OwnCommand;
 use super::dispatcher::Server;
 use super::serve::{Signals, drain, until_stdin_ends};
-use super::{OwnCommand, shared};
 use crate::cli::{CpuThreads, Global, UpArgs, WorkerCount};
+use crate::cores::available_cores;
 use crate::output;
 
 /// With `--workers auto` a worker has this part of the cores by default: the number of workers can follow the need in steps
@@ -39,7 +40,7 @@ pub(crate) async fn run(global: &Global, args: &UpArgs, own: Option<OwnCommand>)
 
 async fn serve(global: &Global, args: &UpArgs, own: Option<OwnCommand>) -> Result<()> {
     let settings = &args.settings;
-    let size = PoolSize::of(args, shared::cores())?;
+    let size = PoolSize::of(args, available_cores())?;
     let own = own.ok_or_else(|| {
         Error::failed_precondition(
             "caju up starts itself again for each worker, and cannot tell how it was started",

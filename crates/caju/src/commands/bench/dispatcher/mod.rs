@@ -17,7 +17,7 @@ use serde_json::{Map, Value, json};
 use super::server::{Program, Server};
 use super::source::LineSource;
 use crate::cli::{DispatcherBenchArgs, DispatcherPart};
-use crate::commands::shared;
+use crate::cores::available_cores;
 use crate::output;
 use crate::report;
 
@@ -54,7 +54,7 @@ pub(super) async fn run(args: &DispatcherBenchArgs) -> Result<()> {
     if let Some(path) = &args.out {
         let head = json!({
             "schema": "caju.dispatcher-bench/v1",
-            "cores": shared::cores(),
+            "cores": available_cores(),
             "pinned_to": args.core,
             "workers": args.workers,
             "clients": args.clients,
