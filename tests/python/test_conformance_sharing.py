@@ -71,6 +71,7 @@ def test_xtr_09_with_two_workers_trainers_have_elements_in_common():
         readers = [trainer(cj.range(10**9).batch(10_000), cluster, name) for name in "12"]
         # In turn: a trainer that has the machine for itself computes far ahead of the other one.
         steps = list(itertools.islice(zip(*readers, strict=True), 100))
+        # Rows, since jobs without an order cut them into batches of their own.
         taken = [{int(row) for element in elements for row in element["id"]} for elements in zip(*steps, strict=True)]
         assert [len(rows) for rows in taken] == [10**6, 10**6]
         assert taken[0] & taken[1]
