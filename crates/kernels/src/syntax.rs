@@ -77,6 +77,9 @@ fn quote_hint(sql: &str) -> String {
     };
     let mut words: Vec<&str> = Vec::new();
     for at in 0..tokens.len() {
+        if words.len() == MAX_QUOTED_WORDS {
+            break;
+        }
         if let Some(word) = reserved(at).filter(|word| !words.contains(word) && !is_called(at)) {
             words.push(word);
         }
@@ -88,7 +91,7 @@ fn quote_hint(sql: &str) -> String {
         };
         (0..tokens.len()).map(text).collect()
     };
-    match words.iter().take(MAX_QUOTED_WORDS).find(|word| parsed(&quoted(word)).is_ok()) {
+    match words.iter().find(|word| parsed(&quoted(word)).is_ok()) {
         Some(word) => format!(
             "; `{word}` is a word of SQL: if it is a column, write \"{word}\" in double quotes, in YAML '\"{word}\"'"
         ),
