@@ -93,7 +93,7 @@ pub(super) fn refuse_fallback(
     let count = iteration.even.as_ref().map_or(0, |even| even.consumers.count);
     let consumer = request.consumer_index;
     let resume = iteration.resume.as_deref().filter(|_| count > 0 && iteration.awaits_states());
-    let elements = resume.and_then(|r| r.fallback_state(consumer)).map_or(0, |s| s.steps_of(consumer));
+    let elements = resume.map_or(0, |r| r.acknowledged_elements(consumer));
     if elements == 0 {
         return Ok(());
     }

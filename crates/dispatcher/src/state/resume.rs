@@ -114,13 +114,23 @@ impl Resume {
         self.bases.outdated(counts, &self.steps, &self.rows)
     }
 
+    /// What a consumer had acknowledged that comes back without a state; none if it gave one.
+    fn acknowledged_by(&self, consumer: u32) -> Option<(&FallbackStates, &FallbackState)> {
+        let states = self.fallback_states.as_deref()?;
+        let of = states.consumers.get(&consumer)?;
+        // A state that the consumer gave may be of another reading, in which it had another number.
+        let has_given = self.given.contains(&of.client) || self.steps.contains_key(&consumer);
+        (!has_given).then_some((states, of))
+    }
+
+    /// The elements that a consumer had acknowledged that comes back without a state.
+    pub fn acknowledged_elements(&self, consumer: u32) -> u64 {
+        self.acknowledged_by(consumer).map_or(0, |(_, of)| of.elements)
+    }
+
     /// The state of a consumer that comes back without one, from what it had acknowledged; none if its state was given.
     pub fn fallback_state(&self, consumer: u32) -> Option<Resume> {
-        let states = self.fallback_states.as_deref()?;
-        // A state that the consumer gave may be of another reading, in which it had another number.
-        let has_given =
-            |s: &FallbackState| self.given.contains(&s.client) || self.steps.contains_key(&consumer);
-        let of = states.consumers.get(&consumer).filter(|s| !has_given(s))?;
+        let (states, of) = self.acknowledged_by(consumer)?;
         let mut taken = states.whole.clone();
         of.taken.iter().for_each(|(split, rows)| taken.add_rows(*split, rows));
         Some(Resume {
