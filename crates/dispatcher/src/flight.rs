@@ -36,13 +36,17 @@ impl FlightOnDispatcher {
 
     async fn info(&self, descriptor: FlightDescriptor) -> Result<FlightInfo> {
         let mut command = parse_command(&descriptor)?;
-        self.core.config.memory.check_name("a job's name", text(&command, "job").unwrap_or_default())?;
+        self.core
+            .context
+            .config
+            .memory
+            .check_name("a job's name", text(&command, "job").unwrap_or_default())?;
         let schema = self.schema(&command).await?;
         if text(&command, "job").is_none() {
             // One name for all endpoints of this answer: together they are one epoch.
-            command.insert("job".to_string(), json!(self.core.unique_name("flight-")));
+            command.insert("job".to_string(), json!(self.core.context.unique_name("flight-")));
         }
-        let workers = self.core.active_workers().await?;
+        let workers = self.core.workers.active_workers().await?;
         if workers.is_empty() {
             return Err(Error::unavailable(
                 "no worker is registered: start one with `caju worker --dispatcher ADDRESS`",
@@ -66,8 +70,8 @@ impl FlightOnDispatcher {
 
     async fn schema(&self, command: &Map<String, Value>) -> Result<SchemaRef> {
         match &command["pipeline"] {
-            Value::String(id) => self.core.dataset_schema(&DatasetId(id.clone())).await,
-            definition => self.core.definition_schema(definition).await,
+            Value::String(id) => self.core.datasets.dataset_schema(&DatasetId(id.clone())).await,
+            definition => self.core.datasets.definition_schema(definition).await,
         }
     }
 }

@@ -38,7 +38,7 @@ pub(crate) async fn serve(mut listener: Listener, core: Arc<Core>, tasks: Tasks)
         };
         let core = Arc::clone(&core);
         tasks.background("an HTTP request", log_failure, async move {
-            let limit = core.config.connections.handshake;
+            let limit = core.context.config.connections.handshake;
             let answered = tokio::time::timeout(limit, answer(stream, core)).await;
             drop(permit);
             // Who breaks the connection off, or sends nothing, needs no answer.
@@ -80,9 +80,9 @@ async fn respond(method: &Method, path: &str, core: &Arc<Core>) -> Response<Stri
 }
 
 async fn measured(core: &Arc<Core>) -> Result<String> {
-    let status = core.get_status().await?;
-    let (workers, epochs_read) = core.cluster_counts();
-    let target = core.known_target();
+    let status = core.status.get_status().await?;
+    let (workers, epochs_read) = core.scaling.cluster_counts();
+    let target = core.scaling.known_target();
     metrics::encode(&metrics::Measured { status: &status, workers, epochs_read, target: target.as_ref() })
 }
 

@@ -37,7 +37,7 @@ impl KedaScaler {
 #[tonic::async_trait]
 impl ExternalScaler for KedaScaler {
     async fn is_active(&self, _: Request<ScaledObjectRef>) -> Result<Response<IsActiveResponse>, Status> {
-        let result = self.core.needs_workers();
+        let result = self.core.scaling.needs_workers();
         Ok(Response::new(IsActiveResponse { result }))
     }
 
@@ -48,18 +48,18 @@ impl ExternalScaler for KedaScaler {
         &self,
         _: Request<ScaledObjectRef>,
     ) -> Result<Response<Self::StreamIsActiveStream>, Status> {
-        let (core, targets) = (Arc::clone(&self.core), self.core.scaling_target());
+        let (core, targets) = (Arc::clone(&self.core), self.core.scaling.scaling_target());
         let changes = stream::unfold((core, targets, None), |(core, mut targets, last)| async move {
             loop {
                 targets.mark_unchanged();
-                let result = core.needs_workers();
+                let result = core.scaling.needs_workers();
                 if last != Some(result) {
                     return Some((Ok(IsActiveResponse { result }), (core, targets, Some(result))));
                 }
                 // The stream ends with the dispatcher.
                 tokio::select! {
                     changed = targets.changed() => changed.ok()?,
-                    () = core.tasks.stopped() => return None,
+                    () = core.context.tasks.stopped() => return None,
                 }
             }
         });
@@ -83,11 +83,13 @@ impl ExternalScaler for KedaScaler {
         if !name.ends_with(METRIC) {
             return Err(Status::not_found(format!("no metric `{name}`; the only one is `{METRIC}`")));
         }
-        let Some(target) = self.core.known_target() else {
-            return Err(Status::unavailable(match self.core.config.timers.scaling_interval.is_zero() {
-                true => "no target of workers is computed: --scaling-interval is 0s",
-                false => "the target of workers is not known yet: the dispatcher has just started",
-            }));
+        let Some(target) = self.core.scaling.known_target() else {
+            return Err(Status::unavailable(
+                match self.core.context.config.timers.scaling_interval.is_zero() {
+                    true => "no target of workers is computed: --scaling-interval is 0s",
+                    false => "the target of workers is not known yet: the dispatcher has just started",
+                },
+            ));
         };
         let workers = target.workers;
         let value = MetricValue {

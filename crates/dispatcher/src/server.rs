@@ -136,18 +136,18 @@ impl Dispatcher {
         };
         let accepting = accept(listener, gate, server.clone(), admit);
         server.background("accepting connections", log_failure, accepting);
-        core.tasks.background("the check for lost workers and clients", log_failure, {
-            let core = Arc::clone(&core);
+        core.context.tasks.background("the check for lost workers and clients", log_failure, {
+            let checks = Arc::clone(&core.liveness);
             async move {
-                core.check_regularly().await;
+                checks.check_regularly().await;
                 Ok(())
             }
         });
-        if !core.config.timers.scaling_interval.is_zero() {
-            core.tasks.background("the target of workers", log_failure, {
-                let core = Arc::clone(&core);
+        if !core.context.config.timers.scaling_interval.is_zero() {
+            core.context.tasks.background("the target of workers", log_failure, {
+                let scaling = Arc::clone(&core.scaling);
                 async move {
-                    core.scale_regularly().await;
+                    scaling.scale_regularly().await;
                     Ok(())
                 }
             });
@@ -184,17 +184,17 @@ impl DispatcherHandle {
 
     /// The requested saves: a driver in this process has to carry them out, with a client.
     pub fn saves(&self) -> crate::control::Saves {
-        crate::control::Saves::of(&self.core)
+        crate::control::Saves::of(&self.core.saves)
     }
 
     /// The last target of workers, and notices of later ones.
     pub fn scaling_target(&self) -> watch::Receiver<ScalingTarget> {
-        self.core.scaling_target()
+        self.core.scaling.scaling_target()
     }
 
     /// Epochs that readers are in the middle of.
     pub fn epochs_read(&self) -> u64 {
-        self.core.cluster_counts().1
+        self.core.scaling.cluster_counts().1
     }
 
     /// Opens no epoch any more, as [`DispatcherHandle::drain`] does first: present readers continue.
@@ -206,7 +206,7 @@ impl DispatcherHandle {
     /// as [`DispatcherHandle::shutdown`] does, all of it within the bound of the settings. False if readers were still
     /// in the middle, or calls not answered.
     pub async fn drain(self) -> bool {
-        let (clock, bound) = (Arc::clone(&self.core.clock), self.core.config.timers.drain);
+        let (clock, bound) = (Arc::clone(&self.core.context.clock), self.core.context.config.timers.drain);
         let begun = clock.now();
         let drained = self.core.drain(bound).await;
         let left = bound.saturating_sub(clock.now().saturating_sub(begun));
@@ -229,15 +229,16 @@ impl DispatcherHandle {
     /// end within the bound of the settings are dropped. False if there were such. Connections of peers that do not
     /// close them are cut.
     pub async fn shutdown(self) -> bool {
-        let bound = self.core.config.timers.drain;
+        let bound = self.core.context.config.timers.drain;
         self.stop(bound).await
     }
 
     async fn stop(self, bound: Duration) -> bool {
         // First the waiting calls, which the server would wait for.
-        self.core.tasks.stop();
+        self.core.context.tasks.stop();
         self.server.stop();
-        let (answered, quiet) = tokio::join!(self.calls.answered(bound), self.core.tasks.shutdown(bound));
+        let (answered, quiet) =
+            tokio::join!(self.calls.answered(bound), self.core.context.tasks.shutdown(bound));
         self.core.close_cache(CLOSING).await;
         if !self.server.shutdown(CLOSING).await {
             tracing::info!("connections whose peers did not close them are cut");
@@ -251,7 +252,7 @@ impl DispatcherHandle {
 
 impl Drop for DispatcherHandle {
     fn drop(&mut self) {
-        self.core.tasks.stop();
+        self.core.context.tasks.stop();
         self.server.stop();
     }
 }

@@ -214,9 +214,10 @@ fn consumers_read_in_rounds_with_balance() {
         "every row once, whatever batch it is in"
     );
     let status = cluster.status();
-    for balance in ["bucket", "tokens"] {
+    for (balance, rounds) in [("bucket", rounds[0]), ("tokens", 100)] {
         let job = status["jobs"].as_array().unwrap().iter().find(|j| j["job"] == balance).unwrap();
         assert_eq!((&job["balance"], &job["state"]), (&json!(balance), &json!("finished")));
+        assert_eq!(job["rounds"], rounds, "its consumers have left: {job}");
     }
     let plain = read(&cluster, &tokens, 2, &["--job", "plain", "--balance", "none"]);
     assert!(plain.iter().all(|r| r["epochs"][0].get("rounds").is_none()), "{plain:?}");

@@ -8,7 +8,8 @@
 use caju_proto::v1;
 use caju_types::{Error, IterationId, JobName, Result};
 
-use super::{Core, Txn, attempts};
+use super::context::Context;
+use super::{Txn, attempts};
 use crate::state::{Attempt, AttemptRelation, Failure, Iteration, Job, Update};
 
 /// A reader that restored the beginning of an epoch.
@@ -106,44 +107,42 @@ pub(super) fn refuse_fallback(
     Err(error)
 }
 
-impl Core {
-    /// What a request says of the beginning of its epoch; none if it restored none. Readers of the epoch may have been killed a
-    /// moment ago: the answer waits until one of them calls, or all have been silent for some heartbeats.
-    ///
-    /// # Errors
-    /// Those of the journal, and of attempts.
-    pub(super) async fn restored_beginning(
-        &self,
-        request: &v1::OpenIterationRequest,
-    ) -> Result<Option<RestoredBeginning>> {
-        if !request.restored_beginning {
-            return Ok(None);
-        }
-        if !request.states.is_empty() || request.flight {
-            return Err(Error::invalid(
-                "a reader that restored the beginning of an epoch goes on from no state within it, and is none of Arrow Flight",
-            ));
-        }
-        let attempt = attempts::parse(request)?;
-        let after = Some(IterationId(request.after_iteration)).filter(|after| after.0 > 0);
-        let job = JobName(request.job.clone());
-        let members = self.read_durable(|state| {
-            let iteration = state.find_iteration(&job, request.epoch)?;
-            let is_decided = match Attempt::relation(iteration.attempt(), attempt.as_ref()) {
-                AttemptRelation::Other | AttemptRelation::Former => true,
-                AttemptRelation::Same => !attempts::comes_again(iteration, attempt.as_ref(), |_| false),
-                AttemptRelation::Unknown => after.is_some_and(|after| iteration.id > after),
-            };
-            let is_same = is_decided || iteration.opened_by(&request.request_id).is_some();
-            Some((iteration.id, iteration.own_members().collect::<Vec<_>>())).filter(|_| !is_same)
-        });
-        let Some((id, members)) = members.await? else {
-            return Ok(Some(RestoredBeginning { attempt, after, silent: None }));
-        };
-        if !members.is_empty() && !self.reports.any_calls(id, &members).await {
-            tracing::info!("{id}: all of its readers are silent, and a reader has restored its beginning");
-            return Ok(Some(RestoredBeginning { attempt, after, silent: Some(id) }));
-        }
-        Ok(Some(RestoredBeginning { attempt, after, silent: None }))
+/// What a request says of the beginning of its epoch; none if it restored none. Readers of the epoch may have been killed a
+/// moment ago: the answer waits until one of them calls, or all have been silent for some heartbeats.
+///
+/// # Errors
+/// Those of the journal, and of attempts.
+pub(super) async fn restored(
+    context: &Context,
+    request: &v1::OpenIterationRequest,
+) -> Result<Option<RestoredBeginning>> {
+    if !request.restored_beginning {
+        return Ok(None);
     }
+    if !request.states.is_empty() || request.flight {
+        return Err(Error::invalid(
+            "a reader that restored the beginning of an epoch goes on from no state within it, and is none of Arrow Flight",
+        ));
+    }
+    let attempt = attempts::parse(request)?;
+    let after = Some(IterationId(request.after_iteration)).filter(|after| after.0 > 0);
+    let job = JobName(request.job.clone());
+    let members = context.read_durable(|state| {
+        let iteration = state.find_iteration(&job, request.epoch)?;
+        let is_decided = match Attempt::relation(iteration.attempt(), attempt.as_ref()) {
+            AttemptRelation::Other | AttemptRelation::Former => true,
+            AttemptRelation::Same => !attempts::comes_again(iteration, attempt.as_ref(), |_| false),
+            AttemptRelation::Unknown => after.is_some_and(|after| iteration.id > after),
+        };
+        let is_same = is_decided || iteration.opened_by(&request.request_id).is_some();
+        Some((iteration.id, iteration.own_members().collect::<Vec<_>>())).filter(|_| !is_same)
+    });
+    let Some((id, members)) = members.await? else {
+        return Ok(Some(RestoredBeginning { attempt, after, silent: None }));
+    };
+    if !members.is_empty() && !context.reports.any_calls(id, &members).await {
+        tracing::info!("{id}: all of its readers are silent, and a reader has restored its beginning");
+        return Ok(Some(RestoredBeginning { attempt, after, silent: Some(id) }));
+    }
+    Ok(Some(RestoredBeginning { attempt, after, silent: None }))
 }

@@ -1,17 +1,22 @@
 //! Clients: heartbeats with their reports, and leaving.
 
+use std::sync::Arc;
+
 use caju_proto::{ticket, v1};
 use caju_types::{ClientId, Error, IterationId, Result, RowRanges, TaskId};
 
 use super::acknowledged_rows::{Reported, rows_of};
 use super::acknowledgements;
+use super::context::Context;
+use super::iterations::Iterations;
+use super::listings::Providers;
 use super::peer_reports::PeerReports;
 use super::reopen::{self, FinalReport};
 use super::reports::ReaderCall;
 use super::resume::Facts;
 use super::status::decision;
-use super::workers::modes_to_proto;
-use super::{Core, Txn, consumers, secrets, targets};
+use super::task_messages::modes_to_proto;
+use super::{Txn, consumers, secrets, targets};
 use crate::config::Timers;
 use crate::state::{Iteration, State, TaskState, Update};
 
@@ -26,39 +31,50 @@ struct Recorded {
     acknowledged: bool,
 }
 
-impl Core {
+/// The calls of readers.
+pub(crate) struct Clients {
+    pub(super) context: Arc<Context>,
+    pub(super) providers: Arc<Providers>,
+    pub(super) iterations: Arc<Iterations>,
+}
+
+impl Clients {
     pub(crate) async fn client_heartbeat(
         &self,
         request: v1::ClientHeartbeatRequest,
     ) -> Result<v1::ClientHeartbeatResponse> {
         let (client, id) = (ClientId(request.client_id), IterationId(request.iteration_id));
-        targets::check_local(&request.local_workers, &self.config.memory)?;
+        targets::check_local(&request.local_workers, &self.context.config.memory)?;
         let lost = parse_lost(&request.lost_tasks)?;
         let mut reported = Some(Reported::parse(&request)?);
-        let deadline = self.deadline(request.wait_ms);
-        let (recorded, numbers) = self.store.transact(
-            |txn| self.reports.record_heartbeat(txn, &request, &lost, reported.take().unwrap_or_default()),
-            |state, touched| self.tidy(state, touched),
-        );
+        let deadline = self.context.deadline(request.wait_ms);
+        let (recorded, numbers) = self.context.step(|txn| {
+            self.context.reports.record_heartbeat(txn, &request, &lost, reported.take().unwrap_or_default())
+        });
         let acknowledged = recorded.as_ref().is_ok_and(|r| r.acknowledged);
         // What is acknowledged does not come again, whatever becomes of this process (I6).
-        self.store.durable(if acknowledged { numbers.all } else { numbers.except_leases }).await?;
+        self.context.store.durable(if acknowledged { numbers.all } else { numbers.except_leases }).await?;
         let recorded = recorded?;
         if !recorded.is_member {
-            return self.read_durable(|state| unknown(&self.config.timers, state, client, id)).await;
+            return self
+                .context
+                .read_durable(|state| unknown(&self.context.config.timers, state, client, id))
+                .await;
         }
         if recorded.is_news {
             // Readers that wait to leave are notified that this one lives, and whether its user takes rows.
-            self.notifiers.notify(id);
+            self.context.notifiers.notify(id);
         }
-        let mut news = self.notifiers.subscribe(id);
+        let mut news = self.context.notifiers.subscribe(id);
         loop {
             news.borrow_and_update();
-            self.reports.record_figures(client, id, &request);
-            let has_news = self.store.read(|state| self.reports.has_news(state, client, id, &request));
-            if has_news || !self.wait(&mut news, deadline).await? {
-                self.reports.record_figures(client, id, &request);
+            self.context.reports.record_figures(client, id, &request);
+            let has_news =
+                self.context.store.read(|state| self.context.reports.has_news(state, client, id, &request));
+            if has_news || !self.context.wait(&mut news, deadline).await? {
+                self.context.reports.record_figures(client, id, &request);
                 return self
+                    .context
                     .read_durable_except_leases(|state| self.client_view(state, client, id, &request))
                     .await;
             }
@@ -73,15 +89,16 @@ impl Core {
         request: &v1::ClientHeartbeatRequest,
     ) -> v1::ClientHeartbeatResponse {
         let Some(iteration) = state.iterations.get(&id).filter(|i| i.members.contains_key(&client)) else {
-            return unknown(&self.config.timers, state, client, id);
+            return unknown(&self.context.config.timers, state, client, id);
         };
-        let mut reports = self.reports.lock();
+        let mut reports = self.context.reports.lock();
         let acknowledged = reports.has_all_of(id, client);
-        let accounted = self.reports.may_leave(&reports, iteration, client);
-        let others_take = self.reports.others_take(&reports, iteration, client);
-        let stages = reports.recent_stages(iteration, self.clock.now(), self.config.timers.heartbeat);
+        let accounted = self.context.reports.may_leave(&reports, iteration, client);
+        let others_take = self.context.reports.others_take(&reports, iteration, client);
+        let stages =
+            reports.recent_stages(iteration, self.context.clock.now(), self.context.config.timers.heartbeat);
         let slowest = consumers::slowest(&reports, iteration, client);
-        let unnotified = self.reports.unnotified(&reports, iteration, client);
+        let unnotified = self.context.reports.unnotified(&reports, iteration, client);
         drop(reports);
         let facts = Facts::of(iteration, request.knows_resumed, request.known_readers);
         let same_tasks = request.knows_tasks && request.seen_version == iteration.version;
@@ -106,7 +123,7 @@ impl Core {
             acknowledge_all: !acknowledged,
             failure: iteration.failure.as_ref().map(Into::into),
             unknown: false,
-            splits_total: self.listings.splits_total(iteration),
+            splits_total: self.providers.splits_total(iteration),
             splits_leased: iteration.splits_leased(),
             stages,
             modes: Some(modes_to_proto(iteration.modes)),
@@ -130,46 +147,48 @@ impl Core {
         let returned = request.returned.iter().map(rows_of).collect::<Result<Vec<_>>>()?;
         let last = final_report(&request)?;
         let mut order = super::rounds::known_order(request.rounds.as_ref())?;
-        let unix_ms = self.unix_ms();
-        self.commit(|txn| {
-            let known = match txn.state.iterations.get(&iteration) {
-                Some(iteration) => secrets::is_client(iteration, client, &request.secret)?,
-                None => false,
-            };
-            if known && reopen::must_reopen(txn.state, iteration, client) {
-                let resume = txn.state.iterations.get(&iteration).map(|known| {
-                    let why = reopen::why(known, client, &reason);
-                    reopen::resume(&self.reports.lock(), known, (client, &last), &why)
-                });
-                return resume.map_or(Ok(()), |r| reopen::reopen(self, txn, iteration, r, unix_ms));
-            }
-            if known {
-                if request.elements > 0 {
-                    took(txn, client, iteration);
+        let unix_ms = self.context.unix_ms();
+        self.context
+            .commit(|txn| {
+                let known = match txn.state.iterations.get(&iteration) {
+                    Some(iteration) => secrets::is_client(iteration, client, &request.secret)?,
+                    None => false,
+                };
+                if known && reopen::must_reopen(txn.state, iteration, client) {
+                    let resume = txn.state.iterations.get(&iteration).map(|known| {
+                        let why = reopen::why(known, client, &reason);
+                        reopen::resume(&self.context.reports.lock(), known, (client, &last), &why)
+                    });
+                    return resume
+                        .map_or(Ok(()), |r| reopen::reopen(&self.iterations, txn, iteration, r, unix_ms));
                 }
-                let (vanished, unknown) = (None, false);
-                if let Some(order) = order.take() {
-                    txn.apply(Update::RoundsKnown { iteration, order });
+                if known {
+                    if request.elements > 0 {
+                        took(txn, client, iteration);
+                    }
+                    let (vanished, unknown) = (None, false);
+                    if let Some(order) = order.take() {
+                        txn.apply(Update::RoundsKnown { iteration, order });
+                    }
+                    txn.apply(Update::ClientGone {
+                        client,
+                        iteration,
+                        received,
+                        broken_off,
+                        reason,
+                        returned,
+                        vanished,
+                        unknown,
+                        elements,
+                    });
+                    let mut reports = self.context.reports.lock();
+                    reports.record_leave(iteration, request.elements);
+                    reports.settle_tasks(txn, iteration);
                 }
-                txn.apply(Update::ClientGone {
-                    client,
-                    iteration,
-                    received,
-                    broken_off,
-                    reason,
-                    returned,
-                    vanished,
-                    unknown,
-                    elements,
-                });
-                let mut reports = self.reports.lock();
-                reports.record_leave(iteration);
-                reports.settle_tasks(txn, iteration);
-            }
-            Ok(())
-        })
-        .await?;
-        let mut reports = self.reports.lock();
+                Ok(())
+            })
+            .await?;
+        let mut reports = self.context.reports.lock();
         reports.clients.remove(&(iteration, client));
         reports.complete.remove(&(iteration, client));
         drop(reports);

@@ -10,9 +10,10 @@ use caju_proto::v1;
 use caju_types::{Balance, ClientId, Error, IterationId, Result, TaskId, Uneven, WorkerId, did_you_mean};
 use caju_wire::schema_from_ipc;
 
+use super::context::Context;
 use super::reports::Reports;
 use super::splits::running_task;
-use super::{Core, Txn, secrets};
+use super::{Txn, secrets};
 use crate::config::Timers;
 use crate::state::{
     Consumers, Dataset, DealtPiece, Even, Failure, Iteration, Job, Mode, State, Tail, TailElement,
@@ -283,32 +284,34 @@ pub(super) fn slowest(reports: &Reports, iteration: &Iteration, waiter: ClientId
     )
 }
 
-impl Core {
+/// The calls of workers that serve consumers with equal numbers of elements.
+pub(crate) struct ConsumerCalls {
+    pub(super) context: Arc<Context>,
+}
+
+impl ConsumerCalls {
     /// Says which elements of a task go to consumers that are behind.
     pub(crate) async fn serve_behind(
         &self,
         request: v1::ServeBehindRequest,
     ) -> Result<v1::ServeBehindResponse> {
-        let answer = self.commit(|txn| serve_behind(txn, &request)).await?;
-        self.reports.lock().on_worker_call(WorkerId(request.worker_id), self.clock.now());
+        let answer = self.context.commit(|txn| serve_behind(txn, &request)).await?;
+        self.context.reports.lock().on_worker_call(WorkerId(request.worker_id), self.context.clock.now());
         Ok(answer)
     }
 
     /// Waits until the tails of an epoch are given out.
-    pub(crate) async fn deal_tail(
-        self: &Arc<Self>,
-        request: v1::DealTailRequest,
-    ) -> Result<v1::DealTailResponse> {
-        let deadline = self.deadline(request.wait_ms);
+    pub(crate) async fn deal_tail(&self, request: v1::DealTailRequest) -> Result<v1::DealTailResponse> {
+        let deadline = self.context.deadline(request.wait_ms);
         let (id, worker) = (TaskId(request.task_id), WorkerId(request.worker_id));
-        let iteration = self.read_durable(|state| state.task_index.get(&id).copied()).await?;
+        let iteration = self.context.read_durable(|state| state.task_index.get(&id).copied()).await?;
         let Some(iteration) = iteration else {
             return Err(Error::cancelled(format!("{id} is lost, or its job is over: stop it")));
         };
-        let mut news = self.notifiers.subscribe(iteration);
+        let mut news = self.context.notifiers.subscribe(iteration);
         loop {
             news.borrow_and_update();
-            let answer = self.commit(|txn| {
+            let answer = self.context.commit(|txn| {
                 secrets::worker(txn.state, worker, &request.secret)?;
                 reach_tail(txn, id, worker, &request)?;
                 deal(txn, iteration)?;
@@ -316,11 +319,11 @@ impl Core {
                 Ok(task.dealt.as_ref().map(|pieces| pieces.iter().map(to_proto).collect()))
             });
             let answer = answer.await?;
-            self.reports.lock().on_worker_call(worker, self.clock.now());
+            self.context.reports.lock().on_worker_call(worker, self.context.clock.now());
             if let Some(pieces) = answer {
                 return Ok(v1::DealTailResponse { dealt: true, pieces });
             }
-            if !self.wait(&mut news, deadline).await? {
+            if !self.context.wait(&mut news, deadline).await? {
                 return Ok(v1::DealTailResponse::default());
             }
         }

@@ -12,8 +12,9 @@ use caju_runtime::OrderedMutex;
 use caju_types::{DatasetId, Error, Fingerprint, JobName, Result, did_you_mean, hash128, shortened};
 use serde_json::Value;
 
+use super::Txn;
+use super::context::Context;
 use super::usage::{Usage, admit_dataset};
-use super::{Core, Txn};
 use crate::catalog::{Bound, Catalog};
 use crate::locks;
 use crate::state::{Dataset, State, Update};
@@ -30,16 +31,17 @@ pub(super) enum RequestedDataset {
 }
 
 /// What definitions mean: the catalog, its bindings of datasets, and when datasets and jobs were last used.
-pub(super) struct Datasets {
+pub(crate) struct Datasets {
+    pub(super) context: Arc<Context>,
     catalog: Arc<dyn Catalog>,
     bound: OrderedMutex<HashMap<DatasetId, Arc<Bound>>>,
     usage: OrderedMutex<Usage>,
 }
 
 impl Datasets {
-    pub(super) fn new(catalog: Arc<dyn Catalog>) -> Self {
+    pub(super) fn new(context: Arc<Context>, catalog: Arc<dyn Catalog>) -> Self {
         let bound = OrderedMutex::new(locks::BOUND, HashMap::new());
-        Self { catalog, bound, usage: OrderedMutex::new(locks::USAGE, Usage::default()) }
+        Self { context, catalog, bound, usage: OrderedMutex::new(locks::USAGE, Usage::default()) }
     }
 
     /// Makes sense of definitions.
@@ -98,17 +100,17 @@ impl Datasets {
     }
 }
 
-impl Core {
+impl Datasets {
     pub(crate) async fn register_dataset(
         &self,
         request: v1::RegisterDatasetRequest,
     ) -> Result<v1::RegisterDatasetResponse> {
-        self.config.memory.check_name("a dataset's name", &request.dataset_id)?;
-        let (bound, dataset) = self.datasets.bind(&request.definition_json).await?;
+        self.context.config.memory.check_name("a dataset's name", &request.dataset_id)?;
+        let (bound, dataset) = self.bind(&request.definition_json).await?;
         let chosen = Some(request.dataset_id).filter(|id| !id.is_empty()).map(DatasetId);
-        let dataset = self.commit(|txn| register(self, txn, dataset, chosen, None)).await?;
+        let dataset = self.context.commit(|txn| self.register(txn, dataset, chosen, None)).await?;
         if bound.payloads == dataset.payloads {
-            self.datasets.keep(&dataset.id, &bound);
+            self.keep(&dataset.id, &bound);
         }
         Ok(v1::RegisterDatasetResponse {
             dataset_id: dataset.id.0,
@@ -117,10 +119,60 @@ impl Core {
         })
     }
 
+    /// Registers a dataset, unless it is known; under a chosen name, or its fingerprint.
+    pub(super) fn register(
+        &self,
+        txn: &mut Txn<'_>,
+        mut dataset: Dataset,
+        chosen: Option<DatasetId>,
+        job: Option<&JobName>,
+    ) -> Result<Dataset> {
+        if let Some(id) = chosen {
+            if let Some(known) = txn.state.datasets.get(&id) {
+                return if known.identity == dataset.identity {
+                    let known = known.clone();
+                    self.renewed(txn, known, dataset)
+                } else {
+                    Err(conflict(known, &dataset))
+                };
+            }
+            dataset.id = id;
+        } else {
+            if let Some(known) = known(txn.state, &dataset, job).cloned() {
+                return self.renewed(txn, known, dataset);
+            }
+            if txn.state.datasets.contains_key(&dataset.id) {
+                // The same computation on other files: a fingerprint does not cover paths.
+                dataset.id = DatasetId(format!("{}-{}", dataset.fingerprint, dataset.identity));
+            }
+            if let Some(payloads) = dataset.payloads.filter(|_| txn.state.datasets.contains_key(&dataset.id))
+            {
+                dataset.id = DatasetId(format!("{}-{payloads}", dataset.fingerprint));
+            }
+        }
+        admit_dataset(&self.context.config.memory, &self.usage.lock(), txn, &dataset)?;
+        self.usage.lock().use_dataset(&dataset.id, self.context.clock.now());
+        txn.apply(Update::DatasetRegistered { dataset: dataset.clone() });
+        Ok(dataset)
+    }
+
+    /// A known dataset, with the new definition if nobody reads it: functions of the user's own are named by their code, or by a
+    /// version, and the newest form runs.
+    fn renewed(&self, txn: &mut Txn<'_>, known: Dataset, new: Dataset) -> Result<Dataset> {
+        self.usage.lock().use_dataset(&known.id, self.context.clock.now());
+        if known.definition_json == new.definition_json || is_read(txn.state, &known) {
+            return Ok(known);
+        }
+        let dataset = Dataset { id: known.id, ..new };
+        admit_dataset(&self.context.config.memory, &self.usage.lock(), txn, &dataset)?;
+        txn.apply(Update::DatasetRegistered { dataset: dataset.clone() });
+        Ok(dataset)
+    }
+
     /// What is registered under an identifier.
     pub(crate) async fn registered_dataset(&self, id: &DatasetId) -> Result<v1::GetDatasetResponse> {
-        self.config.memory.check_name("a dataset's name", &id.0)?;
-        let found = self.read_durable(|state| find(state, id).cloned()).await??;
+        self.context.config.memory.check_name("a dataset's name", &id.0)?;
+        let found = self.context.read_durable(|state| find(state, id).cloned()).await??;
         Ok(v1::GetDatasetResponse {
             fingerprint: found.fingerprint.to_string(),
             schema_ipc: found.schema_ipc.into(),
@@ -130,65 +182,29 @@ impl Core {
 
     /// The schema of a registered dataset's elements.
     pub(crate) async fn dataset_schema(&self, id: &DatasetId) -> Result<SchemaRef> {
-        self.config.memory.check_name("a dataset's name", &id.0)?;
-        let ipc = self.read_durable(|state| find(state, id).map(|d| d.schema_ipc.clone())).await??;
+        self.context.config.memory.check_name("a dataset's name", &id.0)?;
+        let ipc = self.context.read_durable(|state| find(state, id).map(|d| d.schema_ipc.clone())).await??;
         schema_from_ipc(&ipc)
     }
 
     /// The schema of a definition's elements, without registering it.
     pub(crate) async fn definition_schema(&self, definition: &Value) -> Result<SchemaRef> {
-        Ok(self.datasets.catalog.bind(definition, None).await?.schema)
+        Ok(self.catalog.bind(definition, None).await?.schema)
     }
 
     /// The binding of a registered dataset; made again after a restart, with the schema known then (one without
     /// fields if it has several sources, which the catalog takes as unknown).
     pub(super) async fn bound(&self, id: &DatasetId) -> Result<Arc<Bound>> {
-        if let Some(bound) = self.datasets.cached(id) {
+        if let Some(bound) = self.cached(id) {
             return Ok(bound);
         }
-        let dataset = self.read_durable(|state| find(state, id).cloned()).await??;
+        let dataset = self.context.read_durable(|state| find(state, id).cloned()).await??;
         let schema = schema_from_ipc(&dataset.source_schema_ipc)?;
-        let bound = self.datasets.catalog.bind(&parse(&dataset.definition_json)?, Some(schema)).await?;
+        let bound = self.catalog.bind(&parse(&dataset.definition_json)?, Some(schema)).await?;
         let bound = Arc::new(bound);
-        self.datasets.keep(id, &bound);
+        self.keep(id, &bound);
         Ok(bound)
     }
-}
-
-/// Registers a dataset, unless it is known; under a chosen name, or its fingerprint.
-pub(super) fn register(
-    core: &Core,
-    txn: &mut Txn<'_>,
-    mut dataset: Dataset,
-    chosen: Option<DatasetId>,
-    job: Option<&JobName>,
-) -> Result<Dataset> {
-    if let Some(id) = chosen {
-        if let Some(known) = txn.state.datasets.get(&id) {
-            return if known.identity == dataset.identity {
-                let known = known.clone();
-                renewed(core, txn, known, dataset)
-            } else {
-                Err(conflict(known, &dataset))
-            };
-        }
-        dataset.id = id;
-    } else {
-        if let Some(known) = known(txn.state, &dataset, job).cloned() {
-            return renewed(core, txn, known, dataset);
-        }
-        if txn.state.datasets.contains_key(&dataset.id) {
-            // The same computation on other files: a fingerprint does not cover paths.
-            dataset.id = DatasetId(format!("{}-{}", dataset.fingerprint, dataset.identity));
-        }
-        if let Some(payloads) = dataset.payloads.filter(|_| txn.state.datasets.contains_key(&dataset.id)) {
-            dataset.id = DatasetId(format!("{}-{payloads}", dataset.fingerprint));
-        }
-    }
-    admit_dataset(core, txn, &dataset)?;
-    core.datasets.usage().lock().use_dataset(&dataset.id, core.clock.now());
-    txn.apply(Update::DatasetRegistered { dataset: dataset.clone() });
-    Ok(dataset)
 }
 
 /// The dataset that a definition means, if it is registered. A chosen identifier names a dataset of its own, which a definition
@@ -207,19 +223,6 @@ fn known<'a>(state: &'a State, new: &Dataset, job: Option<&JobName>) -> Option<&
 
 fn is_read(state: &State, dataset: &Dataset) -> bool {
     state.iterations.values().any(|i| i.dataset == dataset.id && !i.is_drained() && !i.members.is_empty())
-}
-
-/// A known dataset, with the new definition if nobody reads it: functions of the user's own are named by their code, or by a
-/// version, and the newest form runs.
-fn renewed(core: &Core, txn: &mut Txn<'_>, known: Dataset, new: Dataset) -> Result<Dataset> {
-    core.datasets.usage().lock().use_dataset(&known.id, core.clock.now());
-    if known.definition_json == new.definition_json || is_read(txn.state, &known) {
-        return Ok(known);
-    }
-    let dataset = Dataset { id: known.id, ..new };
-    admit_dataset(core, txn, &dataset)?;
-    txn.apply(Update::DatasetRegistered { dataset: dataset.clone() });
-    Ok(dataset)
 }
 
 fn conflict(known: &Dataset, new: &Dataset) -> Error {

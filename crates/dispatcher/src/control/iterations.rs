@@ -1,13 +1,17 @@
 //! The iteration that a request reads: the one that runs, or a new one.
 
+use std::sync::Arc;
+
 use caju_proto::v1;
 use caju_types::{Error, IterationId, Result};
 
 use super::beginnings::{self, RestoredBeginning};
+use super::context::Context;
 use super::reader_calls::ReaderCalls;
 use super::shards::num_shards;
+use super::snapshots::Snapshots;
 use super::usage::{admit_epoch, admit_reader};
-use super::{Core, Txn, attempts, consumers, reattach, resume};
+use super::{Txn, attempts, consumers, reattach, resume};
 use crate::state::{Attempt, Iteration, Job, Mode, Resume, Update};
 
 /// What a reader has restored.
@@ -20,101 +24,6 @@ pub(super) struct Restored<'a> {
     pub(super) beginning: Option<&'a RestoredBeginning>,
 }
 
-/// The iteration to join; none if a Flight reader comes after its end.
-pub(super) fn get_or_create(
-    core: &Core,
-    txn: &mut Txn<'_>,
-    request: &v1::OpenIterationRequest,
-    job: &Job,
-    at_ms: u64,
-    Restored { states: resume, others, beginning }: Restored<'_>,
-) -> Result<Option<IterationId>> {
-    let (name, epoch) = (&job.name, request.epoch);
-    let known = txn.state.find_iteration(name, epoch);
-    if let Some(iteration) = known.filter(|i| i.opened_by(&request.request_id).is_some()) {
-        // The answer to this call was lost.
-        return Ok(Some(iteration.id));
-    }
-    let attempt = known.and_then(Iteration::attempt).cloned();
-    let bases = known.map(Iteration::bases).unwrap_or_default();
-    let known = known.map(|i| i.id);
-    if let (Some(id), Some(given)) = (known, &resume)
-        && let Some(joined) = resume::join(
-            txn,
-            id,
-            given,
-            resume::Others {
-                is_alive: |client| {
-                    !others.silent.contains(&client) && core.reports.called_recently(id, client)
-                },
-                any_called: others.called_in == Some(id),
-            },
-        )?
-    {
-        return Ok(Some(joined));
-    }
-    if let Some(given) = resume.as_ref().filter(|r| r.reattached) {
-        reattach::check_over(job, epoch, given)?;
-    }
-    if let Some(mut given) = resume {
-        if let (None, Some(attempt)) = (known, given.attempt.as_deref()) {
-            attempts::check_over(job, epoch, attempt)?;
-        }
-        if let (Some(own), Some(before)) = (given.attempt.as_mut(), &attempt) {
-            own.replace(before);
-        }
-        // What readers took since the state was taken is read again, whatever became of it.
-        let of_states = std::mem::replace(&mut given.bases, bases);
-        given.bases.extend(&of_states);
-        reattach::check_bases(&given)?;
-        return open_new(core, txn, job, epoch, at_ms, Begin::Behind(Box::new(given))).map(Some);
-    }
-    let mut by = beginning.and_then(|b| b.attempt.clone());
-    if let (Some(own), Some(before)) = (&mut by, &attempt) {
-        own.replace(before);
-    }
-    let iteration = known.and_then(|id| txn.state.iterations.get(&id));
-    if let Some(given) = beginning
-        && beginnings::begins_again(job, epoch, iteration, given)?
-    {
-        if let Some(id) = known {
-            resume::end_reading(txn, id);
-        }
-        return open_new(core, txn, job, epoch, at_ms, Begin::Anew(by)).map(Some);
-    }
-    if let Some(id) = known.filter(|_| beginning.is_some()) {
-        beginnings::refuse_fallback(txn, id, request)?;
-    }
-    if let Some(iteration) = txn.state.find_iteration(name, epoch) {
-        let id = iteration.id;
-        match &iteration.failure {
-            None => return Ok(Some(id)),
-            Some(failure) if !iteration.members.is_empty() => return Err(failure.into()),
-            // No reader is left that saw it fail: a new attempt begins.
-            Some(_) => txn.apply(Update::IterationDropped { iteration: id }),
-        }
-    }
-    if job.finished.contains(epoch) {
-        // Under `dynamic` the other endpoints had all rows; under `off` this one's are its own, and which
-        // endpoints were read is forgotten.
-        let over = request.flight && job.spec.mode == Mode::Dynamic;
-        return if over { Ok(None) } else { Err(attempts::read_already(name, epoch)) };
-    }
-    if job.incomplete.contains(epoch) {
-        return Err(Error::failed_precondition(format!(
-            "job `{name}` epoch {epoch} ended incomplete: rows of it went to readers that vanished, or to none; take \
-             another job name, or read another epoch"
-        )));
-    }
-    if job.abandoned.contains(epoch) {
-        return Err(Error::failed_precondition(format!(
-            "job `{name}` epoch {epoch}: all its readers left it before its end, and it was dropped; take \
-             another job name"
-        )));
-    }
-    open_new(core, txn, job, epoch, at_ms, Begin::Anew(by)).map(Some)
-}
-
 /// Where an epoch begins.
 pub(super) enum Begin {
     /// Behind states.
@@ -123,58 +32,165 @@ pub(super) enum Begin {
     Anew(Option<Attempt>),
 }
 
-/// Opens an epoch of a job.
-///
-/// # Errors
-/// `InvalidArgument` for states from which it cannot go on, `NotFound` without the shards that it needs.
-pub(super) fn open_new(
-    core: &Core,
-    txn: &mut Txn<'_>,
-    job: &Job,
-    epoch: u64,
-    at_ms: u64,
-    begin: Begin,
-) -> Result<IterationId> {
-    let (resume, attempt) = match begin {
-        Begin::Behind(resume) => (Some(resume), None),
-        Begin::Anew(attempt) => (None, attempt.map(Box::new)),
-    };
-    let name = &job.name;
-    if !txn.state.jobs.contains_key(name) {
-        // Dropping the failed iteration took an anonymous job with it.
-        txn.apply(Update::JobCreated { job: name.clone(), spec: job.spec.clone() });
+/// Opens iterations.
+pub(super) struct Iterations {
+    pub(super) context: Arc<Context>,
+    snapshots: Arc<Snapshots>,
+}
+
+impl Iterations {
+    pub(super) fn new(context: Arc<Context>, snapshots: Arc<Snapshots>) -> Self {
+        Self { context, snapshots }
     }
-    admit_reader(core, txn.state)?;
-    admit_epoch(core, txn, name)?;
-    let iteration = IterationId(txn.state.next_id);
-    let num_shards = num_shards(&core.config.workers, job.spec.mode);
-    if job.spec.mode.is_static() && num_shards == 0 {
-        return Err(Error::not_found(format!(
-            "job `{name}` runs in processing mode `{}`, and the dispatcher has no list of workers any more; start it with \
-             --workers",
-            job.spec.mode
-        )));
+
+    /// The iteration to join; none if a Flight reader comes after its end.
+    pub(super) fn get_or_create(
+        &self,
+        txn: &mut Txn<'_>,
+        request: &v1::OpenIterationRequest,
+        job: &Job,
+        at_ms: u64,
+        Restored { states: resume, others, beginning }: Restored<'_>,
+    ) -> Result<Option<IterationId>> {
+        let (name, epoch) = (&job.name, request.epoch);
+        let known = txn.state.find_iteration(name, epoch);
+        if let Some(iteration) = known.filter(|i| i.opened_by(&request.request_id).is_some()) {
+            // The answer to this call was lost.
+            return Ok(Some(iteration.id));
+        }
+        let attempt = known.and_then(Iteration::attempt).cloned();
+        let bases = known.map(Iteration::bases).unwrap_or_default();
+        let known = known.map(|i| i.id);
+        if let (Some(id), Some(given)) = (known, &resume)
+            && let Some(joined) = resume::join(
+                txn,
+                id,
+                given,
+                resume::Others {
+                    is_alive: |client| {
+                        !others.silent.contains(&client) && self.context.reports.called_recently(id, client)
+                    },
+                    any_called: others.called_in == Some(id),
+                },
+            )?
+        {
+            return Ok(Some(joined));
+        }
+        if let Some(given) = resume.as_ref().filter(|r| r.reattached) {
+            reattach::check_over(job, epoch, given)?;
+        }
+        if let Some(mut given) = resume {
+            if let (None, Some(attempt)) = (known, given.attempt.as_deref()) {
+                attempts::check_over(job, epoch, attempt)?;
+            }
+            if let (Some(own), Some(before)) = (given.attempt.as_mut(), &attempt) {
+                own.replace(before);
+            }
+            // What readers took since the state was taken is read again, whatever became of it.
+            let of_states = std::mem::replace(&mut given.bases, bases);
+            given.bases.extend(&of_states);
+            reattach::check_bases(&given)?;
+            return self.open_new(txn, job, epoch, at_ms, Begin::Behind(Box::new(given))).map(Some);
+        }
+        let mut by = beginning.and_then(|b| b.attempt.clone());
+        if let (Some(own), Some(before)) = (&mut by, &attempt) {
+            own.replace(before);
+        }
+        let iteration = known.and_then(|id| txn.state.iterations.get(&id));
+        if let Some(given) = beginning
+            && beginnings::begins_again(job, epoch, iteration, given)?
+        {
+            if let Some(id) = known {
+                resume::end_reading(txn, id);
+            }
+            return self.open_new(txn, job, epoch, at_ms, Begin::Anew(by)).map(Some);
+        }
+        if let Some(id) = known.filter(|_| beginning.is_some()) {
+            beginnings::refuse_fallback(txn, id, request)?;
+        }
+        if let Some(iteration) = txn.state.find_iteration(name, epoch) {
+            let id = iteration.id;
+            match &iteration.failure {
+                None => return Ok(Some(id)),
+                Some(failure) if !iteration.members.is_empty() => return Err(failure.into()),
+                // No reader is left that saw it fail: a new attempt begins.
+                Some(_) => txn.apply(Update::IterationDropped { iteration: id }),
+            }
+        }
+        if job.finished.contains(epoch) {
+            // Under `dynamic` the other endpoints had all rows; under `off` this one's are its own, and which
+            // endpoints were read is forgotten.
+            let over = request.flight && job.spec.mode == Mode::Dynamic;
+            return if over { Ok(None) } else { Err(attempts::read_already(name, epoch)) };
+        }
+        if job.incomplete.contains(epoch) {
+            return Err(Error::failed_precondition(format!(
+                "job `{name}` epoch {epoch} ended incomplete: rows of it went to readers that vanished, or to none; take \
+                 another job name, or read another epoch"
+            )));
+        }
+        if job.abandoned.contains(epoch) {
+            return Err(Error::failed_precondition(format!(
+                "job `{name}` epoch {epoch}: all its readers left it before its end, and it was dropped; take \
+                 another job name"
+            )));
+        }
+        self.open_new(txn, job, epoch, at_ms, Begin::Anew(by)).map(Some)
     }
-    resume::check_shards(num_shards, resume.as_deref())?;
-    if let Some(resume) = &resume {
-        consumers::check_steps(job.spec.consumers.as_ref(), &resume.steps)?;
+
+    /// Opens an epoch of a job.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for states from which it cannot go on, `NotFound` without the shards that it needs.
+    pub(super) fn open_new(
+        &self,
+        txn: &mut Txn<'_>,
+        job: &Job,
+        epoch: u64,
+        at_ms: u64,
+        begin: Begin,
+    ) -> Result<IterationId> {
+        let (resume, attempt) = match begin {
+            Begin::Behind(resume) => (Some(resume), None),
+            Begin::Anew(attempt) => (None, attempt.map(Box::new)),
+        };
+        let name = &job.name;
+        if !txn.state.jobs.contains_key(name) {
+            // Dropping the failed iteration took an anonymous job with it.
+            txn.apply(Update::JobCreated { job: name.clone(), spec: job.spec.clone() });
+        }
+        admit_reader(&self.context.config.memory, txn.state)?;
+        admit_epoch(&self.context.config.memory, txn, name)?;
+        let iteration = IterationId(txn.state.next_id);
+        let num_shards = num_shards(&self.context.config.workers, job.spec.mode);
+        if job.spec.mode.is_static() && num_shards == 0 {
+            return Err(Error::not_found(format!(
+                "job `{name}` runs in processing mode `{}`, and the dispatcher has no list of workers any more; start it with \
+                 --workers",
+                job.spec.mode
+            )));
+        }
+        resume::check_shards(num_shards, resume.as_deref())?;
+        if let Some(resume) = &resume {
+            consumers::check_steps(job.spec.consumers.as_ref(), &resume.steps)?;
+        }
+        let job_name = name.clone();
+        txn.apply(Update::IterationOpened {
+            iteration,
+            job: job_name,
+            epoch,
+            at_ms,
+            num_shards,
+            resume,
+            attempt,
+        });
+        let plan = match txn.state.datasets.get(&job.spec.dataset) {
+            Some(dataset) => self.snapshots.first_plan(job, dataset)?,
+            None => None,
+        };
+        if plan.is_some() {
+            txn.apply(Update::Planned { iteration, plan });
+        }
+        Ok(iteration)
     }
-    let job_name = name.clone();
-    txn.apply(Update::IterationOpened {
-        iteration,
-        job: job_name,
-        epoch,
-        at_ms,
-        num_shards,
-        resume,
-        attempt,
-    });
-    let plan = match txn.state.datasets.get(&job.spec.dataset) {
-        Some(dataset) => core.snapshots.first_plan(job, dataset)?,
-        None => None,
-    };
-    if plan.is_some() {
-        txn.apply(Update::Planned { iteration, plan });
-    }
-    Ok(iteration)
 }

@@ -4,10 +4,12 @@ use caju_engine::ShardBy;
 use caju_proto::{mode_names, v1};
 use caju_types::{Error, JobName, Result};
 
-use super::datasets::difference;
+use super::context::Context;
+use super::datasets::{Datasets, difference};
 use super::policies::CachingRequest;
+use super::snapshots::Snapshots;
 use super::usage::admit_job;
-use super::{Core, Txn, consumers, precedence, sharing, targets};
+use super::{Txn, consumers, precedence, sharing, targets};
 use crate::state::{
     Consumers, Dataset, Job, JobSpec, Mode, Policy, SaveTarget, Sharing, State, TargetWorkers, Update,
 };
@@ -49,7 +51,7 @@ struct RequestedJob {
 impl RequestedJob {
     /// # Errors
     /// `InvalidArgument` for names and numbers that mean nothing.
-    fn parse(core: &Core, request: &v1::OpenIterationRequest, dataset: &Dataset) -> Result<Self> {
+    fn parse(snapshots: &Snapshots, request: &v1::OpenIterationRequest, dataset: &Dataset) -> Result<Self> {
         let (mode, sharing) = (mode_of_message(request.mode)?, sharing::wanted(request)?);
         sharing::check_dataset(sharing, dataset, mode)?;
         Ok(Self {
@@ -59,7 +61,7 @@ impl RequestedJob {
             consumers: consumers::wanted(request)?,
             sharing,
             precedence: precedence::RequestedPrecedence::parse(request)?,
-            caching: core.snapshots.wanted(request, dataset)?,
+            caching: snapshots.wanted(request, dataset)?,
             epochs: (request.epochs > 0).then_some(request.epochs),
         })
     }
@@ -199,15 +201,17 @@ fn policy_of(
 /// # Errors
 /// Those of [`RequestedJob`], and `ResourceExhausted` for a job too many.
 pub(super) fn get_or_create(
-    core: &Core,
+    datasets: &Datasets,
+    snapshots: &Snapshots,
     txn: &mut Txn<'_>,
     request: &v1::OpenIterationRequest,
     dataset: &Dataset,
     shard_by: Option<ShardBy>,
 ) -> Result<Job> {
     let name = JobName(request.job.clone());
-    let wanted = RequestedJob::parse(core, request, dataset)?;
-    core.datasets.usage().lock().use_job(&name, core.clock.now());
+    let wanted = RequestedJob::parse(snapshots, request, dataset)?;
+    let Context { clock, config, .. } = datasets.context.as_ref();
+    datasets.usage().lock().use_job(&name, clock.now());
     if let Some(job) = txn.state.jobs.get(&name) {
         wanted.check(txn.state, job, dataset)?;
         return Ok(job.clone());
@@ -216,8 +220,8 @@ pub(super) fn get_or_create(
     let (mode, target) = (wanted.mode.unwrap_or(Mode::Dynamic), wanted.target.unwrap_or_default());
     consumers::check_new(wanted.consumers.as_ref(), mode, target)?;
     targets::local_workers(txn.state, request, target)?;
-    let spec = wanted.into_spec(request, dataset, shard_by, || core.snapshots.default_policy())?;
-    admit_job(core, txn)?;
+    let spec = wanted.into_spec(request, dataset, shard_by, || snapshots.default_policy())?;
+    admit_job(&config.memory, &datasets.usage().lock(), txn)?;
     txn.apply(Update::JobCreated { job: name.clone(), spec });
     let missing = || Error::internal(format!("job `{name}` vanished while it was opened"));
     txn.state.jobs.get(&name).cloned().ok_or_else(missing)

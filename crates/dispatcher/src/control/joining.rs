@@ -8,10 +8,11 @@ use caju_types::{ClientId, Error, IterationId, Result, Secret, WorkerId, did_you
 
 use super::acknowledgements;
 use super::clients::task_infos;
+use super::context::Context;
 use super::resume::{Facts, mode_of};
 use super::store::draw_secret;
 use super::usage::admit_reader;
-use super::{Core, Txn, attempts, consumers, secrets, targets};
+use super::{Txn, attempts, consumers, secrets, targets};
 use crate::state::{Iteration, Job, State, Task, TaskState, Update, Worker, owed_tasks};
 
 /// The reader of a request.
@@ -25,86 +26,84 @@ struct Reader {
     flight: Option<WorkerId>,
 }
 
-impl Core {
-    /// Adds the reader of a request to an iteration, if it does not read it yet.
-    ///
-    /// # Errors
-    /// `FailedPrecondition` for a reader that cannot read this iteration, `Unavailable` if the worker of a Flight ticket is lost,
-    /// `InvalidArgument` for a request that cannot be read.
-    pub(super) fn join(
-        &self,
-        txn: &mut Txn<'_>,
-        request: &v1::OpenIterationRequest,
-        id: IterationId,
-        now: Duration,
-    ) -> Result<v1::OpenIterationResponse> {
-        let reader = identify(txn.state, request, id)?;
-        if !txn.state.is_member(reader.client, id) {
-            self.add_reader(txn, request, id, &reader)?;
-        }
-        txn.settle();
-        let client = reader.client;
-        match reader.flight {
-            Some(worker) => remove_without_task(txn, client, id, worker),
-            None => self.reports.lock().on_client_call(id, client, now),
-        }
-        let answer = describe(txn.state, client, id)?;
-        let unnotified = match txn.state.iterations.get(&id) {
-            Some(iteration) => self.reports.unnotified(&self.reports.lock(), iteration, client),
-            None => 0,
-        };
-        Ok(v1::OpenIterationResponse { unnotified, ..answer })
+/// Adds the reader of a request to an iteration, if it does not read it yet.
+///
+/// # Errors
+/// `FailedPrecondition` for a reader that cannot read this iteration, `Unavailable` if the worker of a Flight ticket is lost,
+/// `InvalidArgument` for a request that cannot be read.
+pub(super) fn join(
+    context: &Context,
+    txn: &mut Txn<'_>,
+    request: &v1::OpenIterationRequest,
+    id: IterationId,
+    now: Duration,
+) -> Result<v1::OpenIterationResponse> {
+    let reader = identify(txn.state, request, id)?;
+    if !txn.state.is_member(reader.client, id) {
+        add_reader(context, txn, request, id, &reader)?;
     }
+    txn.settle();
+    let client = reader.client;
+    match reader.flight {
+        Some(worker) => remove_without_task(txn, client, id, worker),
+        None => context.reports.lock().on_client_call(id, client, now),
+    }
+    let answer = describe(txn.state, client, id)?;
+    let unnotified = match txn.state.iterations.get(&id) {
+        Some(iteration) => context.reports.unnotified(&context.reports.lock(), iteration, client),
+        None => 0,
+    };
+    Ok(v1::OpenIterationResponse { unnotified, ..answer })
+}
 
-    /// Enters a reader, and the tasks that workers owe it.
-    fn add_reader(
-        &self,
-        txn: &mut Txn<'_>,
-        request: &v1::OpenIterationRequest,
-        id: IterationId,
-        reader: &Reader,
-    ) -> Result<()> {
-        let Reader { client, is_known, was, flight } = *reader;
-        let allow_lost = allow_lost(request)?;
-        if let Some(iteration) = txn.state.iterations.get(&id) {
-            may_join(iteration, allow_lost)?;
-            may_share(iteration, flight.is_some())?;
-        }
-        let target = txn.state.iterations.get(&id).map(|i| i.target).unwrap_or_default();
-        let local = targets::local_workers(txn.state, request, target)?;
-        if let Some(iteration) = txn.state.iterations.get(&id).filter(|_| flight.is_none()) {
-            targets::has_shard(txn.state, iteration, &local)?;
-        }
-        let consumer = match txn.state.iterations.get(&id) {
-            Some(iteration) => consumers::index(iteration, request, &local)?,
-            None => None,
-        };
-        admit_reader(self, txn.state)?;
-        // Its user says when it asks for elements: until then it may load a state.
-        let may_load = consumer.is_some() && request.states.is_empty() && request.announces_asking;
-        txn.apply(Update::ClientJoined {
-            client,
-            iteration: id,
-            flight,
-            allow_lost,
-            secret: Some(secret_of(request, is_known || was.is_some())?),
-            local,
-            consumer,
-            was,
-            may_load,
-            rank: attempts::rank(request)?,
-            request_id: request_id(request)?,
-            is_journaled: true,
-        });
-        if flight.is_none() {
-            self.reports.lock().complete.insert((id, client));
-        }
-        for mut update in owed_tasks(txn.state, id, flight) {
-            draw_secret(&mut update);
-            txn.apply(update);
-        }
-        Ok(())
+/// Enters a reader, and the tasks that workers owe it.
+fn add_reader(
+    context: &Context,
+    txn: &mut Txn<'_>,
+    request: &v1::OpenIterationRequest,
+    id: IterationId,
+    reader: &Reader,
+) -> Result<()> {
+    let Reader { client, is_known, was, flight } = *reader;
+    let allow_lost = allow_lost(request)?;
+    if let Some(iteration) = txn.state.iterations.get(&id) {
+        may_join(iteration, allow_lost)?;
+        may_share(iteration, flight.is_some())?;
     }
+    let target = txn.state.iterations.get(&id).map(|i| i.target).unwrap_or_default();
+    let local = targets::local_workers(txn.state, request, target)?;
+    if let Some(iteration) = txn.state.iterations.get(&id).filter(|_| flight.is_none()) {
+        targets::has_shard(txn.state, iteration, &local)?;
+    }
+    let consumer = match txn.state.iterations.get(&id) {
+        Some(iteration) => consumers::index(iteration, request, &local)?,
+        None => None,
+    };
+    admit_reader(&context.config.memory, txn.state)?;
+    // Its user says when it asks for elements: until then it may load a state.
+    let may_load = consumer.is_some() && request.states.is_empty() && request.announces_asking;
+    txn.apply(Update::ClientJoined {
+        client,
+        iteration: id,
+        flight,
+        allow_lost,
+        secret: Some(secret_of(request, is_known || was.is_some())?),
+        local,
+        consumer,
+        was,
+        may_load,
+        rank: attempts::rank(request)?,
+        request_id: request_id(request)?,
+        is_journaled: true,
+    });
+    if flight.is_none() {
+        context.reports.lock().complete.insert((id, client));
+    }
+    for mut update in owed_tasks(txn.state, id, flight) {
+        draw_secret(&mut update);
+        txn.apply(update);
+    }
+    Ok(())
 }
 
 /// The reader of a request: one that is known by its identifier or by the call that it repeats, or a new one.

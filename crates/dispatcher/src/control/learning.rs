@@ -12,13 +12,15 @@ use caju_pipeline::LearntBoundaries;
 use caju_planner::{JobSample, LocalWorkers, Precedence};
 use caju_proto::v1;
 use caju_runtime::OrderedMutex;
-use caju_types::{DatasetId, Error, ErrorKind, Fingerprint, Result, WorkerId, format_bytes, hash128};
+use caju_types::{Error, ErrorKind, Fingerprint, Result, WorkerId, format_bytes};
 use tokio::sync::watch;
 
-use super::datasets::{RequestedDataset, find, parse, register};
-use super::{Core, secrets};
+use super::context::Context;
+use super::datasets::{Datasets, RequestedDataset, find, parse};
+use super::learnt_boundaries::{check_same, from_journal, from_proto, spelling, to_journal};
+use super::secrets;
 use crate::locks;
-use crate::state::{Dataset, Learnt, StageBoundaries, State, Update, Worker};
+use crate::state::{Dataset, Learnt, State, Update, Worker};
 
 /// The longest that a call waits for boundaries if its client asks again.
 const POLL: Duration = Duration::from_secs(5);
@@ -29,8 +31,11 @@ const FORGET_AFTER: Duration = Duration::from_secs(30);
 /// The boundaries that one worker learns concurrently. Each reads rows as a task does.
 const MAX_LEARNING_PER_WORKER: usize = 4;
 
-/// What workers learn now, by the identity of the definition.
-pub(super) struct Learning {
+/// What workers learn now, and what they report.
+pub(crate) struct Learning {
+    context: Arc<Context>,
+    datasets: Arc<Datasets>,
+    /// By the identity of the definition.
     pending: OrderedMutex<BTreeMap<Fingerprint, Pending>>,
 }
 
@@ -59,7 +64,7 @@ enum Outcome {
 
 /// A reader that waits for boundaries.
 struct Waiting<'a> {
-    core: &'a Core,
+    learning: &'a Learning,
     definition: Fingerprint,
     outcome: watch::Receiver<Outcome>,
 }
@@ -70,12 +75,6 @@ pub(super) enum Awaited {
     Runs(RequestedDataset),
     /// It is not known yet.
     Learning(v1::Learning),
-}
-
-impl Default for Learning {
-    fn default() -> Self {
-        Self { pending: OrderedMutex::new(locks::LEARNING, BTreeMap::new()) }
-    }
 }
 
 impl Pending {
@@ -143,6 +142,10 @@ impl Pending {
 }
 
 impl Learning {
+    pub(super) fn new(context: Arc<Context>, datasets: Arc<Datasets>) -> Self {
+        Self { context, datasets, pending: OrderedMutex::new(locks::LEARNING, BTreeMap::new()) }
+    }
+
     fn is_idle(&self) -> bool {
         self.pending.lock().is_empty()
     }
@@ -185,27 +188,27 @@ impl Learning {
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        let mut all = self.core.learning.pending.lock();
+        let mut all = self.learning.pending.lock();
         let Some(pending) = all.get_mut(&self.definition) else { return };
         pending.readers = pending.readers.saturating_sub(1);
-        pending.asked = self.core.clock.now();
+        pending.asked = self.learning.context.clock.now();
         if pending.is_failed() && pending.readers == 0 {
             all.remove(&self.definition);
         }
     }
 }
 
-impl Core {
+impl Learning {
     /// What the worker that sends this heartbeat learns from now on.
     pub(super) fn boundaries_to_learn(
         &self,
         worker: WorkerId,
         request: &v1::WorkerHeartbeatRequest,
     ) -> Vec<v1::BoundariesToLearn> {
-        if self.learning.is_idle() {
+        if self.is_idle() {
             return Vec::new();
         }
-        self.store.read(|state| self.assign(state, worker, request))
+        self.context.store.read(|state| self.assign(state, worker, request))
     }
 
     fn assign(
@@ -215,12 +218,12 @@ impl Core {
         request: &v1::WorkerHeartbeatRequest,
     ) -> Vec<v1::BoundariesToLearn> {
         let worker = state.workers.get(&id).filter(|w| w.is_active() && request.learns_boundaries);
-        let (now, mut orders) = (self.clock.now(), Vec::new());
-        let mut all = self.learning.pending.lock();
+        let (now, mut orders) = (self.context.clock.now(), Vec::new());
+        let mut all = self.pending.lock();
         let is_mine = |of: &Pending| of.learner.as_ref().is_some_and(|(learner, ..)| *learner == id);
         let mut learning = all.values().filter(|of| is_mine(of)).count();
         all.retain(|definition, pending| {
-            if !pending.is_kept(state, *definition, now, self.config.losses.splits) {
+            if !pending.is_kept(state, *definition, now, self.context.config.losses.splits) {
                 return false;
             }
             let Some(worker) = worker.filter(|_| !pending.is_failed()) else { return true };
@@ -248,6 +251,7 @@ impl Core {
     ) -> Result<v1::ReportBoundariesResponse> {
         let id = WorkerId(request.worker_id);
         let worker = self
+            .context
             .read_durable_except_leases(|state| {
                 secrets::worker(state, id, &request.secret).map(Worker::describe)
             })
@@ -255,20 +259,20 @@ impl Core {
         let definition = Fingerprint::try_from(request.dataset).map_err(Error::invalid)?;
         if let Some(failure) = &request.failure {
             match Error::from(failure) {
-                e if e.kind() == ErrorKind::Cancelled => self.learning.give_up(definition, id),
-                e => self.learning.settle(definition, Outcome::Failed(e)),
+                e if e.kind() == ErrorKind::Cancelled => self.give_up(definition, id),
+                e => self.settle(definition, Outcome::Failed(e)),
             }
             return Ok(v1::ReportBoundariesResponse {});
         }
         let learnt: Vec<LearntBoundaries> = request.stages.into_iter().map(from_proto).collect();
-        let known = self.store.read(|state| state.learnt.get(&definition).cloned());
-        let result = match (known, self.learning.dataset(definition)) {
+        let known = self.context.store.read(|state| state.learnt.get(&definition).cloned());
+        let result = match (known, self.dataset(definition)) {
             (Some(known), _) => check_same(&known, &learnt, &worker),
             // Nobody waits any more.
             (None, None) => return Ok(v1::ReportBoundariesResponse {}),
             (None, Some(dataset)) => self.on_learnt(&dataset, &learnt, &worker).await,
         };
-        let is_known = || self.store.read(|state| state.learnt.contains_key(&definition));
+        let is_known = || self.context.store.read(|state| state.learnt.contains_key(&definition));
         let outcome = match &result {
             Err(error) => {
                 tracing::error!(%error, "boundaries that a worker reports are refused");
@@ -277,7 +281,7 @@ impl Core {
             }
             Ok(()) => Outcome::Learnt,
         };
-        self.learning.settle(definition, outcome);
+        self.settle(definition, outcome);
         result.map(|()| v1::ReportBoundariesResponse {})
     }
 
@@ -287,11 +291,12 @@ impl Core {
         let (bound, runs) = self.datasets.bind(&runs).await?;
         let stages: Vec<_> = learnt.iter().map(to_journal).collect::<Result<_>>()?;
         let registered = self
+            .context
             .commit(|txn| {
                 if let Some(known) = txn.state.learnt.get(&dataset.identity) {
                     return check_same(known, learnt, worker).map(|()| None);
                 }
-                let registered = register(self, txn, runs, None, None)?;
+                let registered = self.datasets.register(txn, runs, None, None)?;
                 let learnt = Learnt {
                     definition: dataset.identity,
                     spelling: spelling(&dataset.definition_json),
@@ -330,13 +335,15 @@ impl Core {
         let learns = |dataset: &Dataset| Some((dataset.unlearnt.clone()?, dataset.clone()));
         let learning = match &wanted {
             RequestedDataset::Bound(_, dataset) => learns(dataset),
-            RequestedDataset::Known(id) => self.read_durable(|state| find(state, id).map(learns)).await??,
+            RequestedDataset::Known(id) => {
+                self.context.read_durable(|state| find(state, id).map(learns)).await??
+            }
         };
         let Some((place, dataset)) = learning else { return Ok(Awaited::Runs(wanted)) };
         let (definition, dataset) = (dataset.identity, Arc::new(dataset));
         let asks_again = request.boundaries_wait_ms > 0;
         let poll = Duration::from_millis(request.boundaries_wait_ms).min(POLL);
-        let until = self.clock.now() + if asks_again { poll } else { LONG_POLL };
+        let until = self.context.clock.now() + if asks_again { poll } else { LONG_POLL };
         loop {
             if let Some(runs) = self.running(&dataset).await? {
                 return Ok(Awaited::Runs(runs));
@@ -347,19 +354,19 @@ impl Core {
                 return Ok(Awaited::Runs(runs));
             }
             let settled = waiting.outcome.wait_for(|outcome| !matches!(outcome, Outcome::Open));
-            let left = until.saturating_sub(self.clock.now());
+            let left = until.saturating_sub(self.context.clock.now());
             let outcome = tokio::select! {
                 biased;
                 settled = settled => settled.map_or(Outcome::Learnt, |outcome| outcome.clone()),
-                () = self.clock.sleep(left) => Outcome::Open,
+                () = self.context.clock.sleep(left) => Outcome::Open,
             };
             match outcome {
                 Outcome::Learnt => {}
                 Outcome::Failed(e) => return Err(e),
                 Outcome::Open if asks_again => {
-                    return Ok(Awaited::Learning(self.learning.describe(definition)));
+                    return Ok(Awaited::Learning(self.describe(definition)));
                 }
-                Outcome::Open => return Err(not_yet(&self.learning.describe(definition))),
+                Outcome::Open => return Err(not_yet(&self.describe(definition))),
             }
         }
     }
@@ -367,6 +374,7 @@ impl Core {
     /// The dataset with the boundaries that were learnt; none if they are not known.
     async fn running(&self, dataset: &Dataset) -> Result<Option<RequestedDataset>> {
         let known = self
+            .context
             .read_durable(|state| {
                 let learnt = state.learnt.get(&dataset.identity)?.clone();
                 let payloads = state.datasets.get(&learnt.dataset)?.payloads;
@@ -387,9 +395,10 @@ impl Core {
     /// # Errors
     /// `ResourceExhausted` if boundaries of too many datasets are being learnt, or of too many bytes of definitions.
     fn wait_for_boundaries(&self, dataset: &Arc<Dataset>, place: &str) -> Result<Waiting<'_>> {
-        let (definition, asked) = (dataset.identity, self.clock.now());
-        let mut all = self.learning.pending.lock();
-        let (limit, limit_bytes) = (self.config.memory.datasets, self.config.memory.dataset_bytes);
+        let (definition, asked) = (dataset.identity, self.context.clock.now());
+        let mut all = self.pending.lock();
+        let (limit, limit_bytes) =
+            (self.context.config.memory.datasets, self.context.config.memory.dataset_bytes);
         let held: u64 = all.values().map(|of| of.dataset.bytes()).sum();
         let is_full = all.len() >= limit || held.saturating_add(dataset.bytes()) > limit_bytes;
         if is_full && !all.contains_key(&definition) {
@@ -410,61 +419,8 @@ impl Core {
             outcome: watch::Sender::default(),
         });
         pending.readers += 1;
-        Ok(Waiting { core: self, definition, outcome: pending.outcome.subscribe() })
+        Ok(Waiting { learning: self, definition, outcome: pending.outcome.subscribe() })
     }
-}
-
-/// Whether a dataset has the boundaries that were learnt for this spelling of a definition.
-pub(super) fn is_learnt_from(state: &State, dataset: &DatasetId, definition_json: &str) -> bool {
-    let spelling = spelling(definition_json);
-    state.learnt.values().any(|l| l.dataset == *dataset && l.spelling == spelling)
-}
-
-/// Names the spelling of a definition.
-fn spelling(definition_json: &str) -> Fingerprint {
-    Fingerprint(hash128(definition_json.as_bytes()))
-}
-
-/// What was learnt for a dataset.
-pub(super) fn boundaries_of(state: &State, dataset: &DatasetId) -> Vec<v1::LearntBoundaries> {
-    let learnt = state.learnt.values().find(|l| l.dataset == *dataset);
-    let of_stage = |of: &StageBoundaries| v1::LearntBoundaries {
-        stage: of.stage,
-        boundaries: of.boundaries.clone(),
-        rows: of.rows,
-    };
-    learnt.into_iter().flat_map(|l| &l.stages).map(of_stage).collect()
-}
-
-/// What was learnt for a dataset that a state does not fit; empty: nothing.
-pub(super) fn boundaries_text(state: &State, dataset: &DatasetId) -> String {
-    let all: Vec<_> =
-        boundaries_of(state, dataset).into_iter().map(|of| from_proto(of).to_string()).collect();
-    match all.is_empty() {
-        true => String::new(),
-        false => format!(
-            ". The boundaries that were learnt here are {}: if the first rows have changed, give those of the state as a list",
-            all.join(", ")
-        ),
-    }
-}
-
-/// # Errors
-/// `FailedPrecondition` naming the stage if a worker learnt other boundaries than those that are journaled.
-fn check_same(known: &Learnt, learnt: &[LearntBoundaries], worker: &str) -> Result<()> {
-    let journaled: Vec<_> = known.stages.iter().map(from_journal).collect();
-    let same =
-        |(a, b): (&LearntBoundaries, &LearntBoundaries)| (a.stage, &a.boundaries) == (b.stage, &b.boundaries);
-    let differs = journaled.iter().zip(learnt).find(|pair| !same(*pair));
-    let (first, other) = match differs {
-        Some((first, other)) => (first.to_string(), other.to_string()),
-        None if journaled.len() == learnt.len() => return Ok(()),
-        None => (format!("{} stages", journaled.len()), format!("{} stages", learnt.len())),
-    };
-    Err(Error::failed_precondition(format!(
-        "{worker} learnt {other}, and before {first} was learnt from the same definition, which holds: the source has \
-         changed, or a stage above gives other rows each time; give the boundaries as a list if the first ones are not wanted"
-    )))
 }
 
 fn all_lost(pending: &Pending) -> Error {
@@ -482,19 +438,4 @@ fn not_yet(learning: &v1::Learning) -> Error {
         worker => format!("{worker} learns them"),
     };
     Error::unavailable(format!("{}: its boundaries are not known yet: {who}; try again", learning.stage))
-}
-
-fn from_proto(learnt: v1::LearntBoundaries) -> LearntBoundaries {
-    let v1::LearntBoundaries { stage, boundaries, rows } = learnt;
-    LearntBoundaries { stage: usize::try_from(stage).unwrap_or(usize::MAX), boundaries, rows }
-}
-
-fn from_journal(learnt: &StageBoundaries) -> LearntBoundaries {
-    let stage = usize::try_from(learnt.stage).unwrap_or(usize::MAX);
-    LearntBoundaries { stage, boundaries: learnt.boundaries.clone(), rows: learnt.rows }
-}
-
-fn to_journal(learnt: &LearntBoundaries) -> Result<StageBoundaries> {
-    let stage = u32::try_from(learnt.stage).map_err(|_| Error::internal("a stage's index is too large"))?;
-    Ok(StageBoundaries { stage, boundaries: learnt.boundaries.clone(), rows: learnt.rows })
 }

@@ -6,22 +6,25 @@ use std::sync::Arc;
 use caju_runtime::{OrderedMutex, Tasks};
 use caju_types::{Error, ErrorKind, IterationId};
 
+use super::context::{Context, IterationObserver};
+use super::datasets::Datasets;
 use super::listing::Listing;
 use super::notifiers::Notifier;
-use super::{Core, sets};
+use super::sets;
+use super::snapshots::Snapshots;
 use crate::catalog::SplitShuffle;
 use crate::locks;
 use crate::splits::{Issued, SharedProvider, SkippedSplits, SplitOrder, SplitProvider};
 use crate::state::{Feed, FeedId, Iteration, Mode, State};
 
 /// The providers of the splits of running iterations.
-pub(super) struct Listings {
-    providers: OrderedMutex<BTreeMap<(IterationId, FeedId), Provider>>,
+pub(super) struct Providers {
+    by_feed: OrderedMutex<BTreeMap<(IterationId, FeedId), Provider>>,
 }
 
-impl Default for Listings {
+impl Default for Providers {
     fn default() -> Self {
-        Self { providers: OrderedMutex::new(locks::LISTINGS, BTreeMap::new()) }
+        Self { by_feed: OrderedMutex::new(locks::LISTINGS, BTreeMap::new()) }
     }
 }
 
@@ -36,15 +39,21 @@ impl Drop for Provider {
     }
 }
 
-impl Listings {
-    /// Stops to list the splits of an iteration.
-    pub(super) fn stop(&self, id: IterationId) {
-        self.providers.lock().retain(|(i, _), _| *i != id);
+impl IterationObserver for Providers {
+    /// Splits of an iteration that has ended are not listed any more.
+    fn changed(&self, id: IterationId, is_running: bool) {
+        if !is_running {
+            self.by_feed.lock().retain(|(i, _), _| *i != id);
+        }
     }
 
+    fn removed(&self, _id: IterationId, _state: &State) {}
+}
+
+impl Providers {
     /// The number of splits of an iteration, as far as its providers know it; 0 while one of them does not.
     pub(super) fn splits_total(&self, iteration: &Iteration) -> u64 {
-        let providers = self.providers.lock();
+        let providers = self.by_feed.lock();
         let total = |(id, feed): (&FeedId, &Feed)| {
             let listed = providers.get(&(iteration.id, *id)).and_then(|p| p.shared.total());
             listed.or_else(|| feed.exhausted.then_some(feed.issued))
@@ -54,15 +63,33 @@ impl Listings {
     }
 }
 
-impl Core {
+/// Lists the splits of iterations.
+pub(super) struct Listings {
+    context: Arc<Context>,
+    source: Source,
+    providers: Arc<Providers>,
+}
+
+/// What a listing reads.
+#[derive(Clone)]
+struct Source {
+    datasets: Arc<Datasets>,
+    snapshots: Arc<Snapshots>,
+}
+
+impl Listings {
+    pub(super) fn new(
+        context: Arc<Context>,
+        datasets: Arc<Datasets>,
+        snapshots: Arc<Snapshots>,
+        providers: Arc<Providers>,
+    ) -> Self {
+        Self { context, source: Source { datasets, snapshots }, providers }
+    }
+
     /// The provider of a feed; begins to list if there is none. Called under the lock of the state.
-    pub(super) fn provider(
-        self: &Arc<Self>,
-        state: &State,
-        iteration: &Iteration,
-        feed: FeedId,
-    ) -> SharedProvider {
-        let mut providers = self.listings.providers.lock();
+    pub(super) fn provider(&self, state: &State, iteration: &Iteration, feed: FeedId) -> SharedProvider {
+        let mut providers = self.providers.by_feed.lock();
         if let Some(provider) = providers.get(&(iteration.id, feed)) {
             return Arc::clone(&provider.shared);
         }
@@ -87,8 +114,8 @@ impl Core {
             iteration: iteration.id,
             plan: iteration.plan.clone(),
         };
-        let notifier = self.notifiers.of(iteration.id);
-        let filler = self.tasks.child();
+        let notifier = self.context.notifiers.of(iteration.id);
+        let filler = self.context.tasks.child();
         let (name, failing) = (format!("the listing of {}", listing.iteration), Arc::clone(&shared));
         let notified = Arc::clone(&notifier);
         let on_failure = move |e: Error| {
@@ -99,7 +126,7 @@ impl Core {
                 notified.notify_splits();
             }
         };
-        let filling = listing.fill(Arc::clone(self), Arc::clone(&shared), notifier);
+        let filling = listing.fill(self.source.clone(), Arc::clone(&shared), notifier);
         filler.background(name, on_failure, async move {
             filling.await;
             Ok(())
@@ -111,9 +138,10 @@ impl Core {
 }
 
 impl Listing {
-    async fn fill(self, core: Arc<Core>, provider: SharedProvider, notifier: Arc<Notifier>) {
+    async fn fill(self, source: Source, provider: SharedProvider, notifier: Arc<Notifier>) {
         let notify = || notifier.notify_splits();
-        let bound = match core.bound(&self.dataset).await {
+        let Source { datasets, snapshots } = source;
+        let bound = match datasets.bound(&self.dataset).await {
             Ok(bound) => bound,
             Err(e) => {
                 provider.fail_or_end(Err(e));
@@ -127,18 +155,18 @@ impl Listing {
         let order = shuffle.map(|s| SplitOrder::new(seed(s), self.epoch, self.slot));
         if let Some(shard) = shard {
             provider.names_listing(shard.listed);
-            let splits = core.snapshots.counted(self.iteration, &bound, shard.splits);
-            drop(core);
+            let splits = snapshots.counted(self.iteration, &bound, shard.splits);
+            drop((datasets, snapshots));
             return provider.fill(self.feed, order, splits, (self.issued, self.skipped_splits), notify).await;
         }
         let splits = match sets::plan_of(self.plan.as_ref()) {
-            None => core.snapshots.counted(self.iteration, &bound, (bound.splits)()),
-            Some(plan) => match self.with_set(&core, &bound, plan, order).await {
+            None => snapshots.counted(self.iteration, &bound, (bound.splits)()),
+            Some(plan) => match self.with_set(&snapshots, &bound, plan, order).await {
                 Ok(sets::IterationSplits::Splits(all)) => {
                     Box::pin(futures::stream::iter(all.into_iter().map(Ok)))
                 }
                 Ok(sets::IterationSplits::Groups(mut groups)) => {
-                    drop(core);
+                    drop((datasets, snapshots));
                     if let Some(order) = order {
                         order.permute(0, &mut groups);
                     }
@@ -150,7 +178,7 @@ impl Listing {
                 }
             },
         };
-        drop(core);
+        drop((datasets, snapshots));
         provider.fill(self.feed, order, splits, (self.issued, self.skipped_splits), notify).await;
     }
 }

@@ -13,7 +13,6 @@ use caju_types::{Error, Fingerprint, IterationId, Result, format_duration, hash1
 use futures::TryStreamExt as _;
 use futures::stream::{BoxStream, StreamExt as _};
 
-use super::Core;
 use super::snapshots::Snapshots;
 use crate::catalog::{Bound, ListedSplit};
 use crate::state::{SplitModes, State};
@@ -78,7 +77,7 @@ impl Snapshots {
         Some(ManifestUpdate { prefix: plan.prefix, drawn, news, hash })
     }
 
-    async fn update_manifest(&self, update: &ManifestUpdate) -> Result<()> {
+    async fn write_description(&self, update: &ManifestUpdate) -> Result<()> {
         let seeded = match &update.drawn {
             Some((definition, hint, seed)) => self.seeded_snapshot(definition, hint, *seed).await,
             None => None,
@@ -91,14 +90,14 @@ impl Snapshots {
     }
 }
 
-impl Core {
+impl Snapshots {
     /// Once an iteration has ended that stored rows or read stored ones: updates the manifest of their snapshot, in the background.
     pub(super) fn update_manifest_soon(self: &Arc<Self>, state: &State, id: IterationId) {
-        let Some(update) = self.snapshots.manifest_update(state, id) else { return };
+        let Some(update) = self.manifest_update(state, id) else { return };
         let me = Arc::clone(self);
-        self.tasks.background_graceful("updating a manifest", log_failure, async move {
+        self.context.tasks.background_graceful("updating a manifest", log_failure, async move {
             if let Err(error) = me.update_manifest(&update).await {
-                me.snapshots.written.forget(update.hash);
+                me.written.forget(update.hash);
                 tracing::debug!(prefix = %update.prefix, %error, "a manifest was not updated");
             }
             Ok(())
@@ -110,16 +109,16 @@ impl Core {
     /// and the errors of the store.
     async fn update_manifest(&self, update: &ManifestUpdate) -> Result<()> {
         let stopping = async {
-            self.tasks.stopped().await;
-            self.clock.sleep(STOP_TIMEOUT).await;
+            self.context.tasks.stopped().await;
+            self.context.clock.sleep(STOP_TIMEOUT).await;
         };
-        let timeout = self.config.timers.cache_update_timeout;
+        let timeout = self.context.config.timers.cache_update_timeout;
         tokio::select! {
-            written = self.snapshots.update_manifest(update) => written,
-            () = self.clock.sleep(timeout) => Err(Error::deadline(format!(
+            written = self.write_description(update) => written,
+            () = self.context.clock.sleep(timeout) => Err(Error::deadline(format!(
                 "the store of the cache {} has not answered to the update of the manifest of snapshot {} for {} \
                  (--cache-update-timeout)",
-                self.config.cache_url,
+                self.context.config.cache_url,
                 update.prefix,
                 format_duration(timeout)
             ))),
@@ -159,14 +158,19 @@ mod tests {
     #[test]
     fn an_update_of_a_manifest_that_hangs_ends_after_its_timeout_and_names_the_snapshot() {
         run(async {
-            world(Faults::new(), Duration::from_secs(7)).core.update_manifest(&update()).await.unwrap();
+            world(Faults::new(), Duration::from_secs(7))
+                .core
+                .snapshots
+                .update_manifest(&update())
+                .await
+                .unwrap();
             for timeout in [7, 40] {
                 let faults = Faults::new();
                 faults.add(Rule::new(Op::Any, Fault::Silence).always());
                 let world = world(faults.clone(), Duration::from_secs(timeout));
                 let core = Arc::clone(&world.core);
-                let updating =
-                    Tasks::new().spawn("an update", async move { core.update_manifest(&update()).await });
+                let updating = Tasks::new()
+                    .spawn("an update", async move { core.snapshots.update_manifest(&update()).await });
                 faults.wait_fired(1).await;
                 world.clock.advance(Duration::from_secs(timeout - 1));
                 for _ in 0..100 {

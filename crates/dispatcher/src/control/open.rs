@@ -6,24 +6,40 @@ use caju_engine::ShardBy;
 use caju_proto::v1;
 use caju_types::{DatasetId, Error, IterationId, JobName, Result, hash128};
 
-use super::datasets::{RequestedDataset, find, parse, register};
-use super::iterations::Restored;
+use super::autocache::Decisions;
+use super::context::Context;
+use super::datasets::{Datasets, RequestedDataset, find, parse};
+use super::iterations::{Iterations, Restored};
 use super::jobs::{ANONYMOUS, mode_of_message};
-use super::learning::{Awaited, is_learnt_from};
+use super::learning::{Awaited, Learning};
+use super::learnt_boundaries::is_learnt_from;
+use super::saves::SaveCalls;
 use super::shards::shard_by;
+use super::snapshots::Snapshots;
 use super::usage::admit_reader;
-use super::{Core, iterations, jobs, joining, resume, sharing, targets};
+use super::{beginnings, jobs, joining, resume, sharing, targets};
 use crate::state::{Mode, State};
 
-impl Core {
+/// Opens epochs for readers.
+pub(crate) struct Epochs {
+    pub(super) context: Arc<Context>,
+    pub(super) datasets: Arc<Datasets>,
+    pub(super) learning: Arc<Learning>,
+    pub(super) snapshots: Arc<Snapshots>,
+    pub(super) decisions: Arc<Decisions>,
+    pub(super) iterations: Arc<Iterations>,
+    pub(super) saves: Arc<SaveCalls>,
+}
+
+impl Epochs {
     pub(crate) async fn open_iteration(
-        self: &Arc<Self>,
+        &self,
         mut request: v1::OpenIterationRequest,
     ) -> Result<v1::OpenIterationResponse> {
-        if self.process.is_draining() {
+        if self.context.process.is_draining() {
             return Err(Error::unavailable("the dispatcher is shutting down; try again when it is back"));
         }
-        let limits = &self.config.memory;
+        let limits = &self.context.config.memory;
         limits.check_name("a job's name", &request.job)?;
         limits.check_name("a trainer's id", &request.trainer_id)?;
         limits.check_name("a dataset's name", &request.dataset_id)?;
@@ -34,51 +50,59 @@ impl Core {
         limits
             .check_name("the name of an attempt", request.attempt.as_ref().map_or("", |given| &given.id))?;
         targets::check_local(&request.local_workers, limits)?;
-        self.check_save_url(&request).await?;
+        self.saves.check_save_url(&request).await?;
         if request.job.is_empty() {
             request.job = match joining::request_id(&request)? {
                 // The same call again is of the same job.
                 Some(id) => format!("{ANONYMOUS}{:032x}", hash128(id.as_bytes())),
-                None => self.unique_name(ANONYMOUS),
+                None => self.context.unique_name(ANONYMOUS),
             };
         }
         let resume = resume::parse(&request)?;
-        let wanted = match self.with_boundaries(self.wanted(&request).await?, &request).await? {
+        let wanted = match self.learning.with_boundaries(self.wanted(&request).await?, &request).await? {
             Awaited::Runs(wanted) => wanted,
             Awaited::Learning(learning) => {
                 return Ok(v1::OpenIterationResponse { learning: Some(learning), ..Default::default() });
             }
         };
-        let others = self.await_reader_calls(&request, resume.as_ref()).await?;
-        let beginning = self.restored_beginning(&request).await?;
+        let others = resume::await_reader_calls(&self.context, &request, resume.as_ref()).await?;
+        let beginning = beginnings::restored(&self.context, &request).await?;
         // Where all readers are silent the epoch begins again. It does not go on behind what they had taken.
         if beginning.as_ref().is_none_or(|given| !given.finds_silence()) {
-            self.lose_silent_consumer(&request).await?;
+            self.iterations.lose_silent_consumer(&request).await?;
         }
         let shard_by = self.shards_of_new_job(&request, &wanted).await?;
-        let (now, unix_ms) = (self.clock.now(), self.unix_ms());
+        let (now, unix_ms) = (self.context.clock.now(), self.context.unix_ms());
         let (answer, dataset) = self
+            .context
             .commit(|txn| {
                 if !txn.state.jobs.contains_key(&JobName(request.job.clone())) {
                     // Nothing is left of a job that is refused.
-                    admit_reader(self, txn.state)?;
+                    admit_reader(&self.context.config.memory, txn.state)?;
                 }
                 let dataset = match &wanted {
                     RequestedDataset::Known(id) => find(txn.state, id)?.clone(),
-                    RequestedDataset::Bound(_, dataset) => {
-                        register(self, txn, (**dataset).clone(), None, Some(&JobName(request.job.clone())))?
-                    }
+                    RequestedDataset::Bound(_, dataset) => self.datasets.register(
+                        txn,
+                        (**dataset).clone(),
+                        None,
+                        Some(&JobName(request.job.clone())),
+                    )?,
                 };
-                let job = jobs::get_or_create(self, txn, &request, &dataset, shard_by)?;
+                let job =
+                    jobs::get_or_create(&self.datasets, &self.snapshots, txn, &request, &dataset, shard_by)?;
                 resume::check(txn.state, &request, &job, &dataset)?;
                 let behind =
                     Restored { states: resume.clone(), others: &others, beginning: beginning.as_ref() };
-                let opened = iterations::get_or_create(self, txn, &request, &job, unix_ms, behind)?;
+                let opened = self.iterations.get_or_create(txn, &request, &job, unix_ms, behind)?;
                 let answer = match opened {
-                    Some(iteration) => self.join(txn, &request, iteration, now)?,
+                    Some(iteration) => joining::join(&self.context, txn, &request, iteration, now)?,
                     None => joining::over(&request, &job),
                 };
-                Ok((v1::OpenIterationResponse { heartbeat_ms: self.heartbeat_ms(), ..answer }, dataset))
+                Ok((
+                    v1::OpenIterationResponse { heartbeat_ms: self.context.heartbeat_ms(), ..answer },
+                    dataset,
+                ))
             })
             .await?;
         if let RequestedDataset::Bound(bound, _) = wanted
@@ -86,7 +110,7 @@ impl Core {
         {
             self.datasets.keep(&dataset.id, &bound);
         }
-        self.prepare_decision(IterationId(answer.iteration_id), &dataset.id).await?;
+        self.decisions.prepare_decision(IterationId(answer.iteration_id), &dataset.id).await?;
         Ok(v1::OpenIterationResponse {
             fingerprint: dataset.fingerprint.to_string(),
             schema_ipc: dataset.schema_ipc.into(),
@@ -107,7 +131,7 @@ impl Core {
             let reads_it = state.jobs.get(&job).is_some_and(|j| j.spec.dataset == id);
             reads_it || state.datasets.get(&id).is_none_or(|dataset| !dataset.has_chosen_id())
         };
-        let is_plain = self.read_durable(is_plain).await?;
+        let is_plain = self.context.read_durable(is_plain).await?;
         Ok(if is_plain { request.job.clone() } else { format!("{}:{}", request.job, request.dataset_id) })
     }
 
@@ -119,18 +143,20 @@ impl Core {
     ) -> Result<Option<ShardBy>> {
         let mode = mode_of_message(request.mode)?.unwrap_or(Mode::Dynamic);
         let name = JobName(request.job.clone());
-        if self.read_durable(|state| state.jobs.contains_key(&name)).await? {
+        if self.context.read_durable(|state| state.jobs.contains_key(&name)).await? {
             return Ok(None);
         }
         let (bound, definition) = match wanted {
             RequestedDataset::Bound(bound, dataset) => (Arc::clone(bound), dataset.definition_json.clone()),
             RequestedDataset::Known(id) => {
-                let definition =
-                    self.read_durable(|state| find(state, id).map(|d| d.definition_json.clone())).await??;
-                (self.bound(id).await?, definition)
+                let definition = self
+                    .context
+                    .read_durable(|state| find(state, id).map(|d| d.definition_json.clone()))
+                    .await??;
+                (self.datasets.bound(id).await?, definition)
             }
         };
-        shard_by(&self.config.workers, mode, &definition, &bound).await
+        shard_by(&self.context.config.workers, mode, &definition, &bound).await
     }
 
     /// Finds or binds the dataset. A definition that the job reads already is not bound again.
@@ -143,6 +169,7 @@ impl Core {
         let definition = parse(&request.definition_json)?.to_string();
         let job = JobName(request.job.clone());
         let known = self
+            .context
             .read_durable(|state| {
                 let dataset = state.jobs.get(&job).and_then(|j| state.datasets.get(&j.spec.dataset))?;
                 let is_learnt = || is_learnt_from(state, &dataset.id, &definition);

@@ -2,7 +2,7 @@
 //!
 //! Each of them says what its user has taken, and which readers it knows of. The epoch goes on when all of these have come: then
 //! every row that is left is read once. A reader does not hand out rows before every earlier one knows of it, so no reader is
-//! forgotten ([`Core::unnotified`](super::Core::unnotified)).
+//! forgotten ([`PeerReports::unnotified`](super::peer_reports::PeerReports::unnotified)).
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -8,8 +8,9 @@
 use caju_proto::v1;
 use caju_types::{ClientId, IterationId, JobName, Result, RowRanges, TakenRows};
 
+use super::iterations::{Begin, Iterations};
 use super::reports::Reports;
-use super::{Core, Txn, acknowledgements, iterations};
+use super::{Txn, acknowledgements};
 use crate::state::{Failure, FallbackState, FallbackStates, Iteration, Resume, State, TaskState, Update};
 
 /// What a consumer reports as it leaves: what its user has taken beyond what it had acknowledged.
@@ -102,7 +103,7 @@ fn whole(iteration: &Iteration) -> Option<TakenRows> {
 /// # Errors
 /// Those of opening an epoch.
 pub(super) fn reopen(
-    core: &Core,
+    iterations: &Iterations,
     txn: &mut Txn<'_>,
     id: IterationId,
     resume: Resume,
@@ -115,7 +116,7 @@ pub(super) fn reopen(
     let failure = Failure::from(&caju_types::Error::unavailable(resume.reopen_reason.clone()));
     txn.apply(Update::IterationFailed { iteration: id, failure });
     txn.apply(Update::IterationDropped { iteration: id });
-    iterations::open_new(core, txn, &job, epoch, at_ms, iterations::Begin::Behind(Box::new(resume))).map(drop)
+    iterations.open_new(txn, &job, epoch, at_ms, Begin::Behind(Box::new(resume))).map(drop)
 }
 
 /// A consumer that came back without a state asks for elements: what it had acknowledged is used as its state.
@@ -130,22 +131,22 @@ pub(super) fn use_fallback_state(txn: &mut Txn<'_>, client: ClientId, id: Iterat
     }
 }
 
-impl Core {
+impl Iterations {
     /// A consumer that comes under the index of another one waits until that one calls: then the index is taken. If it is
     /// silent for some heartbeats, it is lost, and the new one comes in its place.
     ///
     /// # Errors
     /// Those of the journal.
     pub(super) async fn lose_silent_consumer(&self, request: &v1::OpenIterationRequest) -> Result<()> {
-        let Some((id, client)) = self.read_durable(|state| holder(state, request)).await? else {
+        let Some((id, client)) = self.context.read_durable(|state| holder(state, request)).await? else {
             return Ok(());
         };
-        if self.reports.any_calls(id, &[client]).await {
+        if self.context.reports.any_calls(id, &[client]).await {
             return Ok(());
         }
-        let unix_ms = self.unix_ms();
+        let unix_ms = self.context.unix_ms();
         let has_state = !request.states.is_empty();
-        self.commit(|txn| self.lose_client(txn, id, (client, has_state), unix_ms)).await
+        self.context.commit(|txn| self.lose_client(txn, id, (client, has_state), unix_ms)).await
     }
 
     /// A reader that is silent is lost. The one in its place may have a state: then it goes back, also behind the end of the epoch.
@@ -160,7 +161,7 @@ impl Core {
         else {
             return Ok(());
         };
-        let mut reports = self.reports.lock();
+        let mut reports = self.context.reports.lock();
         if must_reopen(txn.state, id, client) || has_state && can_reopen(txn.state, id, client) {
             let why = why(iteration, client, "it is silent, and another process has come in its place");
             let resume = resume(&reports, iteration, (client, &FinalReport::default()), &why);

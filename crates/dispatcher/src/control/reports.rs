@@ -34,6 +34,8 @@ pub(crate) struct Reports {
     calls: u64,
     /// The number of the last call with which a reader left an iteration.
     last_leave: BTreeMap<IterationId, u64>,
+    /// The most elements that a reader had taken when it left an iteration.
+    elements_at_leave: BTreeMap<IterationId, u64>,
     /// Since when an iteration has no reader.
     pub(crate) idle: BTreeMap<IterationId, Duration>,
     /// Since when a running iteration has no worker.
@@ -188,10 +190,19 @@ impl Reports {
         self.clients.range(all).any(|(_, c)| c.at_end.is_some())
     }
 
-    /// A reader of an iteration leaves it.
-    pub(super) fn record_leave(&mut self, iteration: IterationId) {
+    /// A reader of an iteration leaves it, whose user had taken this number of elements.
+    pub(super) fn record_leave(&mut self, iteration: IterationId, elements: u64) {
         self.calls += 1;
         self.last_leave.insert(iteration, self.calls);
+        let most = self.elements_at_leave.entry(iteration).or_default();
+        *most = elements.max(*most);
+    }
+
+    /// Elements that each consumer of an iteration has taken. At its end all have equally many, and those that have left took them all.
+    pub(super) fn taken_by_all(&self, iteration: &Iteration) -> u64 {
+        let taken = |client| self.clients.get(&(iteration.id, client)).map_or(0, |r| r.elements);
+        let of_all = iteration.members.keys().map(|client| taken(*client)).min();
+        of_all.unwrap_or_else(|| self.elements_at_leave.get(&iteration.id).copied().unwrap_or(0))
     }
 
     /// The number of the last call with which a reader left an iteration; 0 before the first one.
@@ -272,6 +283,7 @@ impl Reports {
         self.clients.retain(|(i, _), _| *i != iteration);
         self.complete.retain(|(i, _)| *i != iteration);
         self.last_leave.remove(&iteration);
+        self.elements_at_leave.remove(&iteration);
         self.idle.remove(&iteration);
         self.starved.remove(&iteration);
         self.stage_sums.remove(&iteration);

@@ -5,10 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use caju_proto::v1;
 use caju_types::{ClientId, Error, IterationId, JobName, Result, TakenRows};
 
+use super::context::Context;
 use super::jobs::mode_of_message;
-use super::learning::boundaries_text;
+use super::learnt_boundaries::boundaries_text;
 use super::reader_calls::ReaderCalls;
-use super::{Core, Txn, attempts, reattach};
+use super::{Txn, attempts, reattach};
 use crate::state::{
     Attempt, AttemptRelation, Dataset, Failure, Iteration, Job, Mode, READERS_NOTIFIED, Resume, State, Update,
 };
@@ -260,28 +261,26 @@ fn decide_join(
     }
 }
 
-impl Core {
-    /// Which readers of an epoch call, where it depends on them how a reader with these states goes on. They may have
-    /// been killed a moment ago, so the answer waits until each has called, or for some heartbeats.
-    ///
-    /// # Errors
-    /// Those of the journal.
-    pub(super) async fn await_reader_calls(
-        &self,
-        request: &v1::OpenIterationRequest,
-        given: Option<&Resume>,
-    ) -> Result<ReaderCalls> {
-        let Some(given) = given.filter(|g| !g.reattached) else { return Ok(ReaderCalls::default()) };
-        let job = JobName(request.job.clone());
-        let found = self.read_durable(|state| {
-            let iteration = state.find_iteration(&job, request.epoch)?;
-            let is_new = iteration.opened_by(&request.request_id).is_none();
-            (is_new && depends_on_readers(iteration, given))
-                .then(|| (iteration.id, iteration.own_members().collect::<Vec<_>>()))
-        });
-        let Some((id, members)) = found.await? else { return Ok(ReaderCalls::default()) };
-        Ok(self.reports.await_calls(id, &members).await)
-    }
+/// Which readers of an epoch call, where it depends on them how a reader with these states goes on. They may have
+/// been killed a moment ago, so the answer waits until each has called, or for some heartbeats.
+///
+/// # Errors
+/// Those of the journal.
+pub(super) async fn await_reader_calls(
+    context: &Context,
+    request: &v1::OpenIterationRequest,
+    given: Option<&Resume>,
+) -> Result<ReaderCalls> {
+    let Some(given) = given.filter(|g| !g.reattached) else { return Ok(ReaderCalls::default()) };
+    let job = JobName(request.job.clone());
+    let found = context.read_durable(|state| {
+        let iteration = state.find_iteration(&job, request.epoch)?;
+        let is_new = iteration.opened_by(&request.request_id).is_none();
+        (is_new && depends_on_readers(iteration, given))
+            .then(|| (iteration.id, iteration.own_members().collect::<Vec<_>>()))
+    });
+    let Some((id, members)) = found.await? else { return Ok(ReaderCalls::default()) };
+    Ok(context.reports.await_calls(id, &members).await)
 }
 
 /// Whether the decision differs between readers that are alive and readers that are not.

@@ -20,7 +20,8 @@ use caju_runtime::OrderedMutex;
 use caju_types::{ClientId, Error, IterationId, Result, TaskId};
 use tokio::sync::watch;
 
-use super::{Core, secrets};
+use super::context::{Context, IterationObserver};
+use super::secrets;
 use crate::locks;
 use crate::state::{Iteration, KnownOrder, RoundStep as Step, State, span};
 
@@ -273,45 +274,52 @@ impl RoundOrders {
     fn of(&self, id: IterationId) -> Arc<Waiting> {
         Arc::clone(self.by_iteration.lock().entry(id).or_default())
     }
+}
 
-    /// The iteration changed: what a consumer waits for may be there.
-    pub(super) fn notify(&self, id: IterationId) {
+impl IterationObserver for RoundOrders {
+    /// What a consumer waits for may be there.
+    fn changed(&self, id: IterationId, _is_running: bool) {
         if let Some(waiting) = self.by_iteration.lock().get(&id) {
             waiting.news.send_replace(());
         }
     }
 
-    /// Forgets an iteration that was removed.
-    pub(super) fn forget(&self, id: IterationId) {
+    fn removed(&self, id: IterationId, _state: &State) {
         self.by_iteration.lock().remove(&id);
     }
 }
 
-impl Core {
+/// The calls of consumers that read in rounds.
+pub(crate) struct Rounds {
+    pub(super) context: Arc<Context>,
+    pub(super) orders: Arc<RoundOrders>,
+}
+
+impl Rounds {
     /// A consumer reports what it has received, and waits for the rounds that come next.
     pub(crate) async fn next_rounds(&self, request: v1::NextRoundsRequest) -> Result<v1::NextRoundsResponse> {
         let (client, id) = (ClientId(request.client_id), IterationId(request.iteration_id));
         if request.recent.len() > MAX_RECENT {
             return Err(too_many_steps(&client.to_string(), request.recent.len()));
         }
-        let deadline = self.deadline(request.wait_ms);
+        let deadline = self.context.deadline(request.wait_ms);
         let known = |state: &State| -> Result<Option<View>> {
             let Some(iteration) = state.iterations.get(&id) else { return Ok(None) };
             let is_reader = secrets::is_client(iteration, client, &request.secret)?;
             Ok(View::of(iteration, client).filter(|_| is_reader))
         };
         let unknown = v1::NextRoundsResponse { unknown: true, ..Default::default() };
-        let Some(view) = self.read_durable_except_leases(known).await?? else { return Ok(unknown) };
-        let own = self.process.incarnation();
+        let Some(view) = self.context.read_durable_except_leases(known).await?? else { return Ok(unknown) };
+        let own = self.context.process.incarnation();
         if request.names_order && request.order != own {
             return Ok(v1::NextRoundsResponse { order: own, ..Default::default() });
         }
-        let waiting = self.rounds.of(id);
+        let waiting = self.orders.of(id);
         waiting.order.lock().report(view.consumer, client, &request);
         let mut news = waiting.news.subscribe();
         loop {
             news.borrow_and_update();
-            let Some(view) = self.store.read(known)? else { return Ok(unknown) };
+            let Some(view) = self.context.store.read(known)? else { return Ok(unknown) };
             let (advance, steps) = {
                 let mut order = waiting.order.lock();
                 (order.advance(&view), order.behind(request.position))
@@ -322,7 +330,7 @@ impl Core {
             if is_news {
                 waiting.news.send_replace(());
             }
-            if !steps.is_empty() || !self.wait(&mut news, deadline).await? {
+            if !steps.is_empty() || !self.context.wait(&mut news, deadline).await? {
                 let steps = steps.into_iter().map(step_to_proto).collect();
                 return Ok(v1::NextRoundsResponse {
                     steps,

@@ -14,26 +14,27 @@ use futures::TryStreamExt;
 use serde_json::Value;
 use tokio::sync::watch;
 
-use super::Core;
-use super::datasets::{find, parse, register};
+use super::context::Context;
+use super::datasets::{Datasets, find, parse};
 use crate::locks;
 use crate::state::{Dataset, Policy, Save, SaveStage, SaveTarget, SaveTotals, Update};
 
-/// What is known of running saves, and who wants to know of new ones.
-pub(super) struct SaveProgress {
+/// Begins saves, and knows how far running ones are.
+pub(crate) struct SaveCalls {
+    context: Arc<Context>,
+    datasets: Arc<Datasets>,
     /// Splits that have their parts, and all splits, by the URL of the save.
     splits: OrderedMutex<HashMap<String, (u64, u64)>>,
+    /// Wakes those who want to know of new saves.
     notifier: watch::Sender<()>,
 }
 
-impl Default for SaveProgress {
-    fn default() -> Self {
+impl SaveCalls {
+    pub(super) fn new(context: Arc<Context>, datasets: Arc<Datasets>) -> Self {
         let splits = OrderedMutex::new(locks::SAVES, HashMap::new());
-        Self { splits, notifier: watch::Sender::default() }
+        Self { context, datasets, splits, notifier: watch::Sender::default() }
     }
-}
 
-impl SaveProgress {
     pub(super) fn status(&self, save: &Save) -> v1::SaveStatus {
         let url = &save.target.url;
         let (done, total) = self.splits.lock().get(url).copied().unwrap_or_default();
@@ -65,7 +66,7 @@ impl SaveProgress {
 /// The saves of a dispatcher, for the driver that runs them.
 #[derive(Clone)]
 pub struct Saves {
-    core: Arc<Core>,
+    calls: Arc<SaveCalls>,
     news: watch::Receiver<()>,
 }
 
@@ -76,8 +77,8 @@ impl std::fmt::Debug for Saves {
 }
 
 impl Saves {
-    pub(crate) fn of(core: &Arc<Core>) -> Self {
-        Self { news: core.saves.notifier.subscribe(), core: Arc::clone(core) }
+    pub(crate) fn of(calls: &Arc<SaveCalls>) -> Self {
+        Self { news: calls.notifier.subscribe(), calls: Arc::clone(calls) }
     }
 
     /// Saves that have work left.
@@ -85,7 +86,8 @@ impl Saves {
     /// # Errors
     /// `Unavailable` when the dispatcher shuts down.
     pub async fn running(&self) -> Result<Vec<Save>> {
-        self.core
+        self.calls
+            .context
             .read_durable(|state| state.saves.values().filter(|s| s.is_running()).cloned().collect())
             .await
     }
@@ -94,7 +96,7 @@ impl Saves {
     pub async fn changed(&mut self) -> bool {
         tokio::select! {
             changed = self.news.changed() => changed.is_ok(),
-            () = self.core.tasks.stopped() => false,
+            () = self.calls.context.tasks.stopped() => false,
         }
     }
 
@@ -103,7 +105,7 @@ impl Saves {
     /// # Errors
     /// What the source says.
     pub async fn splits(&self, save: &Save) -> Result<Vec<SplitKey>> {
-        let bound = self.core.bound(&save.dataset).await?;
+        let bound = self.calls.datasets.bound(&save.dataset).await?;
         let mut splits = (bound.splits)();
         let mut keys = Vec::new();
         while let Some(split) = splits.try_next().await? {
@@ -114,7 +116,7 @@ impl Saves {
 
     /// Reports how many of all splits have their parts.
     pub fn progress(&self, url: &str, done: u64, total: u64) {
-        self.core.saves.splits.lock().insert(url.to_owned(), (done, total));
+        self.calls.splits.lock().insert(url.to_owned(), (done, total));
     }
 
     /// Remembers how a save ended.
@@ -127,11 +129,12 @@ impl Saves {
             Err(e) => SaveStage::Failed(e.into()),
         };
         let url = url.to_owned();
-        self.core
+        self.calls
+            .context
             .commit(|txn| {
                 txn.apply(Update::SaveEnded { url, stage });
                 // Ended saves are forgotten in time, with their progress.
-                self.core.saves.splits.lock().retain(|url, _| txn.state.saves.contains_key(url));
+                self.calls.splits.lock().retain(|url, _| txn.state.saves.contains_key(url));
                 Ok(())
             })
             .await
@@ -142,17 +145,17 @@ impl Saves {
     /// # Errors
     /// `FailedPrecondition` if this dispatcher has no stores.
     pub fn stores(&self) -> Result<Arc<Stores>> {
-        self.core.save_stores()
+        self.calls.stores()
     }
 
     /// The dispatcher's clock.
     pub fn clock(&self) -> Arc<dyn Clock> {
-        Arc::clone(&self.core.clock)
+        Arc::clone(&self.calls.context.clock)
     }
 }
 
-impl Core {
-    fn save_stores(&self) -> Result<Arc<Stores>> {
+impl SaveCalls {
+    fn stores(&self) -> Result<Arc<Stores>> {
         self.datasets
             .catalog()
             .stores()
@@ -161,8 +164,8 @@ impl Core {
 
     /// Begins a save, or goes on with one. When this returns, the save's folder says what it will be.
     pub(crate) async fn start_save(&self, request: v1::StartSaveRequest) -> Result<v1::SaveStatus> {
-        let stores = self.save_stores()?;
-        self.config.memory.check_name("the URL of a save", &request.url)?;
+        let stores = self.stores()?;
+        self.context.config.memory.check_name("the URL of a save", &request.url)?;
         let url = writable(&stores, &request.url)?.to_string().trim_end_matches('/').to_owned();
         let wanted = Encoding::optional(&request.encoding)?;
         let given = parse(&request.definition_json)?;
@@ -204,10 +207,11 @@ impl Core {
         // Parts of one save are alike: those that are stored again too.
         let encoding = wanted.unwrap_or(there.encoding);
         let target = SaveTarget { url: url.clone(), chunk_bytes: chunk_bytes.or(there.chunk_bytes) };
-        let started_ms = self.unix_ms();
+        let started_ms = self.context.unix_ms();
         let status = self
+            .context
             .commit(|txn| {
-                let dataset = register(self, txn, dataset.clone(), None, None)?;
+                let dataset = self.datasets.register(txn, dataset.clone(), None, None)?;
                 let prefix = save_hint(&dataset)?.prefix;
                 let save = Save {
                     target,
@@ -219,34 +223,36 @@ impl Core {
                     stage: SaveStage::Running,
                 };
                 match txn.state.saves.get(&url).filter(|s| s.is_running()) {
-                    Some(running) if running.dataset == save.dataset => Ok(self.saves.status(running)),
+                    Some(running) if running.dataset == save.dataset => Ok(self.status(running)),
                     Some(_) => Err(taken(&url)),
                     None => {
-                        let status = self.saves.status(&save);
+                        let status = self.status(&save);
                         txn.apply(Update::SaveAdded { save: Box::new(save) });
                         Ok(status)
                     }
                 }
             })
             .await?;
-        self.saves.notifier.send_replace(());
+        self.notifier.send_replace(());
         Ok(status)
     }
 
-    /// Whether an iteration may store its rows below the root that it names: as for [`Core::start_save`], since whoever
+    /// Whether an iteration may store its rows below the root that it names: as for [`SaveCalls::start_save`], since whoever
     /// opens an iteration may name one.
     pub(super) async fn check_save_url(&self, request: &v1::OpenIterationRequest) -> Result<()> {
         if request.save_url.is_empty() {
             return Ok(());
         }
-        let stores = self.save_stores()?;
-        self.config.memory.check_name("the URL of a save", &request.save_url)?;
+        let stores = self.stores()?;
+        self.context.config.memory.check_name("the URL of a save", &request.save_url)?;
         let url = writable(&stores, &request.save_url)?;
         let definition = match request.dataset_id.as_str() {
             "" => request.definition_json.clone(),
             id => {
                 let id = DatasetId(id.to_owned());
-                self.read_durable(|state| find(state, &id).map(|d| d.definition_json.clone())).await??
+                self.context
+                    .read_durable(|state| find(state, &id).map(|d| d.definition_json.clone()))
+                    .await??
             }
         };
         apart(&DatasetDef::from_json(&parse(&definition)?)?, &url)
@@ -254,9 +260,9 @@ impl Core {
 
     /// How a save goes.
     pub(crate) async fn get_save(&self, request: v1::GetSaveRequest) -> Result<v1::SaveStatus> {
-        let at = self.save_stores()?.resolve(&request.url).map_err(|e| e.context("save"))?;
+        let at = self.stores()?.resolve(&request.url).map_err(|e| e.context("save"))?;
         let url = at.url.to_string().trim_end_matches('/').to_owned();
-        self.read_durable(|state| state.saves.get(&url).map(|s| self.saves.status(s))).await?.ok_or_else(
+        self.context.read_durable(|state| state.saves.get(&url).map(|s| self.status(s))).await?.ok_or_else(
             || {
                 Error::not_found(format!(
                     "this dispatcher knows of no save to {url}; begin one with `caju save`"

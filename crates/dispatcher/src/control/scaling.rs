@@ -15,14 +15,17 @@ use caju_runtime::{OrderedMutex, catch};
 use caju_types::WorkerId;
 use tokio::sync::watch;
 
-use super::Core;
+use super::context::Context;
+use super::learning::Learning;
 use super::reports::{ClientReport, Reports};
-use crate::config::{DispatcherConfig, Timers};
+use crate::config::Timers;
 use crate::locks;
 use crate::state::{Feed, Iteration, State, TargetWorkers, TaskState, Worker};
 
 /// The loop, and its last target.
-pub(super) struct Scaling {
+pub(crate) struct Scaling {
+    context: Arc<Context>,
+    learning: Arc<Learning>,
     planner: OrderedMutex<ScalingLoop>,
     target: watch::Sender<ScalingTarget>,
     /// When workers and readers have had the time to report after the start, by the monotonic clock.
@@ -32,14 +35,17 @@ pub(super) struct Scaling {
 }
 
 impl Scaling {
-    pub(super) fn new(config: &DispatcherConfig, now: Duration) -> Self {
+    pub(super) fn new(context: Arc<Context>, learning: Arc<Learning>) -> Self {
+        let Context { config, clock, .. } = context.as_ref();
         let planner = ScalingLoop::new(config.scaling);
         let target = watch::Sender::new(planner.target().clone());
         Self {
             planner: OrderedMutex::new(locks::SCALING, planner),
             target,
-            reported_by: now + config.timers.worker_timeout,
+            reported_by: clock.now() + config.timers.worker_timeout,
             is_known: AtomicBool::new(false),
+            learning,
+            context,
         }
     }
 
@@ -63,11 +69,11 @@ impl Scaling {
     }
 }
 
-impl Core {
+impl Scaling {
     /// Samples at intervals, until the dispatcher stops.
     pub(crate) async fn scale_regularly(self: Arc<Self>) {
         loop {
-            self.clock.sleep(self.config.timers.scaling_interval).await;
+            self.context.clock.sleep(self.context.config.timers.scaling_interval).await;
             if let Err(error) = catch("a sample for the target of workers", || self.sample_for_scaling()) {
                 tracing::error!(%error, "the target of workers is computed again later");
             }
@@ -76,11 +82,11 @@ impl Core {
 
     /// Takes one sample, and publishes the target that follows.
     pub(crate) fn sample_for_scaling(&self) {
-        let at = self.clock.now();
-        let (workers, jobs) = self.store.read(|state| {
-            let reports = self.reports.lock();
+        let at = self.context.clock.now();
+        let (workers, jobs) = self.context.store.read(|state| {
+            let reports = self.context.reports.lock();
             let running = state.iterations.values().filter(is_scaled);
-            let is_silent = |id: WorkerId| is_silent(&self.config.timers, &reports, id, at);
+            let is_silent = |id: WorkerId| is_silent(&self.context.config.timers, &reports, id, at);
             let counted =
                 state.active_workers().filter(|w| !w.is_in_reader() && !is_silent(w.id)).count() as u64;
             let jobs: Vec<_> = running.map(|i| sample(state, &reports, i, is_silent)).collect();
@@ -88,10 +94,10 @@ impl Core {
         });
         // Readers that wait for boundaries have no epoch yet, and need a worker.
         let jobs = jobs.into_iter().chain(self.learning.samples(at)).collect();
-        let mut planner = self.scaling.planner.lock();
+        let mut planner = self.planner.lock();
         let target = planner.apply(ScalingEvent::Sampled { at, workers, jobs }).clone();
         drop(planner);
-        let before = self.scaling.target.borrow().workers;
+        let before = self.target.borrow().workers;
         if target.workers != before {
             tracing::info!(
                 workers = target.workers,
@@ -100,35 +106,35 @@ impl Core {
                 target.reason
             );
         }
-        if at >= self.scaling.reported_by {
-            self.scaling.is_known.store(true, Ordering::Release);
+        if at >= self.reported_by {
+            self.is_known.store(true, Ordering::Release);
         }
-        self.scaling.target.send_replace(target);
+        self.target.send_replace(target);
     }
 
     /// The last target; none in the first seconds after the start, when workers and readers may not have reported yet.
     pub(crate) fn known_target(&self) -> Option<ScalingTarget> {
-        self.scaling.is_known.load(Ordering::Acquire).then(|| self.scaling.target.borrow().clone())
+        self.is_known.load(Ordering::Acquire).then(|| self.target.borrow().clone())
     }
 
     /// Whether at least one worker should run. While the target is not known, it should if an epoch is being read, which may be
     /// one from before a restart.
     pub(crate) fn needs_workers(&self) -> bool {
-        if self.scaling.target.borrow().workers > 0 {
+        if self.target.borrow().workers > 0 {
             return true;
         }
         let is_read = |state: &State| state.iterations.values().any(|i| is_scaled(&i));
-        !self.scaling.is_known.load(Ordering::Acquire) && self.store.read(is_read)
+        !self.is_known.load(Ordering::Acquire) && self.context.store.read(is_read)
     }
 
     /// The last target, and notices of later ones.
     pub(crate) fn scaling_target(&self) -> watch::Receiver<ScalingTarget> {
-        self.scaling.target.subscribe()
+        self.target.subscribe()
     }
 
     /// Workers that take tasks, and epochs that are being read, for metrics.
     pub(crate) fn cluster_counts(&self) -> (u64, u64) {
-        self.store.read(|state: &State| {
+        self.context.store.read(|state: &State| {
             let running = state.iterations.values().filter(|i| is_read(i));
             (state.active_workers().count() as u64, running.count() as u64)
         })

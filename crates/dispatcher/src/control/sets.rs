@@ -11,7 +11,6 @@ use caju_cache::{SetRecord, SplitSetDigest};
 use caju_types::{Error, Fingerprint, Result};
 use futures::TryStreamExt as _;
 
-use super::Core;
 use super::listing::Listing;
 use super::snapshots::Snapshots;
 use crate::catalog::{Bound, ListedSplit};
@@ -63,15 +62,15 @@ impl Listing {
     /// be read only if it covers exactly these splits.
     pub(super) async fn with_set(
         &self,
-        core: &Core,
+        snapshots: &Snapshots,
         bound: &Bound,
         plan: CachePlan,
         order: Option<SplitOrder>,
     ) -> Result<IterationSplits> {
         let splits: Vec<ListedSplit> = (bound.splits)().try_collect().await?;
         match &plan.set {
-            Some(SetPlan::Open) => self.decide(core, bound, plan, splits, order).await,
-            Some(SetPlan::Read { id }) => match core.snapshots.whole_set(*id).await? {
+            Some(SetPlan::Open) => self.decide(snapshots, bound, plan, splits, order).await,
+            Some(SetPlan::Read { id }) => match snapshots.whole_set(*id).await? {
                 Some(record) => Ok(IterationSplits::Groups(self.groups(*id, &record, splits, order).await?)),
                 None => Err(Error::failed_precondition(format!(
                     "the stored rows {id} that this epoch reads were removed while the dispatcher was away: which of them \
@@ -84,7 +83,7 @@ impl Listing {
 
     async fn decide(
         &self,
-        core: &Core,
+        snapshots: &Snapshots,
         bound: &Bound,
         plan: CachePlan,
         splits: Vec<ListedSplit>,
@@ -92,39 +91,39 @@ impl Listing {
     ) -> Result<IterationSplits> {
         let base = bound.set_bases.iter().find(|(hint, _)| *hint == plan.hint).map(|(_, base)| base);
         let Some(base) = base.filter(|_| !splits.is_empty()) else {
-            self.planned(core, plan.without_set()).await?;
+            self.planned(snapshots, plan.without_set()).await?;
             return Ok(IterationSplits::Splits(splits));
         };
         let whole = SplitSetDigest::of(names(&splits)?);
         let id = set_id(base.seeded(self.job_seed), whole);
-        match core.snapshots.whole_set(id).await {
+        match snapshots.whole_set(id).await {
             Ok(Some(record)) => {
                 if let Ok(groups) = self.groups(id, &record, splits.clone(), order).await {
-                    self.planned(core, CachePlan { set: Some(SetPlan::Read { id }), ..plan }).await?;
+                    self.planned(snapshots, CachePlan { set: Some(SetPlan::Read { id }), ..plan }).await?;
                     return Ok(IterationSplits::Groups(groups));
                 }
                 tracing::warn!(set = %id, "a set names splits that are not listed; it is not read");
-                self.planned(core, plan.without_set()).await?;
+                self.planned(snapshots, plan.without_set()).await?;
             }
             Ok(None) => {
-                let target = SetTarget { id, attempt: core.unique_name("set-"), whole };
-                self.planned(core, CachePlan { set: Some(SetPlan::Write(target)), ..plan }).await?;
+                let target = SetTarget { id, attempt: snapshots.context.unique_name("set-"), whole };
+                self.planned(snapshots, CachePlan { set: Some(SetPlan::Write(target)), ..plan }).await?;
             }
             Err(error) => {
                 tracing::warn!(%error, "the cache cannot be read; rows are computed");
-                self.planned(core, plan.without_set()).await?;
+                self.planned(snapshots, plan.without_set()).await?;
             }
         }
         Ok(IterationSplits::Splits(splits))
     }
 
-    async fn planned(&self, core: &Core, plan: CachePlan) -> Result<()> {
+    async fn planned(&self, snapshots: &Snapshots, plan: CachePlan) -> Result<()> {
         let (iteration, plan) = (self.iteration, Some(plan.into()));
-        core.commit(|txn| {
+        let planned = snapshots.context.commit(|txn| {
             txn.apply(Update::Planned { iteration, plan });
             Ok(())
-        })
-        .await
+        });
+        planned.await
     }
 
     /// The listed splits, part by part, each with the part that has its rows. Their indexes are positions in the epoch's

@@ -7,18 +7,28 @@ use std::time::Duration;
 use caju_runtime::catch;
 use caju_types::{Error, IterationId, WorkerId};
 
+use super::context::Context;
+use super::datasets::Datasets;
+use super::iterations::Iterations;
 use super::reopen::{self, FinalReport};
 use super::reports::Reports;
 use super::shards::{lacks_workers, orphans};
-use super::{Core, Txn, acknowledgements, consumers, reattach, stragglers};
+use super::{Txn, acknowledgements, consumers, reattach, stragglers};
 use crate::config::Timers;
 use crate::state::{Iteration, State, TargetWorkers, Update, Worker, WorkerState};
 
-impl Core {
+/// The regular check.
+pub(crate) struct LivenessChecks {
+    pub(super) context: Arc<Context>,
+    pub(super) datasets: Arc<Datasets>,
+    pub(super) iterations: Arc<Iterations>,
+}
+
+impl LivenessChecks {
     /// Checks everything at intervals, until the dispatcher stops.
     pub(crate) async fn check_regularly(self: Arc<Self>) {
         loop {
-            self.clock.sleep(self.config.timers.check_every).await;
+            self.context.clock.sleep(self.context.config.timers.check_every).await;
             // Nothing else notices workers and clients that fell silent.
             if let Err(error) = catch("a check of workers and clients", || self.check()) {
                 tracing::error!(%error, "workers and clients are checked again later");
@@ -28,14 +38,14 @@ impl Core {
 
     /// Checks everything once.
     pub(crate) fn check(&self) {
-        let now = self.clock.now();
-        let unix_ms = self.unix_ms();
-        let timers = &self.config.timers;
-        self.transact(|txn| {
-            let mut reports = self.reports.lock();
+        let now = self.context.clock.now();
+        let unix_ms = self.context.unix_ms();
+        let timers = &self.context.config.timers;
+        self.context.transact(|txn| {
+            let mut reports = self.context.reports.lock();
             ignore_own_pause(&mut reports, timers, now);
             let mut updates = silent_workers(txn.state, &mut reports, timers, now, unix_ms);
-            let has_list = !self.config.workers.is_open();
+            let has_list = !self.context.config.workers.is_open();
             updates.extend(confirmed_workers(txn.state, &reports, has_list));
             updates.extend(silent_clients(txn.state, &mut reports, timers, now));
             updates.extend(idle_iterations(txn.state, &mut reports, timers, now));
@@ -62,14 +72,14 @@ impl Core {
             });
             drop(reports);
             for (iteration, resume) in to_reopen {
-                if let Err(error) = reopen::reopen(self, txn, iteration, resume, unix_ms) {
+                if let Err(error) = reopen::reopen(&self.iterations, txn, iteration, resume, unix_ms) {
                     tracing::warn!("{iteration} could not be opened again without a consumer: {error}");
                 }
             }
-            updates.extend(self.datasets.usage().lock().expired(txn.state, &self.config.memory, now));
+            updates.extend(self.datasets.usage().lock().expired(txn.state, &self.context.config.memory, now));
             let gone: BTreeSet<IterationId> = updates.iter().filter_map(gone_from).collect();
             apply(txn, updates);
-            let mut reports = self.reports.lock();
+            let mut reports = self.context.reports.lock();
             gone.into_iter().for_each(|id| reports.settle_tasks(txn, id));
         });
     }
@@ -193,11 +203,11 @@ fn idle_iterations(state: &State, reports: &mut Reports, timers: &Timers, now: D
     out
 }
 
-impl Core {
+impl LivenessChecks {
     /// Iterations whose clients wait for a worker: none that they would read from is there, or not the one whose shard is
     /// left.
     fn starved_iterations(&self, state: &State, reports: &mut Reports, now: Duration) -> Vec<Update> {
-        let timers = &self.config.timers;
+        let timers = &self.context.config.timers;
         let served = |i: &Iteration| state.workers.values().any(|w| !w.is_lost() && i.is_readable(w));
         // A Flight reader waits only for its own worker.
         let lacks_shards = |i: &Iteration| {
@@ -215,7 +225,7 @@ impl Core {
                 continue;
             }
             let error = match served(iteration) {
-                true => lacks_workers(&self.config, iteration, &orphans(state, iteration)),
+                true => lacks_workers(&self.context.config, iteration, &orphans(state, iteration)),
                 false => no_worker(state, iteration, timers),
             };
             out.push(Update::IterationFailed { iteration: iteration.id, failure: (&error).into() });

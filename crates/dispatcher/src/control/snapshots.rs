@@ -5,52 +5,38 @@ use std::time::Duration;
 
 use caju_autocache::HintDef;
 use caju_cache::{Cache, CacheOptions};
-use caju_runtime::Clock;
 use caju_types::{Error, Fingerprint, Result};
 use tokio::sync::OnceCell;
 
-use super::cache_size::KnownSize;
-use super::process::Process;
+use super::context::Context;
+use super::known_size::KnownSize;
 use super::split_counts::SplitCounts;
 use super::written::Written;
 use crate::catalog::Catalog;
-use crate::config::DispatcherConfig;
 use crate::state::Dataset;
 
 /// The cache, as the dispatcher uses it.
 pub(super) struct Snapshots {
-    /// Empty without a cache.
-    url: String,
-    budget_bytes: Option<u64>,
+    pub(super) context: Arc<Context>,
     catalog: Arc<dyn Catalog>,
-    clock: Arc<dyn Clock>,
-    process: Arc<Process>,
     reader: OnceCell<Arc<Cache>>,
     writer: OnceCell<Arc<Cache>>,
     size: KnownSize,
     /// The splits of running iterations.
-    pub(super) counts: SplitCounts,
+    pub(super) counts: Arc<SplitCounts>,
     /// What was written to manifests and plan records.
     pub(super) written: Written,
 }
 
 impl Snapshots {
-    pub(super) fn new(
-        config: &DispatcherConfig,
-        catalog: Arc<dyn Catalog>,
-        clock: Arc<dyn Clock>,
-        process: Arc<Process>,
-    ) -> Self {
+    pub(super) fn new(context: Arc<Context>, catalog: Arc<dyn Catalog>, counts: Arc<SplitCounts>) -> Self {
         Self {
-            url: config.cache_url.clone(),
-            budget_bytes: config.cache_budget,
+            context,
             catalog,
-            clock,
-            process,
             reader: OnceCell::new(),
             writer: OnceCell::new(),
             size: KnownSize::default(),
-            counts: SplitCounts::default(),
+            counts,
             written: Written::default(),
         }
     }
@@ -78,7 +64,7 @@ impl Snapshots {
 
     /// Whether there is a cache.
     pub(super) fn exists(&self) -> bool {
-        !self.url.is_empty()
+        !self.context.config.cache_url.is_empty()
     }
 
     /// The size of the cache, as far as it is known.
@@ -100,7 +86,8 @@ impl Snapshots {
     /// # Errors
     /// Those of opening it.
     pub(super) async fn writer(&self) -> Result<Arc<Cache>> {
-        let options = CacheOptions { budget_bytes: self.budget_bytes, ..CacheOptions::default() };
+        let options =
+            CacheOptions { budget_bytes: self.context.config.cache_budget, ..CacheOptions::default() };
         self.writer.get_or_try_init(|| self.open(options, "describing-")).await.cloned()
     }
 
@@ -120,7 +107,8 @@ impl Snapshots {
             .stores()
             .ok_or_else(|| Error::failed_precondition("this dispatcher reaches no storage"))?;
         let options = CacheOptions { memory_tier_bytes: 0, ..options };
-        let writer = self.process.unique_name(name);
-        Cache::open(&stores, &self.url, options, Arc::clone(&self.clock), writer).await
+        let Context { config, clock, process, .. } = self.context.as_ref();
+        let writer = process.unique_name(name);
+        Cache::open(&stores, &config.cache_url, options, Arc::clone(clock), writer).await
     }
 }

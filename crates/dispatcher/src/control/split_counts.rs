@@ -6,8 +6,10 @@ use std::sync::Arc;
 use caju_runtime::OrderedMutex;
 use caju_types::IterationId;
 
+use super::context::IterationObserver;
 use crate::catalog::ListedSplit;
 use crate::locks;
+use crate::state::State;
 
 /// Splits of one source that are counted. The keys of more would take too much memory.
 const MAX_SPLITS: usize = 1 << 22;
@@ -29,10 +31,6 @@ impl SplitCounts {
         Arc::clone(self.by_iteration.lock().entry(iteration).or_default())
     }
 
-    pub(super) fn forget(&self, iteration: IterationId) {
-        self.by_iteration.lock().remove(&iteration);
-    }
-
     /// The number of different splits that were listed.
     pub(super) fn of(&self, iteration: IterationId) -> Option<u64> {
         match &*self.by_iteration.lock().get(&iteration)?.0.lock() {
@@ -43,11 +41,23 @@ impl SplitCounts {
     }
 
     /// The listing is over: its number is enough.
-    pub(super) fn settle(&self, iteration: IterationId) {
+    fn settle(&self, iteration: IterationId) {
         let Some(count) = self.of(iteration) else { return };
         if let Some(of) = self.by_iteration.lock().get(&iteration) {
             *of.0.lock() = Seen::Count(count);
         }
+    }
+}
+
+impl IterationObserver for SplitCounts {
+    fn changed(&self, id: IterationId, is_running: bool) {
+        if !is_running {
+            self.settle(id);
+        }
+    }
+
+    fn removed(&self, id: IterationId, _state: &State) {
+        self.by_iteration.lock().remove(&id);
     }
 }
 

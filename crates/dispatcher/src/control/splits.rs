@@ -5,37 +5,42 @@ use std::sync::Arc;
 use caju_proto::v1;
 use caju_types::{Error, IterationId, Result, RowRanges, TaskId, WorkerId};
 
+use super::context::Context;
 use super::fairness::fair_count;
+use super::listings::Listings;
 use super::peer_reports::PeerReports;
-use super::{Core, Txn, secrets, sharing};
+use super::{Txn, secrets, sharing};
 use crate::state::{Even, Failure, FeedId, Iteration, Lease, SplitRecord, State, Task, Update, WorkerState};
 
 /// The most splits in one answer.
 const MAX_SPLITS: usize = 1024;
 
-impl Core {
-    pub(crate) async fn next_splits(
-        self: &Arc<Self>,
-        request: v1::NextSplitsRequest,
-    ) -> Result<v1::NextSplitsResponse> {
-        let deadline = self.deadline(request.wait_ms);
+/// Leases splits to tasks.
+pub(crate) struct SplitLeases {
+    pub(super) context: Arc<Context>,
+    pub(super) listings: Listings,
+}
+
+impl SplitLeases {
+    pub(crate) async fn next_splits(&self, request: v1::NextSplitsRequest) -> Result<v1::NextSplitsResponse> {
+        let deadline = self.context.deadline(request.wait_ms);
         let id = TaskId(request.task_id);
         let place = |state: &State| state.task_index.get(&id).copied();
         // Only that a task is gone has to be durable: the lease is.
-        let iteration = match self.store.read(place) {
+        let iteration = match self.context.store.read(place) {
             Some(found) => Some(found),
-            None => self.read_durable(place).await?,
+            None => self.context.read_durable(place).await?,
         };
         let Some(iteration) = iteration else { return Err(gone(id)) };
-        let mut news = self.notifiers.subscribe_splits(iteration);
+        let mut news = self.context.notifiers.subscribe_splits(iteration);
         loop {
             news.borrow_and_update();
-            let answer = self.commit(|txn| self.lease(txn, &request)).await?;
-            self.reports.record_lease(iteration, &request, answer.as_ref());
+            let answer = self.context.commit(|txn| self.lease(txn, &request)).await?;
+            self.context.reports.record_lease(iteration, &request, answer.as_ref());
             if let Some(answer) = answer {
                 return Ok(answer);
             }
-            if !self.wait(&mut news, deadline).await? {
+            if !self.context.wait(&mut news, deadline).await? {
                 return Ok(v1::NextSplitsResponse::default());
             }
         }
@@ -43,7 +48,7 @@ impl Core {
 
     /// One attempt to answer; none if there is nothing to hand out now.
     fn lease(
-        self: &Arc<Self>,
+        &self,
         txn: &mut Txn<'_>,
         request: &v1::NextSplitsRequest,
     ) -> Result<Option<v1::NextSplitsResponse>> {
@@ -89,7 +94,7 @@ impl Core {
             }
         }
         let Some((iteration, task)) = txn.state.task(id) else { return Ok(None) };
-        let mut reports = self.reports.lock();
+        let mut reports = self.context.reports.lock();
         reports.holders.leased(iteration, task);
         reports.sharing.leased(iteration.id, task);
         if let Some(checksums) = reports.row_checksums.get_mut(&iteration.id) {
@@ -101,7 +106,7 @@ impl Core {
     }
 
     fn answer(&self, iteration: &Iteration, task: &Task) -> v1::NextSplitsResponse {
-        let reports = self.reports.lock();
+        let reports = self.context.reports.lock();
         let checksums = reports.row_checksums.get(&iteration.id);
         let lease = |index: &u64| {
             let lease = task.leases.get(index)?;
@@ -119,7 +124,7 @@ impl Core {
 
     /// Splits for a task of a job that shares, by index; empty if it gets them as any other.
     fn shared_splits(
-        self: &Arc<Self>,
+        &self,
         txn: &mut Txn<'_>,
         (id, feed, worker): (IterationId, FeedId, WorkerId),
         request: &v1::NextSplitsRequest,
@@ -129,7 +134,7 @@ impl Core {
             return Vec::new();
         }
         // Jobs with an order share rows, too, and take their splits in it.
-        self.reports.lock().sharing.on_request(id, request);
+        self.context.reports.lock().sharing.on_request(id, request);
         if !sharing::has_free_order(txn.state, iteration) {
             return Vec::new();
         }
@@ -137,19 +142,13 @@ impl Core {
             return Vec::new();
         }
         let exhausted = iteration.feeds.get(&feed).is_some_and(|f| f.exhausted);
-        let provider = (!exhausted).then(|| self.provider(txn.state, iteration, feed));
+        let provider = (!exhausted).then(|| self.listings.provider(txn.state, iteration, feed));
         let want = count_of(request.want);
-        let mut reports = self.reports.lock();
+        let mut reports = self.context.reports.lock();
         sharing::take(txn, &mut reports.sharing, (id, feed), provider.as_ref(), (request, want))
     }
 
-    fn find_splits(
-        self: &Arc<Self>,
-        state: &State,
-        iteration: &Iteration,
-        task: &Task,
-        want: u32,
-    ) -> Option<Available> {
+    fn find_splits(&self, state: &State, iteration: &Iteration, task: &Task, want: u32) -> Option<Available> {
         let draining = state.workers.get(&task.worker).is_some_and(|w| w.state == WorkerState::Draining);
         if draining && !iteration.exclusive && state.active_workers().any(|w| iteration.is_readable(w)) {
             // The others can take the rest, and this worker can leave.
@@ -164,7 +163,7 @@ impl Core {
         if feed.exhausted {
             return Some(Available::End { exhausted: None });
         }
-        let provider = self.provider(state, iteration, task.feed);
+        let provider = self.listings.provider(state, iteration, task.feed);
         let want = provider.left().map_or(want, |left| fair_count(iteration, task.feed, want, left));
         let fresh = provider.take(want);
         if !fresh.is_empty() {

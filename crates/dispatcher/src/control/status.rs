@@ -8,52 +8,71 @@ use caju_planner::{Profile, ReportedTimes};
 use caju_proto::v1;
 use caju_types::{ClientId, Result};
 
-use super::Core;
-use super::learning::boundaries_of;
+use super::context::Context;
+use super::learnt_boundaries::boundaries_of;
+use super::listings::Providers;
 use super::peer_reports::PeerReports;
 use super::reports::Reports;
-use super::workers::{modes_to_proto, sharing_name};
+use super::saves::SaveCalls;
+use super::scaling::Scaling;
+use super::snapshots::Snapshots;
+use super::task_messages::{modes_to_proto, sharing_name};
 use crate::state::{Iteration, Job, Member, State, Task, TaskState, Worker};
 
-impl Core {
-    pub(crate) async fn get_status(self: &Arc<Self>) -> Result<v1::GetStatusResponse> {
-        let cache = self.cache_size().await;
-        let now = self.clock.now();
-        self.read_durable(|state| v1::GetStatusResponse {
-            version: env!("CARGO_PKG_VERSION").to_string(),
-            uptime_s: now.saturating_sub(self.process.started).as_secs_f64(),
-            workers: state.workers.values().map(|w| self.reports.worker_status(state, w)).collect(),
-            jobs: state.iterations.values().map(|i| self.job_status(state, i)).collect(),
-            saves: state.saves.values().map(|s| self.saves.status(s)).collect(),
-            cache_url: self.config.cache_url.clone(),
-            journal: self.store.describe_journal().to_string(),
-            configured_workers: self.config.workers.entries().to_vec(),
-            cache,
-            scaling: self.scaling.status(&self.config.timers),
-        })
-        .await
+/// Describes the whole cluster.
+pub(crate) struct Status {
+    pub(super) context: Arc<Context>,
+    pub(super) providers: Arc<Providers>,
+    pub(super) snapshots: Arc<Snapshots>,
+    pub(super) saves: Arc<SaveCalls>,
+    pub(super) scaling: Arc<Scaling>,
+}
+
+impl Status {
+    pub(crate) async fn get_status(&self) -> Result<v1::GetStatusResponse> {
+        let cache = self.snapshots.cache_size().await;
+        let now = self.context.clock.now();
+        self.context
+            .read_durable(|state| v1::GetStatusResponse {
+                version: env!("CARGO_PKG_VERSION").to_string(),
+                uptime_s: now.saturating_sub(self.context.process.started).as_secs_f64(),
+                workers: state
+                    .workers
+                    .values()
+                    .map(|w| self.context.reports.worker_status(state, w))
+                    .collect(),
+                jobs: state.iterations.values().map(|i| self.job_status(state, i)).collect(),
+                saves: state.saves.values().map(|s| self.saves.status(s)).collect(),
+                cache_url: self.context.config.cache_url.clone(),
+                journal: self.context.store.describe_journal().to_string(),
+                configured_workers: self.context.config.workers.entries().to_vec(),
+                cache,
+                scaling: self.scaling.status(&self.context.config.timers),
+            })
+            .await
     }
 
     fn job_status(&self, state: &State, iteration: &Iteration) -> v1::JobStatus {
         let dataset = state.datasets.get(&iteration.dataset);
-        let reports = self.reports.lock();
+        let reports = self.context.reports.lock();
         let stages = reports.stages(iteration);
         let bottleneck = reports.bottleneck(iteration, &stages);
         let first_skips = reports.first_skips.get(&iteration.id).cloned().unwrap_or_default();
         let io = reports.ended_io.get(&iteration.id).copied();
-        let readers = readers(&reports, iteration, self.clock.now());
+        let readers = readers(&reports, iteration, self.context.clock.now());
         let job = state.jobs.get(&iteration.job);
         let shared = job.and_then(|job| reports.served.shared(iteration, job));
         let served = v1::TaskServed { shared, ..reports.served.of_iteration(iteration.id) };
         let workers_wanted = workers_wanted(&reports, iteration);
         let others = reports.sharing.others(state, iteration.id);
         let shares_with = others.map(|i| format!("{} epoch {}", i.job, i.epoch)).collect();
+        let in_rounds = iteration.even.as_ref().filter(|e| e.is_in_rounds());
+        let rounds = in_rounds.map_or(0, |_| reports.taken_by_all(iteration));
         drop(reports);
-        let splits_total = self.listings.splits_total(iteration);
+        let splits_total = self.providers.splits_total(iteration);
         // A task that a client has read to its end runs on until its worker has reported.
         let running =
             iteration.tasks.values().filter(|t| t.state == TaskState::Active || t.is_over() && !t.reported);
-        let in_rounds = iteration.even.as_ref().filter(|e| e.is_in_rounds());
         let balance = in_rounds.map_or("", |e| e.consumers.balance.as_str());
         v1::JobStatus {
             rows_skipped: iteration.rows_skipped,
@@ -73,11 +92,7 @@ impl Core {
             surplus_elements: iteration.even.as_ref().map_or(0, |e| e.surplus),
             padded_elements: iteration.even.as_ref().map_or(0, |e| e.padded),
             balance: balance.to_string(),
-            rounds: if balance.is_empty() {
-                0
-            } else {
-                readers.iter().map(|r| r.elements).min().unwrap_or(0)
-            },
+            rounds,
             failure: iteration.failure.as_ref().map(Into::into),
             bottleneck,
             stages,

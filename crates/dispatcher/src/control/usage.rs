@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use caju_types::{DatasetId, Error, JobName, Result, format_bytes, shortened};
 
-use super::{Core, Txn};
+use super::Txn;
 use crate::config::MemoryLimits;
 use crate::state::{Dataset, State, Update, Worker, WorkerState};
 
@@ -80,8 +80,12 @@ fn is_anonymous(id: &DatasetId, state: &State) -> bool {
 ///
 /// # Errors
 /// `ResourceExhausted` if everything is in use.
-pub(super) fn admit_dataset(core: &Core, txn: &mut Txn<'_>, dataset: &Dataset) -> Result<()> {
-    let (limits, uses) = (&core.config.memory, core.datasets.usage().lock());
+pub(super) fn admit_dataset(
+    limits: &MemoryLimits,
+    uses: &Usage,
+    txn: &mut Txn<'_>,
+    dataset: &Dataset,
+) -> Result<()> {
     if dataset.bytes() > limits.dataset_bytes {
         return Err(Error::exhausted(format!(
             "the definition takes {}, and all datasets together may take {}; keep its rows in files, or start the \
@@ -130,8 +134,7 @@ fn forget_job(txn: &mut Txn<'_>, job: JobName) {
 ///
 /// # Errors
 /// `ResourceExhausted` if all are being read.
-pub(super) fn admit_job(core: &Core, txn: &mut Txn<'_>) -> Result<()> {
-    let (limits, uses) = (&core.config.memory, core.datasets.usage().lock());
+pub(super) fn admit_job(limits: &MemoryLimits, uses: &Usage, txn: &mut Txn<'_>) -> Result<()> {
     while txn.state.jobs.len() >= limits.jobs.max(1) {
         let Some(oldest) = txn.state.unused_jobs().min_by_key(|name| uses.job(name)).cloned() else {
             return Err(Error::exhausted(format!(
@@ -149,8 +152,8 @@ pub(super) fn admit_job(core: &Core, txn: &mut Txn<'_>) -> Result<()> {
 ///
 /// # Errors
 /// `ResourceExhausted` if all are in use.
-pub(super) fn admit_epoch(core: &Core, txn: &mut Txn<'_>, job: &JobName) -> Result<()> {
-    let most = core.config.memory.epochs_per_job.max(1);
+pub(super) fn admit_epoch(limits: &MemoryLimits, txn: &mut Txn<'_>, job: &JobName) -> Result<()> {
+    let most = limits.epochs_per_job.max(1);
     loop {
         let of_job = || txn.state.iterations.values().filter(|i| i.job == *job);
         let count = of_job().count();
@@ -171,9 +174,9 @@ pub(super) fn admit_epoch(core: &Core, txn: &mut Txn<'_>, job: &JobName) -> Resu
 ///
 /// # Errors
 /// `ResourceExhausted` if there are too many.
-pub(super) fn admit_reader(core: &Core, state: &State) -> Result<()> {
+pub(super) fn admit_reader(limits: &MemoryLimits, state: &State) -> Result<()> {
     let readers: usize = state.iterations.values().map(|i| i.members.len()).sum();
-    if readers < core.config.memory.readers.max(1) {
+    if readers < limits.readers.max(1) {
         return Ok(());
     }
     Err(Error::exhausted(format!(
@@ -185,8 +188,8 @@ pub(super) fn admit_reader(core: &Core, state: &State) -> Result<()> {
 ///
 /// # Errors
 /// `ResourceExhausted` if none is lost.
-pub(super) fn admit_worker(core: &Core, txn: &mut Txn<'_>) -> Result<()> {
-    while txn.state.workers.len() >= core.config.memory.workers.max(1) {
+pub(super) fn admit_worker(limits: &MemoryLimits, txn: &mut Txn<'_>) -> Result<()> {
+    while txn.state.workers.len() >= limits.workers.max(1) {
         let lost_at = |w: &Worker| match w.state {
             WorkerState::Lost { at_ms } => Some((at_ms, w.id)),
             _ => None,

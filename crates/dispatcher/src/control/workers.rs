@@ -3,30 +3,41 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use caju_autocache::{PlanRecord, SplitModes, is_last_reading};
+use caju_autocache::SplitModes;
 use caju_proto::v1;
-use caju_types::{Error, ErrorKind, Result, Secret, TaskId, Uneven, WorkerId};
+use caju_types::{Error, ErrorKind, Result, Secret, TaskId, WorkerId};
 use caju_wire::is_in_process;
 
-use super::autocache::{EndedTask, Planned};
+use super::autocache::{Decisions, EndedTask, Planned};
+use super::context::Context;
+use super::learning::Learning;
 use super::peer_reports::PeerReports;
 use super::served::shared_counts;
 use super::shards::slot_for;
+use super::snapshots::Snapshots;
 use super::splits::running_task;
+use super::task_messages::{modes_from_proto, task_def};
 use super::usage::admit_worker;
-use super::{Core, Txn, secrets};
+use super::{Txn, secrets};
 use crate::config::DispatcherConfig;
 use crate::state::{
-    Even, Failure, Iteration, Job, Mode, Sharing, State, TargetWorkers, Task, TaskState, Update, Worker,
-    WorkerState,
+    Even, Failure, Iteration, Mode, State, TargetWorkers, Task, TaskState, Update, Worker, WorkerState,
 };
 
-impl Core {
+/// The calls of workers about themselves and their tasks.
+pub(crate) struct Workers {
+    pub(super) context: Arc<Context>,
+    pub(super) learning: Arc<Learning>,
+    pub(super) snapshots: Arc<Snapshots>,
+    pub(super) decisions: Arc<Decisions>,
+}
+
+impl Workers {
     pub(crate) async fn register_worker(
         &self,
         request: v1::RegisterWorkerRequest,
     ) -> Result<v1::RegisterWorkerResponse> {
-        self.config.memory.check_name("a worker's address", &request.address)?;
+        self.context.config.memory.check_name("a worker's address", &request.address)?;
         let valid = request
             .address
             .rsplit_once(':')
@@ -38,23 +49,27 @@ impl Core {
                 request.address
             )));
         }
-        request.tags.iter().try_for_each(|tag| self.config.memory.check_name("a worker's tag", tag))?;
-        let now = self.clock.now();
+        request
+            .tags
+            .iter()
+            .try_for_each(|tag| self.context.config.memory.check_name("a worker's tag", tag))?;
+        let now = self.context.clock.now();
         let secret = secrets::of_registration(&request.secret)?;
         let worker = self
+            .context
             .commit(|txn| {
-                self.reports.may_register(txn.state, &request, now)?;
-                let id = register(self, txn, &request, secret)?;
-                self.reports.lock().worker_registered(id, now);
+                self.context.reports.may_register(txn.state, &request, now)?;
+                let id = register(&self.context.config, txn, &request, secret)?;
+                self.context.reports.lock().worker_registered(id, now);
                 Ok(id)
             })
             .await?;
         tracing::info!("{worker} at {} registered", request.address);
         Ok(v1::RegisterWorkerResponse {
             worker_id: worker.0,
-            heartbeat_ms: self.heartbeat_ms(),
+            heartbeat_ms: self.context.heartbeat_ms(),
             secret: secret.to_vec().into(),
-            cache_url: self.config.cache_url.clone(),
+            cache_url: self.context.config.cache_url.clone(),
         })
     }
 
@@ -63,11 +78,9 @@ impl Core {
     pub(crate) async fn active_workers(&self) -> Result<Vec<(WorkerId, String, Secret)>> {
         let open = |w: &&Worker| !w.is_local_only(TargetWorkers::Auto);
         let known = |w: &Worker| Some((w.id, w.address.clone(), w.secret?));
-        self.read_durable(|state| state.active_workers().filter(open).filter_map(known).collect()).await
-    }
-
-    pub(crate) fn heartbeat_ms(&self) -> u64 {
-        u64::try_from(self.config.timers.heartbeat.as_millis()).unwrap_or(u64::MAX)
+        self.context
+            .read_durable(|state| state.active_workers().filter(open).filter_map(known).collect())
+            .await
     }
 
     pub(crate) async fn worker_heartbeat(
@@ -76,10 +89,12 @@ impl Core {
     ) -> Result<v1::WorkerHeartbeatResponse> {
         let id = WorkerId(request.worker_id);
         let mut answer = self
+            .context
             .read_durable_except_leases(|state| -> Result<v1::WorkerHeartbeatResponse> {
                 // A dispatcher that was started again may have another list of workers.
                 let fits = |w: &Worker| {
-                    self.config.workers.is_open() || self.config.workers.fits(w.slot, &w.address)
+                    self.context.config.workers.is_open()
+                        || self.context.config.workers.fits(w.slot, &w.address)
                 };
                 let known = state
                     .workers
@@ -107,29 +122,29 @@ impl Core {
             // The caller has not shown a secret, so its report is ignored.
             return Ok(answer);
         }
-        answer.learn = self.boundaries_to_learn(id, &request);
+        answer.learn = self.learning.boundaries_to_learn(id, &request);
         {
-            let mut reports = self.reports.lock();
+            let mut reports = self.context.reports.lock();
             let report = reports.workers.entry(id).or_default();
-            report.at = self.clock.now();
+            report.at = self.context.clock.now();
             report.stages = request.stages;
             report.tasks = request.tasks;
             report.usage = request.usage;
             report.tuned = request.tuned;
         }
         if !(request.checksums.is_empty() && request.served.is_empty()) {
-            self.store.read(|state| {
-                self.reports.on_row_checksums(state, id, &request.checksums);
-                self.reports.lock().on_served(state, id, &request.served, self.clock.now());
+            self.context.store.read(|state| {
+                self.context.reports.on_row_checksums(state, id, &request.checksums);
+                self.context.reports.lock().on_served(state, id, &request.served, self.context.clock.now());
             });
         }
         if request.profiles.is_empty() {
             return Ok(answer);
         }
-        let profiles = self.read_durable(|state| of_worker(state, id, request.profiles)).await?;
+        let profiles = self.context.read_durable(|state| of_worker(state, id, request.profiles)).await?;
         let profiling: Vec<TaskId> = profiles.iter().map(|p| TaskId(p.task_id)).collect();
         for profile in profiles {
-            self.on_task_report(profile).await?;
+            self.decisions.on_task_report(profile).await?;
         }
         if !profiling.is_empty() {
             let plan = |state: &State, id: TaskId| {
@@ -139,6 +154,7 @@ impl Core {
                 Some(v1::TaskPlan { task_id: id.0, cache_plan_json })
             };
             answer.decided = self
+                .context
                 .read_durable(|state| profiling.iter().filter_map(|id| plan(state, *id)).collect())
                 .await?;
         }
@@ -148,29 +164,27 @@ impl Core {
     pub(crate) async fn get_task(&self, request: v1::GetTaskRequest) -> Result<v1::GetTaskResponse> {
         let (id, worker) = (TaskId(request.task_id), WorkerId(request.worker_id));
         // Before the state is locked: a decision may be planned at this moment.
-        let job = self.store.read(|state| state.task(id).map(|(iteration, _)| iteration.job.clone()));
-        let record = job.and_then(|job| self.plan_record(&job));
-        self.read_durable(|state| {
-            secrets::worker(state, worker, &request.secret)?;
-            let (iteration, task) = running_task(state, id, worker)?;
-            let task = task_def(&self.config, state, iteration, task, record.as_ref())?;
-            Ok(v1::GetTaskResponse { task: Some(task) })
-        })
-        .await?
+        let job = self.context.store.read(|state| state.task(id).map(|(iteration, _)| iteration.job.clone()));
+        let record = job.and_then(|job| self.decisions.plan_record(&job));
+        self.context
+            .read_durable(|state| {
+                secrets::worker(state, worker, &request.secret)?;
+                let (iteration, task) = running_task(state, id, worker)?;
+                let task = task_def(&self.context.config, state, iteration, task, record.as_ref())?;
+                Ok(v1::GetTaskResponse { task: Some(task) })
+            })
+            .await?
     }
 
-    pub(crate) async fn finish_task(
-        self: &Arc<Self>,
-        request: v1::FinishTaskRequest,
-    ) -> Result<v1::FinishTaskResponse> {
+    pub(crate) async fn finish_task(&self, request: v1::FinishTaskRequest) -> Result<v1::FinishTaskResponse> {
         let (id, worker) = (TaskId(request.task_id), WorkerId(request.worker_id));
         let (result, number) = match &request.failure {
-            Some(failure) => self.transact(|txn| {
+            Some(failure) => self.context.transact(|txn| {
                 if has_news(txn.state, id, worker, &request.secret)? {
                     let iteration = txn.state.task_index.get(&id).copied();
                     fail(txn, &request, failure);
                     // A task of which every reader has everything is compared now.
-                    iteration.into_iter().for_each(|id| self.reports.lock().settle_tasks(txn, id));
+                    iteration.into_iter().for_each(|id| self.context.reports.lock().settle_tasks(txn, id));
                 }
                 Ok(())
             }),
@@ -182,16 +196,16 @@ impl Core {
                     modes: request.modes.map(modes_from_proto).unwrap_or_default(),
                     profile: request.profile.as_ref().filter(|p| p.task_id == id.0),
                 };
-                self.end_task(&ended, |txn, planned| self.finish(txn, &request, &ended, planned))
+                self.decisions.end_task(&ended, |txn, planned| self.finish(txn, &request, &ended, planned))
             }
         };
-        self.store.durable(number).await?;
+        self.context.store.durable(number).await?;
         result.map(|()| v1::FinishTaskResponse {})
     }
 
     /// Enters the end of a task, and what was planned for it.
     fn finish(
-        self: &Arc<Self>,
+        &self,
         txn: &mut Txn<'_>,
         request: &v1::FinishTaskRequest,
         ended: &EndedTask<'_>,
@@ -203,29 +217,29 @@ impl Core {
         }
         let Some(iteration_id) = txn.state.task(id).map(|(iteration, _)| iteration.id) else { return Ok(()) };
         {
-            let mut reports = self.reports.lock();
-            reports.on_served(txn.state, ended.worker, request.served.as_slice(), self.clock.now());
+            let mut reports = self.context.reports.lock();
+            reports.on_served(txn.state, ended.worker, request.served.as_slice(), self.context.clock.now());
             reports.served.on_end(iteration_id, id);
             reports.on_task_ended(iteration_id, &request.stages, request.io);
             reports.on_rows_skipped(iteration_id, &request.first_skips);
         }
         end(txn, request, ended.modes);
-        self.reports.lock().settle_tasks(txn, iteration_id);
+        self.context.reports.lock().settle_tasks(txn, iteration_id);
         if txn.state.iterations.get(&iteration_id).is_some_and(|i| i.failure.is_none()) {
             planned.carry_out(txn);
         }
-        self.update_manifest_soon(txn.state, iteration_id);
-        self.write_plan_record_soon(txn.state, iteration_id);
+        self.snapshots.update_manifest_soon(txn.state, iteration_id);
+        self.decisions.write_plan_record_soon(txn.state, iteration_id);
         Ok(())
     }
 
     /// Whether a call may make a worker leave: its own, or an operator's.
     fn may_drain(&self, worker: &Worker, given: &[u8]) -> Result<()> {
-        let operator = self.process.operator.is_some_and(|s| s.is(given));
+        let operator = self.context.process.operator.is_some_and(|s| s.is(given));
         if operator || worker.secret.is_some_and(|s| s.is(given)) {
             return Ok(());
         }
-        Err(Error::permission_denied(match &self.process.operator {
+        Err(Error::permission_denied(match &self.context.process.operator {
             Some(_) => format!(
                 "draining {} needs the operator's secret: give --operator-secret-file, a copy of the file \
                  `operator-secret` in the dispatcher's --state-dir (or of its own --operator-secret-file)",
@@ -243,30 +257,31 @@ impl Core {
         &self,
         request: v1::DrainWorkerRequest,
     ) -> Result<v1::DrainWorkerResponse> {
-        let (id, at_ms) = (WorkerId(request.worker_id), self.unix_ms());
-        self.commit(|txn| {
-            let known: Vec<String> = txn.state.workers.values().map(|w| w.describe()).collect();
-            let Some(worker) = txn.state.workers.get(&id) else {
-                let known = if known.is_empty() { "none".to_string() } else { known.join(", ") };
-                return Err(Error::not_found(format!("there is no {id}; registered workers: {known}")));
-            };
-            self.may_drain(worker, &request.secret)?;
-            if request.leaving {
-                let reason = format!("{} left", worker.describe());
-                if !worker.is_lost() {
-                    txn.apply(Update::WorkerLost { worker: id, reason, at_ms, left: true });
+        let (id, at_ms) = (WorkerId(request.worker_id), self.context.unix_ms());
+        self.context
+            .commit(|txn| {
+                let known: Vec<String> = txn.state.workers.values().map(|w| w.describe()).collect();
+                let Some(worker) = txn.state.workers.get(&id) else {
+                    let known = if known.is_empty() { "none".to_string() } else { known.join(", ") };
+                    return Err(Error::not_found(format!("there is no {id}; registered workers: {known}")));
+                };
+                self.may_drain(worker, &request.secret)?;
+                if request.leaving {
+                    let reason = format!("{} left", worker.describe());
+                    if !worker.is_lost() {
+                        txn.apply(Update::WorkerLost { worker: id, reason, at_ms, left: true });
+                    }
+                    return Ok(v1::DrainWorkerResponse {});
                 }
-                return Ok(v1::DrainWorkerResponse {});
-            }
-            if worker.is_lost() {
-                return Err(Error::failed_precondition(format!("{} is lost already", worker.describe())));
-            }
-            if worker.is_active() {
-                txn.apply(Update::WorkerDraining { worker: id });
-            }
-            Ok(v1::DrainWorkerResponse {})
-        })
-        .await
+                if worker.is_lost() {
+                    return Err(Error::failed_precondition(format!("{} is lost already", worker.describe())));
+                }
+                if worker.is_active() {
+                    txn.apply(Update::WorkerDraining { worker: id });
+                }
+                Ok(v1::DrainWorkerResponse {})
+            })
+            .await
     }
 }
 
@@ -296,17 +311,17 @@ impl PeerReports {
 }
 
 fn register(
-    core: &Core,
+    config: &DispatcherConfig,
     txn: &mut Txn<'_>,
     request: &v1::RegisterWorkerRequest,
     secret: Secret,
 ) -> Result<WorkerId> {
     let known = txn.state.worker_at(&request.address).map(|w| (w.id, w.slot));
     if known.is_none() {
-        admit_worker(core, txn)?;
+        admit_worker(&config.memory, txn)?;
     }
     let worker = known.map_or(WorkerId(txn.state.next_worker.max(1)), |(id, _)| id);
-    let slot = slot_for(&core.config, txn.state, &request.address, worker, known.map(|(_, slot)| slot))?;
+    let slot = slot_for(config, txn.state, &request.address, worker, known.map(|(_, slot)| slot))?;
     // Under `off` a worker that comes back under another address must not count twice.
     let off = |i: &Iteration| i.mode == Mode::Off && i.is_running() && !i.feeds.is_empty();
     let unconfirmed = known.is_none() && txn.state.iterations.values().any(off);
@@ -375,68 +390,6 @@ fn should_run(state: &State, id: TaskId, worker: WorkerId) -> bool {
     state.task(id).is_some_and(|(iteration, task)| iteration.failure.is_none() && keep(task))
 }
 
-fn task_def(
-    config: &DispatcherConfig,
-    state: &State,
-    iteration: &Iteration,
-    task: &Task,
-    record: Option<&PlanRecord>,
-) -> Result<v1::TaskDef> {
-    let lost = |what: &str| Error::internal(format!("{}: its {what} is not known", iteration.describe()));
-    let dataset = state.datasets.get(&iteration.dataset).ok_or_else(|| lost("dataset"))?;
-    let job = state.jobs.get(&iteration.job).ok_or_else(|| lost("job"))?;
-    let worker = state.workers.get(&task.worker).ok_or_else(|| lost("worker"))?;
-    let worker_slot = if iteration.mode == Mode::Off { task.feed.0 } else { worker.slot };
-    let shard = iteration.shard_of(task.feed);
-    Ok(v1::TaskDef {
-        task_id: task.id.0,
-        iteration_id: iteration.id.0,
-        job: job.name.0.clone(),
-        epoch: iteration.epoch,
-        seed: job.spec.seed,
-        mode: mode_to_proto(iteration.mode).into(),
-        worker_slot,
-        definition_json: dataset.definition_json.clone(),
-        source_schema_ipc: dataset.source_schema_ipc.clone().into(),
-        fingerprint: dataset.fingerprint.to_string(),
-        deterministic: dataset.deterministic,
-        caching: iteration.caching,
-        profile: job.spec.profile_only
-            || iteration.caching && job.spec.policy.is_planned() && job.decision.is_none(),
-        profile_only: job.spec.profile_only,
-        probe_encoding: job.spec.encoding.map(|e| e.to_string()).unwrap_or_default(),
-        probe_stored_only: !job.spec.profile_only
-            && is_last_reading(job.spec.epochs, iteration.epoch, record),
-        cache_url: match &job.spec.save {
-            Some(save) => save.url.clone(),
-            None if iteration.caching => config.cache_url.clone(),
-            None => String::new(),
-        },
-        num_consumers: iteration.even.as_ref().map_or(0, |e| e.consumers.count),
-        pads: iteration.even.as_ref().is_some_and(|e| e.consumers.uneven == Uneven::Pad),
-        sharing: sharing_name(job),
-        balance: iteration
-            .even
-            .as_ref()
-            .filter(|e| e.is_in_rounds())
-            .map_or("", |e| e.consumers.balance.as_str())
-            .to_string(),
-        cache_budget: config.cache_budget.filter(|_| job.spec.save.is_none()).unwrap_or(0),
-        shard_by: shard.map_or("", |s| s.by.as_str()).to_string(),
-        num_shards: shard.map_or(0, |_| iteration.num_shards),
-        shard_index: shard.map_or(0, |_| task.feed.0),
-        secret: task.secret.map(|s| s.to_vec().into()).unwrap_or_default(),
-    })
-}
-
-/// As messages name it; empty if the job shares nothing.
-pub(super) fn sharing_name(job: &Job) -> String {
-    match job.spec.sharing {
-        Sharing::Off => String::new(),
-        sharing => sharing.as_str().to_string(),
-    }
-}
-
 /// Rows that a task emitted, and those that went to Flight readers, per split; where its worker counts.
 type Counts = (Option<Vec<(u64, u64)>>, Option<Vec<(u64, u64)>>);
 
@@ -452,35 +405,4 @@ fn counts(request: &v1::FinishTaskRequest) -> Counts {
 fn of_worker(state: &State, worker: WorkerId, profiles: Vec<v1::TaskProfile>) -> Vec<v1::TaskProfile> {
     let own = |p: &v1::TaskProfile| state.task(TaskId(p.task_id)).is_some_and(|(_, t)| t.worker == worker);
     profiles.into_iter().filter(own).collect()
-}
-
-fn modes_from_proto(m: v1::SplitModes) -> SplitModes {
-    SplitModes {
-        compute: m.compute,
-        put: m.put,
-        get: m.get,
-        fell_back: m.fell_back,
-        backfilled: m.backfilled,
-    }
-}
-
-pub(super) fn modes_to_proto(m: SplitModes) -> v1::SplitModes {
-    v1::SplitModes {
-        compute: m.compute,
-        put: m.put,
-        get: m.get,
-        fell_back: m.fell_back,
-        backfilled: m.backfilled,
-    }
-}
-
-pub(super) fn mode_to_proto(mode: Mode) -> v1::ProcessingMode {
-    match mode {
-        Mode::Dynamic => v1::ProcessingMode::Dynamic,
-        Mode::Off => v1::ProcessingMode::Off,
-        Mode::File => v1::ProcessingMode::File,
-        Mode::Data => v1::ProcessingMode::Data,
-        Mode::FileOrData => v1::ProcessingMode::FileOrData,
-        Mode::Hint => v1::ProcessingMode::Hint,
-    }
 }

@@ -21,7 +21,7 @@ pub(super) async fn open(
     request: v1::OpenIterationRequest,
     alive: &[(u64, u64)],
 ) -> Result<v1::OpenIterationResponse> {
-    let opening = w.core.open_iteration(request);
+    let opening = w.core.epochs.open_iteration(request);
     tokio::pin!(opening);
     loop {
         tokio::select! {
@@ -72,10 +72,13 @@ fn an_epoch_begins_again_for_a_reader_that_restored_its_beginning_when_those_of_
         assert_eq!(joined.iteration_id, iteration);
         w.close(joined.client_id, iteration, vec![]).await;
         // Its reader was killed a moment ago.
-        let before = w.core.clock.now();
+        let before = w.core.context.clock.now();
         let again = open(&w, restored(""), &[]).await.unwrap();
         assert_ne!(again.iteration_id, iteration);
-        assert!(w.core.clock.now() - before >= Duration::from_secs(5), "as long as it may still call");
+        assert!(
+            w.core.context.clock.now() - before >= Duration::from_secs(5),
+            "as long as it may still call"
+        );
         assert!(!w.core.snapshot().iterations.contains_key(&IterationId(iteration)));
         assert!(w.beat(client, iteration, &[], &[]).await.unknown, "the killed reader has no part in it");
         read_all(&w, worker, &again).await;
@@ -93,7 +96,7 @@ fn an_epoch_that_lost_rows_with_a_killed_reader_begins_again_from_its_beginning(
         w.next(first.tasks[0].task_id, worker, 1, 9).await.unwrap();
         w.take(first.client_id, first.iteration_id, &[(0, 0, 3)], &[]).await;
         w.silence(Duration::from_secs(62), &[(worker, "a:1")], &[]).await;
-        said(w.core.open_iteration(open_request(&json!({"splits": 2}), "j")).await);
+        said(w.core.epochs.open_iteration(open_request(&json!({"splits": 2}), "j")).await);
         let again = open(&w, restored(""), &[]).await.unwrap();
         read_all(&w, worker, &again).await;
         let state = w.core.snapshot();
@@ -108,9 +111,12 @@ fn an_epoch_begins_again_at_once_when_its_reader_was_killed_before_it_reported_a
         let worker = w.worker("a:1").await;
         let first = w.open(&json!({"splits": 2}), "j").await;
         w.next(first.tasks[0].task_id, worker, 1, 9).await.unwrap();
-        let before = w.core.clock.now();
+        let before = w.core.context.clock.now();
         let again = open(&w, restored(""), &[]).await.unwrap();
-        assert!(w.core.clock.now() - before < Duration::from_secs(10), "not as long as the client timeout");
+        assert!(
+            w.core.context.clock.now() - before < Duration::from_secs(10),
+            "not as long as the client timeout"
+        );
         assert_ne!(again.iteration_id, first.iteration_id);
         read_all(&w, worker, &again).await;
     });
@@ -155,7 +161,7 @@ fn a_finished_epoch_begins_again_for_another_attempt_alone() {
         assert_ne!(two.iteration_id, one.iteration_id);
         let e = said(open(&w, restored("one"), &[]).await);
         assert!(e.message().contains("attempt `two`"), "{e}");
-        let e = w.core.open_iteration(v1::OpenIterationRequest { flight: true, ..restored("") }).await;
+        let e = w.core.epochs.open_iteration(v1::OpenIterationRequest { flight: true, ..restored("") }).await;
         assert_eq!(e.unwrap_err().kind(), ErrorKind::InvalidArgument);
     });
 }
@@ -168,13 +174,13 @@ fn epochs_of_an_earlier_launch_begin_again_when_they_are_forgotten_too() {
         let worker = w.worker("a:1").await;
         // Keeps the job.
         let other = v1::OpenIterationRequest { epoch: 7, ..open_request(&json!({"splits": 2}), "j") };
-        let kept = w.core.open_iteration(other).await.unwrap();
+        let kept = w.core.epochs.open_iteration(other).await.unwrap();
         let first = w.open(&json!({"splits": 2}), "j").await;
         read_all(&w, worker, &first).await;
         let forget = async |w: &World, id: u64| {
             let alive = [(kept.client_id, kept.iteration_id)];
             w.silence(
-                w.core.config.timers.job_gc_timeout + Duration::from_secs(2),
+                w.core.context.config.timers.job_gc_timeout + Duration::from_secs(2),
                 &[(worker, "a:1")],
                 &alive,
             )

@@ -17,7 +17,7 @@ async fn from_state(
     uneven: &str,
     (index, splits): (u32, std::ops::Range<u64>),
 ) -> v1::OpenIterationRequest {
-    let fingerprint = w.core.open_iteration(open_request(def, "other")).await.unwrap().fingerprint;
+    let fingerprint = w.core.epochs.open_iteration(open_request(def, "other")).await.unwrap().fingerprint;
     let mut taken = TakenRows::default();
     taken.add_whole_range(splits.start, splits.end);
     let elements = (splits.end - splits.start) * PER_SPLIT;
@@ -46,7 +46,7 @@ async fn open(w: &World, splits: u64, uneven: &str, taken: [u64; CONSUMERS]) -> 
     let mut clients = Vec::new();
     for (index, n) in (0..).zip(taken) {
         let request = from_state(w, &def, uneven, (index, at..at + n)).await;
-        let opened = w.core.open_iteration(request).await.unwrap();
+        let opened = w.core.epochs.open_iteration(request).await.unwrap();
         at += n;
         clients.push((opened.client_id, opened.iteration_id));
     }
@@ -105,7 +105,7 @@ impl Dealing {
             asks_for_behind: self.asks_for_behind,
             ..Default::default()
         };
-        let answer = w.core.next_splits(request).await.unwrap();
+        let answer = w.core.splits.next_splits(request).await.unwrap();
         self.promise(&answer.behind);
         self.behind |= answer.consumers_behind;
         indices(&answer).first().copied()
@@ -123,8 +123,8 @@ impl Dealing {
                 request_no: self.questions,
                 elements: self.carry,
             };
-            let answer = w.core.serve_behind(request.clone()).await.unwrap();
-            let again = w.core.serve_behind(request).await.unwrap();
+            let answer = w.core.consumers.serve_behind(request.clone()).await.unwrap();
+            let again = w.core.consumers.serve_behind(request).await.unwrap();
             assert_eq!(again.counts, answer.counts, "a repeated request gets the same answer");
             assert!(answer.counts.iter().sum::<u64>() <= self.carry, "only elements that exist are promised");
             self.behind = answer.consumers_behind;
@@ -150,7 +150,7 @@ impl Dealing {
             has_spare: self.asks_for_behind && self.dealt.iter().any(|n| *n > 0),
             ..Default::default()
         };
-        let answer = w.core.deal_tail(request).await?;
+        let answer = w.core.consumers.deal_tail(request).await?;
         for piece in &answer.pieces {
             assert!(piece.end <= self.carry + u64::from(piece.copy && self.asks_for_behind));
             self.dealt[piece.consumer as usize] += piece.end - piece.start;
@@ -287,7 +287,7 @@ fn what_a_lost_task_gave_to_some_consumers_alone_is_given_to_the_others_first() 
             tasks: vec![tasks[0].task],
             ..Default::default()
         };
-        let tasks_behind = w.core.worker_heartbeat(heartbeat).await.unwrap().tasks_behind;
+        let tasks_behind = w.core.workers.worker_heartbeat(heartbeat).await.unwrap().tasks_behind;
         assert_eq!(tasks_behind, [tasks[0].task], "also a task that leases nothing learns it");
         // Of the lost splits 13 elements are delivered, and of the others none.
         let mut delivered = 13;

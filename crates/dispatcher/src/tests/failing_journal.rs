@@ -70,10 +70,10 @@ struct Answered {
 /// An epoch in which a task is lost, until a call fails.
 async fn epoch(w: &World, answered: &mut Answered) -> Result<()> {
     let request = v1::RegisterWorkerRequest { address: "a:1".into(), cores: 1, ..Default::default() };
-    let registered = w.core.register_worker(request).await?;
+    let registered = w.core.workers.register_worker(request).await?;
     let (worker, secret) = (registered.worker_id, registered.secret);
     answered.worker = Some(worker);
-    let opened = w.core.open_iteration(open_request(&json!({"splits": 6}), "j")).await?;
+    let opened = w.core.epochs.open_iteration(open_request(&json!({"splits": 6}), "j")).await?;
     answered.opened = Some(opened.clone());
     let next = async |task_id: u64, request_no: u64| {
         let (worker_id, secret) = (worker, secret.clone());
@@ -86,7 +86,7 @@ async fn epoch(w: &World, answered: &mut Answered) -> Result<()> {
             secret,
             ..Default::default()
         };
-        w.core.next_splits(request).await
+        w.core.splits.next_splits(request).await
     };
     let task = opened.tasks[0].task_id;
     for no in 1..=2 {
@@ -100,9 +100,9 @@ async fn epoch(w: &World, answered: &mut Answered) -> Result<()> {
         acknowledged,
         ..Default::default()
     };
-    w.core.client_heartbeat(beat(vec![], vec![split_rows(&(0, 0, 3))])).await?;
+    w.core.clients.client_heartbeat(beat(vec![], vec![split_rows(&(0, 0, 3))])).await?;
     answered.took = true;
-    let view = w.core.client_heartbeat(beat(vec![lost(task, &[(0, 0, 5)])], vec![])).await?;
+    let view = w.core.clients.client_heartbeat(beat(vec![lost(task, &[(0, 0, 5)])], vec![])).await?;
     answered.lost = true;
     let again = view.tasks[0].task_id;
     answered.again = Some(again);
@@ -158,7 +158,7 @@ fn every_write_that_fails_ends_the_journal_and_loses_nothing_that_was_answered()
                 let ended = epoch(&w, &mut answered).await;
                 let Err(e) = ended else { break };
                 assert!(e.message().contains("input/output error"), "{place}: {e}");
-                let later = w.core.open_iteration(open_request(&json!({"splits": 1}), "later")).await;
+                let later = w.core.epochs.open_iteration(open_request(&json!({"splits": 1}), "later")).await;
                 assert!(later.is_err(), "{place}: nothing is served any more");
                 assert!(w.core.journal_failed().await.message().contains("start it again"), "{place}");
                 failures += 1;

@@ -26,7 +26,7 @@ fn a_failure_reaches_every_client_with_its_kind() {
             );
         }
         assert_eq!(w.next(task, worker, 1, 1).await.unwrap_err().kind(), ErrorKind::DataLoss);
-        let e = w.core.open_iteration(open_request(&def, "j")).await.unwrap_err();
+        let e = w.core.epochs.open_iteration(open_request(&def, "j")).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::DataLoss, "while somebody is there, the failure stands");
         w.close(one.client_id, one.iteration_id, Vec::new()).await;
         w.close(two.client_id, one.iteration_id, Vec::new()).await;
@@ -94,7 +94,7 @@ fn too_many_skipped_rows_are_a_failure() {
                 secret: w.worker_secret(worker),
                 ..Default::default()
             };
-            w.core.finish_task(finish).await.unwrap();
+            w.core.workers.finish_task(finish).await.unwrap();
         }
         let failure = w.beat(open.client_id, open.iteration_id, &[], &[]).await.failure.unwrap();
         assert!(failure.message.contains("6 bad rows were skipped, more than the limit of 5"), "{failure:?}");

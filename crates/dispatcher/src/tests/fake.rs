@@ -204,7 +204,7 @@ impl World {
 
     /// The same after its end: what it had not written is lost, and another one starts on its journal.
     pub(crate) fn after_its_end(&mut self) {
-        self.core.tasks.stop();
+        self.core.context.tasks.stop();
         self.core.close_journal();
         self.core = start(&self.config, &self.clock, &self.catalog, &self.journal);
     }
@@ -217,7 +217,7 @@ impl World {
 
     /// Kills the dispatcher and starts another on its journal. What it knew must come back.
     pub(crate) fn restart(&mut self) {
-        self.core.tasks.stop();
+        self.core.context.tasks.stop();
         let before = self.core.snapshot();
         self.core.close_journal();
         self.core = start(&self.config, &self.clock, &self.catalog, &self.journal);
@@ -227,7 +227,7 @@ impl World {
     /// Kills the dispatcher and starts another one on the journal that an older version would have written, which did not
     /// journal what clients acknowledged.
     pub(crate) fn restart_after_an_older_version(&mut self) {
-        self.core.tasks.stop();
+        self.core.context.tasks.stop();
         self.core.close_journal();
         let mut groups = self.journal.replay().unwrap();
         for group in &mut groups {
@@ -256,7 +256,7 @@ impl World {
             tags: tags.iter().map(ToString::to_string).collect(),
             ..Default::default()
         };
-        self.core.register_worker(request).await.unwrap().worker_id
+        self.core.workers.register_worker(request).await.unwrap().worker_id
     }
 
     /// What calls of a worker carry; nothing for an unknown one.
@@ -279,7 +279,7 @@ impl World {
     }
 
     pub(crate) async fn open(&self, definition: &Value, job: &str) -> v1::OpenIterationResponse {
-        self.core.open_iteration(open_request(definition, job)).await.unwrap()
+        self.core.epochs.open_iteration(open_request(definition, job)).await.unwrap()
     }
 
     /// Opens an iteration in the name of the worker of a Flight ticket.
@@ -288,7 +288,7 @@ impl World {
         mut request: v1::OpenIterationRequest,
     ) -> Result<v1::OpenIterationResponse> {
         request.worker_secret = self.worker_secret(request.flight_worker_id);
-        self.core.open_iteration(request).await
+        self.core.epochs.open_iteration(request).await
     }
 
     pub(crate) async fn next(
@@ -307,7 +307,7 @@ impl World {
             secret: self.worker_secret(worker),
             ..Default::default()
         };
-        self.core.next_splits(request).await
+        self.core.splits.next_splits(request).await
     }
 
     pub(crate) async fn finish(&self, task: u64, worker: u64) {
@@ -326,7 +326,7 @@ impl World {
             splits_out: emitted.into_iter().flatten().map(count).collect(),
             ..Default::default()
         };
-        self.core.finish_task(request).await.unwrap();
+        self.core.workers.finish_task(request).await.unwrap();
     }
 
     pub(crate) async fn fail(&self, task: u64, worker: u64, error: &Error) {
@@ -334,7 +334,7 @@ impl World {
         let secret = self.worker_secret(worker);
         let request =
             v1::FinishTaskRequest { task_id: task, worker_id: worker, failure, secret, ..Default::default() };
-        self.core.finish_task(request).await.unwrap();
+        self.core.workers.finish_task(request).await.unwrap();
     }
 
     /// A heartbeat that does not wait.
@@ -353,7 +353,7 @@ impl World {
             secret: self.client_secret(client, iteration),
             ..Default::default()
         };
-        self.core.client_heartbeat(request).await.unwrap()
+        self.core.clients.client_heartbeat(request).await.unwrap()
     }
 
     /// A heartbeat that says what the user took: rows of splits, and tasks of which it took everything.
@@ -373,7 +373,7 @@ impl World {
             secret: self.client_secret(client, iteration),
             ..Default::default()
         };
-        self.core.client_heartbeat(request).await.unwrap()
+        self.core.clients.client_heartbeat(request).await.unwrap()
     }
 
     pub(crate) async fn close(&self, client: u64, iteration: u64, received: Vec<v1::LostTask>) {
@@ -384,14 +384,14 @@ impl World {
             secret: self.client_secret(client, iteration),
             ..Default::default()
         };
-        self.core.close_client(request).await.unwrap();
+        self.core.clients.close_client(request).await.unwrap();
     }
 
     /// Lets the given time pass in which only these workers and clients report.
     pub(crate) async fn silence(&self, by: Duration, workers: &[(u64, &str)], clients: &[(u64, u64)]) {
-        self.core.check();
+        self.core.liveness.check();
         // In steps that a dispatcher does not take for a standstill of its own.
-        let step = self.core.config.timers.check_every;
+        let step = self.core.context.config.timers.check_every;
         let mut left = by;
         while !left.is_zero() {
             let now = left.min(step);
@@ -404,12 +404,12 @@ impl World {
                     secret: self.worker_secret(*worker),
                     ..Default::default()
                 };
-                self.core.worker_heartbeat(request).await.unwrap();
+                self.core.workers.worker_heartbeat(request).await.unwrap();
             }
             for (client, iteration) in clients {
                 self.beat(*client, *iteration, &[], &[]).await;
             }
-            self.core.check();
+            self.core.liveness.check();
         }
     }
 }

@@ -76,7 +76,8 @@ fn readers_of_both_kinds_do_not_share_an_epoch() {
         assert_eq!(w.core.snapshot().iterations, before.iterations, "nothing of it changed");
         assert!(!w.beat(owner.client_id, owner.iteration_id, &[], &[]).await.unknown);
         w.open_flight(ticket("foreign", worker)).await.unwrap();
-        let e = w.core.open_iteration(open_request(&json!({"splits": 4}), "foreign")).await.unwrap_err();
+        let e =
+            w.core.epochs.open_iteration(open_request(&json!({"splits": 4}), "foreign")).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::FailedPrecondition);
     });
 }
@@ -103,7 +104,7 @@ async fn ends_with(emitted: u64, to_flight: Option<u64>) -> &'static str {
         splits_to_flight: to_flight.map(counts).unwrap_or_default(),
         ..Default::default()
     };
-    w.core.finish_task(request).await.unwrap();
+    w.core.workers.finish_task(request).await.unwrap();
     w.core.snapshot().iterations.values().next().unwrap().state_name()
 }
 

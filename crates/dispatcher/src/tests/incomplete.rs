@@ -64,10 +64,10 @@ fn rows_that_nobody_acknowledged_make_an_epoch_incomplete() {
         w.restart();
         assert_eq!(state_of(&w, me.1), "incomplete");
         w.close(me.0, me.1, Vec::new()).await;
-        let e = w.core.open_iteration(open_request(&json!({"splits": 2}), "j")).await.unwrap_err();
+        let e = w.core.epochs.open_iteration(open_request(&json!({"splits": 2}), "j")).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::FailedPrecondition);
         w.silence(S * 302, &[(worker, "a:1")], &[]).await;
-        let e = w.core.open_iteration(open_request(&json!({"splits": 2}), "j")).await.unwrap_err();
+        let e = w.core.epochs.open_iteration(open_request(&json!({"splits": 2}), "j")).await.unwrap_err();
         assert!(e.message().contains("ended incomplete"), "{e}");
     });
 }
@@ -86,8 +86,8 @@ impl TwoReaders {
         let worker = w.worker("a:1").await;
         let lost_readers = if allow { "allow" } else { "" }.to_string();
         let request = v1::OpenIterationRequest { lost_readers, ..open_request(&json!({"splits": 2}), "j") };
-        let goes = w.core.open_iteration(request.clone()).await.unwrap();
-        let stays = w.core.open_iteration(request).await.unwrap();
+        let goes = w.core.epochs.open_iteration(request.clone()).await.unwrap();
+        let stays = w.core.epochs.open_iteration(request).await.unwrap();
         let task = goes.tasks[0].task_id;
         lease_all(&w, task, worker).await;
         if !took.is_empty() {
@@ -137,7 +137,7 @@ impl TwoReaders {
 fn a_reader_that_vanishes_with_rows_makes_the_epoch_incomplete() {
     run(async {
         let t = TwoReaders::one_vanishes(&[(0, 0, 2)], false).await;
-        let e = t.w.core.open_iteration(open_request(&json!({"splits": 2}), "j")).await.unwrap_err();
+        let e = t.w.core.epochs.open_iteration(open_request(&json!({"splits": 2}), "j")).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::FailedPrecondition);
         for says in ["had taken 2 rows", "another job name", "--lost-readers allow"] {
             assert!(e.message().contains(says), "{e}");
@@ -159,7 +159,7 @@ fn a_job_may_accept_that_readers_are_lost() {
             lost_readers: "allow".into(),
             ..open_request(&json!({"splits": 2}), "j")
         };
-        let joins = t.w.core.open_iteration(request).await.unwrap();
+        let joins = t.w.core.epochs.open_iteration(request).await.unwrap();
         t.w.close(joins.client_id, joins.iteration_id, Vec::new()).await;
         t.rest().await;
         let view = t.beat().await;
@@ -168,7 +168,7 @@ fn a_job_may_accept_that_readers_are_lost() {
         assert_eq!((reported.rows_missing, reported.rows_taken_by_lost_readers), (0, 2));
         assert_eq!(state_of(&t.w, t.stays.iteration_id), "finished");
         let bad = v1::OpenIterationRequest { lost_readers: "alow".into(), ..open_request(&json!({}), "k") };
-        let e = t.w.core.open_iteration(bad).await.unwrap_err();
+        let e = t.w.core.epochs.open_iteration(bad).await.unwrap_err();
         assert!(e.message().contains("did you mean `allow`"), "{e}");
     });
 }
@@ -231,7 +231,7 @@ fn a_dispatcher_that_restarted_asks_for_all_that_was_acknowledged() {
             secret: open.client_secret.clone(),
             ..Default::default()
         };
-        let view = w.core.client_heartbeat(all).await.unwrap();
+        let view = w.core.clients.client_heartbeat(all).await.unwrap();
         assert!(!view.acknowledge_all && view.accounted && view.incomplete.is_none());
         assert_eq!(state_of(&w, me.1), "finished");
     });

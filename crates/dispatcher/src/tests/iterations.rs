@@ -20,7 +20,7 @@ fn a_client_reads_an_epoch_to_its_end() {
         assert_eq!(open.tasks[0].address, "a:1");
         let request =
             v1::GetTaskRequest { task_id: task, worker_id: worker, secret: w.worker_secret(worker) };
-        let def = w.core.get_task(request).await.unwrap().task.unwrap();
+        let def = w.core.workers.get_task(request).await.unwrap().task.unwrap();
         assert_eq!((def.epoch, def.seed, def.iteration_id), (0, 0, open.iteration_id));
 
         let mut seen = Vec::new();
@@ -42,7 +42,7 @@ fn a_client_reads_an_epoch_to_its_end() {
         let view = w.take(open.client_id, open.iteration_id, &[], &[task]).await;
         assert!(view.finished && view.accounted && view.tasks.is_empty());
         w.close(open.client_id, open.iteration_id, Vec::new()).await;
-        w.core.check();
+        w.core.liveness.check();
         let state = w.core.snapshot();
         assert!(
             state.iterations.is_empty() && state.jobs.is_empty(),
@@ -97,7 +97,7 @@ fn a_heartbeat_waits_for_news_and_a_new_worker_is_news() {
             secret: open.client_secret.clone(),
             ..Default::default()
         };
-        let waiting = w.core.client_heartbeat(request);
+        let waiting = w.core.clients.client_heartbeat(request);
         let (view, worker) = tokio::join!(waiting, w.worker("late:1"));
         let view = view.unwrap();
         assert_eq!((view.tasks.len(), view.tasks[0].worker_id), (1, worker));
@@ -152,9 +152,9 @@ fn what_nobody_reads_is_dropped_and_remembered() {
         assert_eq!(w.core.snapshot().iterations.len(), 2);
         w.silence(Duration::from_secs(3), &[(worker, "a:1")], &[]).await;
         assert_eq!(w.core.snapshot().iterations.len(), 0);
-        let e = w.core.open_iteration(open_request(&def, "done")).await.unwrap_err();
+        let e = w.core.epochs.open_iteration(open_request(&def, "done")).await.unwrap_err();
         assert!(e.message().contains("was read to its end already"), "{e}");
-        let e = w.core.open_iteration(open_request(&def, "left")).await.unwrap_err();
+        let e = w.core.epochs.open_iteration(open_request(&def, "left")).await.unwrap_err();
         assert!(e.message().contains("left it before its end"), "{e}");
         let beat = v1::WorkerHeartbeatRequest {
             worker_id: worker,
@@ -163,7 +163,7 @@ fn what_nobody_reads_is_dropped_and_remembered() {
             secret: w.worker_secret(worker),
             ..Default::default()
         };
-        let answer = w.core.worker_heartbeat(beat).await.unwrap();
+        let answer = w.core.workers.worker_heartbeat(beat).await.unwrap();
         assert_eq!(answer.cancel_tasks.len(), 2);
         assert!(w.beat(left.client_id, left.iteration_id, &[], &[]).await.unknown);
     });
@@ -178,14 +178,14 @@ fn under_off_every_worker_sees_everything_under_its_slot() {
             mode: v1::ProcessingMode::Off.into(),
             ..open_request(&json!({"splits": 3, "shuffle": null}), "j")
         };
-        let open = w.core.open_iteration(request).await.unwrap();
+        let open = w.core.epochs.open_iteration(request).await.unwrap();
         assert_eq!(open.tasks.len(), 2);
         let mut all = Vec::new();
         for (slot, worker) in (0u32..).zip(workers) {
             let task = open.tasks.iter().find(|t| t.worker_id == worker).unwrap().task_id;
             let request =
                 v1::GetTaskRequest { task_id: task, worker_id: worker, secret: w.worker_secret(worker) };
-            assert_eq!(w.core.get_task(request).await.unwrap().task.unwrap().worker_slot, slot);
+            assert_eq!(w.core.workers.get_task(request).await.unwrap().task.unwrap().worker_slot, slot);
             let mut seen = Vec::new();
             for no in 1.. {
                 let answer = w.next(task, worker, no, 9).await.unwrap();
@@ -289,7 +289,7 @@ fn readers_that_leave_early_are_no_strike_against_a_split() {
                 secret: goes.client_secret.clone(),
                 ..Default::default()
             };
-            w.core.close_client(request).await.unwrap();
+            w.core.clients.close_client(request).await.unwrap();
             let lost = super::fake::lost(task, &[(0, 0, 2)]);
             tasks = w.beat(stays.client_id, stays.iteration_id, &[], &[lost]).await.tasks;
         }
@@ -319,7 +319,7 @@ async fn a_late_heartbeat_does_not_replace_what_a_task_said_at_its_end() {
         served: Some(served(16)),
         ..Default::default()
     };
-    w.core.finish_task(finish).await.unwrap();
+    w.core.workers.finish_task(finish).await.unwrap();
     let late = v1::WorkerHeartbeatRequest {
         worker_id: worker,
         address: "a:1".into(),
@@ -328,7 +328,7 @@ async fn a_late_heartbeat_does_not_replace_what_a_task_said_at_its_end() {
         served: vec![served(11)],
         ..Default::default()
     };
-    w.core.worker_heartbeat(late).await.unwrap();
-    let status = w.core.get_status().await.unwrap();
+    w.core.workers.worker_heartbeat(late).await.unwrap();
+    let status = w.core.status.get_status().await.unwrap();
     assert_eq!(status.jobs[0].served.unwrap().rows, 16);
 }

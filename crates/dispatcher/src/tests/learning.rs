@@ -28,7 +28,7 @@ async fn beat(w: &World, worker: u64, learning: &[&str]) -> Vec<v1::BoundariesTo
         learning: learning.iter().map(ToString::to_string).collect(),
         ..Default::default()
     };
-    w.core.worker_heartbeat(request).await.unwrap().learn
+    w.core.workers.worker_heartbeat(request).await.unwrap().learn
 }
 
 async fn report(w: &World, worker: u64, dataset: &str, found: Result<&[i64], Error>) -> Result<()> {
@@ -43,7 +43,7 @@ async fn report(w: &World, worker: u64, dataset: &str, found: Result<&[i64], Err
         stages,
         failure,
     };
-    w.core.report_boundaries(request).await.map(|_| ())
+    w.core.learning.report_boundaries(request).await.map(|_| ())
 }
 
 type Opening = Task<Result<v1::OpenIterationResponse>>;
@@ -51,7 +51,7 @@ type Opening = Task<Result<v1::OpenIterationResponse>>;
 /// Opens an epoch, in a task that waits for the boundaries.
 async fn opening(w: &World, request: v1::OpenIterationRequest) -> Opening {
     let (core, waiting) = (std::sync::Arc::clone(&w.core), w.clock.waiting());
-    let opening = Tasks::new().spawn("a reader", async move { core.open_iteration(request).await });
+    let opening = Tasks::new().spawn("a reader", async move { core.epochs.open_iteration(request).await });
     while w.clock.waiting() == waiting && !opening.is_finished() {
         tokio::task::yield_now().await;
     }
@@ -97,7 +97,7 @@ fn all_readers_get_what_the_first_worker_learnt_also_after_a_restart() {
         }
         let state = w.core.snapshot();
         assert_eq!((state.learnt.len(), state.datasets.len()), (1, 1));
-        let status = w.core.get_status().await.unwrap();
+        let status = w.core.status.get_status().await.unwrap();
         let want = v1::LearntBoundaries { stage: 1, boundaries: vec![4, 9], rows: 9 };
         assert!(status.jobs.iter().all(|job| job.boundaries == [want.clone()]), "{status:?}");
     });
@@ -120,7 +120,7 @@ fn readers_of_one_job_wait_for_one_worker_and_its_epochs_bind_nothing_again() {
         assert_eq!(first.iteration_id, second.iteration_id);
         let binds = w.catalog.binds.load(std::sync::atomic::Ordering::Relaxed);
         let next = v1::OpenIterationRequest { epoch: 1, ..asks_again(&learns(), "j") };
-        w.core.open_iteration(next).await.unwrap();
+        w.core.epochs.open_iteration(next).await.unwrap();
         assert_eq!(w.catalog.binds.load(std::sync::atomic::Ordering::Relaxed), binds);
     });
 }
@@ -180,7 +180,7 @@ async fn lost_while_they_learn(lost: usize, limit: u32) {
     // A reader that was not waiting at the time hears of it when it asks again.
     let e = match failed {
         Some(e) => e,
-        None => w.core.open_iteration(asks_again(&learns(), "j")).await.unwrap_err(),
+        None => w.core.epochs.open_iteration(asks_again(&learns(), "j")).await.unwrap_err(),
     };
     assert_eq!(e.kind(), ErrorKind::FailedPrecondition);
     assert!(e.message().starts_with(&format!("{PLACE}: its boundaries were not learnt")), "{e}");
@@ -228,8 +228,8 @@ fn a_reader_that_waits_for_boundaries_needs_a_worker() {
         let w = World::new();
         let target = || {
             w.clock.advance(Duration::from_secs(1));
-            w.core.sample_for_scaling();
-            w.core.scaling_target().borrow().workers
+            w.core.scaling.sample_for_scaling();
+            w.core.scaling.scaling_target().borrow().workers
         };
         assert_eq!([target(), target()], [0, 0]);
         let opening = opening(&w, asks_again(&learns(), "j")).await;
@@ -242,7 +242,7 @@ fn a_reader_that_waits_for_boundaries_needs_a_worker() {
 async fn leave(w: &World, worker: u64) {
     let request =
         v1::DrainWorkerRequest { worker_id: worker, secret: w.worker_secret(worker), leaving: true };
-    w.core.drain_worker(request).await.unwrap();
+    w.core.workers.drain_worker(request).await.unwrap();
 }
 
 #[test]
@@ -333,8 +333,8 @@ fn a_state_of_other_boundaries_is_refused() {
             ..Default::default()
         };
         let request = v1::OpenIterationRequest { states: vec![state], ..asks_again(&learns(), "resumed") };
-        w.core.open_iteration(request.clone()).await.unwrap();
-        let e = elsewhere.core.open_iteration(request).await.unwrap_err();
+        w.core.epochs.open_iteration(request.clone()).await.unwrap();
+        let e = elsewhere.core.epochs.open_iteration(request).await.unwrap_err();
         assert!(e.message().contains(&open.fingerprint), "{e}");
         assert!(e.message().contains(&format!("were learnt here are {PLACE}: [4, 8] of 9 rows")), "{e}");
     });
@@ -347,7 +347,7 @@ fn a_dataset_with_a_chosen_id_learns_when_it_is_read() {
         let a = w.worker("a:1").await;
         let request =
             v1::RegisterDatasetRequest { definition_json: learns().to_string(), dataset_id: "texts".into() };
-        w.core.register_dataset(request).await.unwrap();
+        w.core.datasets.register_dataset(request).await.unwrap();
         assert!(beat(&w, a, &[]).await.is_empty(), "nobody reads it");
         let by_id = || v1::OpenIterationRequest {
             dataset_id: "texts".into(),
@@ -358,7 +358,7 @@ fn a_dataset_with_a_chosen_id_learns_when_it_is_read() {
         let order = beat(&w, a, &[]).await.remove(0);
         report(&w, a, &order.dataset, Ok(&[6])).await.unwrap();
         let first = first.await.unwrap().unwrap();
-        let second = w.core.open_iteration(by_id()).await.unwrap();
+        let second = w.core.epochs.open_iteration(by_id()).await.unwrap();
         assert_eq!((&*first.job, first.iteration_id), ("j:texts", second.iteration_id));
         assert_eq!(definition(&second)["boundaries"], json!([6]));
     });
@@ -376,10 +376,10 @@ fn workers_that_cannot_learn_or_drain_are_not_asked() {
             secret: w.worker_secret(a),
             ..Default::default()
         };
-        assert!(w.core.worker_heartbeat(old).await.unwrap().learn.is_empty());
+        assert!(w.core.workers.worker_heartbeat(old).await.unwrap().learn.is_empty());
         let request =
             v1::DrainWorkerRequest { worker_id: b, secret: w.worker_secret(b), ..Default::default() };
-        w.core.drain_worker(request).await.unwrap();
+        w.core.workers.drain_worker(request).await.unwrap();
         assert!(beat(&w, b, &[]).await.is_empty());
         assert_eq!(beat(&w, a, &[]).await.len(), 1);
         opening.abort();
@@ -413,7 +413,7 @@ fn the_boundaries_that_are_learnt_at_a_time_are_as_many_as_datasets() {
             let def = json!({ "splits": i, "learns": PLACE });
             openings.push(opening(&w, asks_again(&def, &format!("j{i}"))).await);
         }
-        let e = w.core.open_iteration(asks_again(&learns(), "j")).await.unwrap_err();
+        let e = w.core.epochs.open_iteration(asks_again(&learns(), "j")).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::ResourceExhausted);
         assert!(e.message().contains("the boundaries of 2 datasets ("), "{e}");
         openings.iter().for_each(Task::abort);
@@ -441,11 +441,11 @@ fn a_worker_learns_a_few_boundaries_at_a_time_and_shows_its_secret() {
             stages: vec![v1::LearntBoundaries { stage: 1, boundaries: vec![1], rows: 1 }],
             failure: None,
         };
-        let e = w.core.report_boundaries(forged.clone()).await.unwrap_err();
+        let e = w.core.learning.report_boundaries(forged.clone()).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::PermissionDenied);
         let nonsense =
             v1::ReportBoundariesRequest { secret: w.worker_secret(a), dataset: "x".repeat(32), ..forged };
-        let e = w.core.report_boundaries(nonsense).await.unwrap_err();
+        let e = w.core.learning.report_boundaries(nonsense).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::InvalidArgument);
         assert!(w.core.snapshot().learnt.is_empty());
     });
@@ -462,7 +462,7 @@ fn the_definitions_whose_boundaries_are_learnt_are_bounded_in_bytes() {
         let same = opening(&w, asks_again(&learns(), "same")).await;
         assert!(!first.is_finished() && !same.is_finished(), "one definition");
         let other = json!({ "splits": 4, "learns": PLACE });
-        let e = w.core.open_iteration(asks_again(&other, "other")).await.unwrap_err();
+        let e = w.core.epochs.open_iteration(asks_again(&other, "other")).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::ResourceExhausted);
         assert!(e.message().contains("--max-dataset-bytes"), "{e}");
     });

@@ -22,12 +22,12 @@ fn registration(path: &str) -> v1::RegisterDatasetRequest {
 fn datasets_that_nobody_uses_make_room_the_longest_unused_first() {
     run(async {
         let mut world = small(MemoryLimits { datasets: 3, ..MemoryLimits::default() });
-        world.core.register_dataset(registration("first")).await.unwrap();
+        world.core.datasets.register_dataset(registration("first")).await.unwrap();
         world.clock.advance(Duration::from_secs(1));
         world.open(&json!({"splits": 1, "path": "read"}), "job").await;
         for i in 0..20 {
             world.clock.advance(Duration::from_secs(1));
-            world.core.register_dataset(registration(&format!("d{i}"))).await.unwrap();
+            world.core.datasets.register_dataset(registration(&format!("d{i}"))).await.unwrap();
         }
         let state = world.core.snapshot();
         let named: Vec<&DatasetId> = state.datasets.keys().filter(|id| id.0.len() < 10).collect();
@@ -47,7 +47,7 @@ fn what_is_in_use_is_kept_and_what_is_new_refused() {
         }
         let refused = |path: &str, job: &str| {
             let request = open_request(&json!({"splits": 1, "path": path}), job);
-            world.core.open_iteration(request)
+            world.core.epochs.open_iteration(request)
         };
         let e = refused("c", "c").await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::ResourceExhausted);
@@ -91,7 +91,7 @@ fn a_job_has_a_bounded_number_of_epochs() {
         let world = small(MemoryLimits { epochs_per_job: 2, ..MemoryLimits::default() });
         let open = |epoch: u64| {
             let request = open_request(&json!({"splits": 1}), "job");
-            world.core.open_iteration(v1::OpenIterationRequest { epoch, ..request })
+            world.core.epochs.open_iteration(v1::OpenIterationRequest { epoch, ..request })
         };
         open(0).await.unwrap();
         open(1).await.unwrap();
@@ -112,8 +112,12 @@ fn epochs_that_are_over_make_room_for_those_of_their_job() {
         let worker = world.worker("w:1").await;
         for epoch in 0..3 {
             let request = open_request(&json!({"splits": 1}), "job");
-            let open =
-                world.core.open_iteration(v1::OpenIterationRequest { epoch, ..request }).await.unwrap();
+            let open = world
+                .core
+                .epochs
+                .open_iteration(v1::OpenIterationRequest { epoch, ..request })
+                .await
+                .unwrap();
             let task = open.tasks[0].task_id;
             world.next(task, worker, 1, 1).await.unwrap();
             world.next(task, worker, 2, 1).await.unwrap();
@@ -122,7 +126,8 @@ fn epochs_that_are_over_make_room_for_those_of_their_job() {
             assert_eq!(world.core.snapshot().iterations.len(), 1);
         }
         // It stays known which epochs were read.
-        let e = world.core.open_iteration(open_request(&json!({"splits": 1}), "job")).await.unwrap_err();
+        let e =
+            world.core.epochs.open_iteration(open_request(&json!({"splits": 1}), "job")).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::FailedPrecondition, "{e}");
     });
 }
@@ -133,7 +138,8 @@ fn readers_are_bounded() {
         let world = small(MemoryLimits { readers: 2, ..MemoryLimits::default() });
         world.open(&json!({"splits": 1}), "a").await;
         let second = world.open(&json!({"splits": 1}), "b").await;
-        let refused = |job: &'static str| world.core.open_iteration(open_request(&json!({"splits": 1}), job));
+        let refused =
+            |job: &'static str| world.core.epochs.open_iteration(open_request(&json!({"splits": 1}), job));
         let e = refused("b").await.unwrap_err();
         assert!(e.kind() == ErrorKind::ResourceExhausted && e.message().contains("--max-readers"), "{e}");
         let _e = refused("c").await.unwrap_err();
@@ -151,7 +157,7 @@ fn lost_workers_make_room_for_others() {
         let second = world.worker("w:2").await;
         let register = |address: &str| {
             let address = address.to_owned();
-            world.core.register_worker(v1::RegisterWorkerRequest { address, ..Default::default() })
+            world.core.workers.register_worker(v1::RegisterWorkerRequest { address, ..Default::default() })
         };
         let e = register("w:3").await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::ResourceExhausted);
@@ -171,13 +177,13 @@ fn definitions_are_bounded_in_bytes() {
         let world = small(MemoryLimits { dataset_bytes: 40_000, ..MemoryLimits::default() });
         let long = |i: usize| registration(&format!("{i}{}", "x".repeat(900)));
         for i in 0..100 {
-            world.core.register_dataset(long(i)).await.unwrap();
+            world.core.datasets.register_dataset(long(i)).await.unwrap();
         }
         assert!(world.core.snapshot().dataset_bytes() <= 40_000);
         let mut larger = long(0);
         larger.definition_json = json!({"splits": 1, "path": "x".repeat(50_000)}).to_string();
         larger.dataset_id.clear();
-        let e = world.core.register_dataset(larger).await.unwrap_err();
+        let e = world.core.datasets.register_dataset(larger).await.unwrap_err();
         assert!(
             e.kind() == ErrorKind::ResourceExhausted && e.message().contains("--max-dataset-bytes"),
             "{e}"
@@ -190,7 +196,7 @@ fn jobs_and_nameless_datasets_are_forgotten_in_time() {
     run(async {
         let mut world =
             small(MemoryLimits { forget_after: Duration::from_secs(600), ..MemoryLimits::default() });
-        world.core.register_dataset(registration("kept")).await.unwrap();
+        world.core.datasets.register_dataset(registration("kept")).await.unwrap();
         let open = world.open(&json!({"splits": 1, "path": "read"}), "job").await;
         world.close(open.client_id, open.iteration_id, vec![]).await;
         // First the iteration is removed, which has no readers, then the job and its dataset.
@@ -209,11 +215,12 @@ fn names_have_a_length() {
     run(async {
         let world = World::new();
         let long = "n".repeat(1025);
-        let e = world.core.open_iteration(open_request(&json!({"splits": 1}), &long)).await.unwrap_err();
+        let e =
+            world.core.epochs.open_iteration(open_request(&json!({"splits": 1}), &long)).await.unwrap_err();
         assert!(e.kind() == ErrorKind::InvalidArgument && e.message().len() < 300, "{e}");
-        let e = world.core.register_dataset(registration(&long)).await.unwrap_err();
+        let e = world.core.datasets.register_dataset(registration(&long)).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::InvalidArgument);
-        let e = world.core.registered_dataset(&DatasetId(long)).await.unwrap_err();
+        let e = world.core.datasets.registered_dataset(&DatasetId(long)).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::InvalidArgument);
     });
 }

@@ -89,9 +89,9 @@ fn the_address_of_a_worker_is_free_after_as_many_missed_heartbeats_as_are_set() 
             // Not before half of the worker timeout.
             let bound = S * missed.max(10);
             w.silence(bound, &[], &[]).await;
-            w.core.register_worker(take()).await.unwrap_err();
+            w.core.workers.register_worker(take()).await.unwrap_err();
             w.silence(S, &[], &[]).await;
-            w.core.register_worker(take()).await.unwrap();
+            w.core.workers.register_worker(take()).await.unwrap();
         }
     });
 }

@@ -37,15 +37,15 @@ async fn beat(
         secret: w.client_secret(client, iteration),
         ..Default::default()
     };
-    w.core.client_heartbeat(request).await.unwrap()
+    w.core.clients.client_heartbeat(request).await.unwrap()
 }
 
 /// Two consumers, of which the first one has taken two elements: the worker, the consumers, and their iteration.
 async fn one_has_taken_two(w: &World) -> (u64, [u64; 2], u64) {
     let worker = w.worker("a:1").await;
     let (a, b) = (
-        w.core.open_iteration(consumer(0)).await.unwrap(),
-        w.core.open_iteration(consumer(1)).await.unwrap(),
+        w.core.epochs.open_iteration(consumer(0)).await.unwrap(),
+        w.core.epochs.open_iteration(consumer(1)).await.unwrap(),
     );
     let id = a.iteration_id;
     beat(w, (a.client_id, id), &[], 0).await;
@@ -74,7 +74,7 @@ fn what_a_consumer_acknowledged_is_its_state_when_it_dies_before_its_dispatcher_
             own.taken.iter().map(|(split, rows)| (*split, rows.iter().collect())).collect();
         assert_eq!(rows, [(0, vec![(0, 2)]), (1, vec![(0, 2)])]);
         // It comes back under its index alone.
-        let back = w.core.open_iteration(consumer(0)).await.unwrap();
+        let back = w.core.epochs.open_iteration(consumer(0)).await.unwrap();
         assert_eq!(back.iteration_id, again.id.0);
         beat(&w, (back.client_id, back.iteration_id), &[], 0).await;
         let state = w.core.snapshot();

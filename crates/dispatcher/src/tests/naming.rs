@@ -20,18 +20,22 @@ fn jobs_are_shared_by_name_and_refused_for_other_data() {
         assert_ne!(first.client_id, second.client_id);
         assert_eq!(w.catalog.binds.load(std::sync::atomic::Ordering::Relaxed), 1, "bound once");
 
-        let e = w.core.open_iteration(open_request(&json!({"splits": 5}), "j")).await.unwrap_err();
+        let e = w.core.epochs.open_iteration(open_request(&json!({"splits": 5}), "j")).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::AlreadyExists);
         assert!(e.message().contains(&first.fingerprint), "{e}");
-        let e =
-            w.core.open_iteration(open_request(&json!({"splits": 4, "path": "b"}), "j")).await.unwrap_err();
+        let e = w
+            .core
+            .epochs
+            .open_iteration(open_request(&json!({"splits": 4, "path": "b"}), "j"))
+            .await
+            .unwrap_err();
         assert!(e.message().contains("differ in paths"), "{e}");
         let seeded = v1::OpenIterationRequest { seed: 9, has_seed: true, ..open_request(&def, "j") };
-        let e = w.core.open_iteration(seeded).await.unwrap_err();
+        let e = w.core.epochs.open_iteration(seeded).await.unwrap_err();
         assert!(e.message().contains("seed 0, not 9"), "{e}");
         let off =
             v1::OpenIterationRequest { mode: v1::ProcessingMode::Off.into(), ..open_request(&def, "j") };
-        assert_eq!(w.core.open_iteration(off).await.unwrap_err().kind(), ErrorKind::AlreadyExists);
+        assert_eq!(w.core.epochs.open_iteration(off).await.unwrap_err().kind(), ErrorKind::AlreadyExists);
 
         let secret = first.client_secret.clone();
         let again = v1::OpenIterationRequest {
@@ -39,14 +43,14 @@ fn jobs_are_shared_by_name_and_refused_for_other_data() {
             client_secret: secret.clone(),
             ..open_request(&def, "j")
         };
-        assert_eq!(w.core.open_iteration(again).await.unwrap().client_id, first.client_id);
+        assert_eq!(w.core.epochs.open_iteration(again).await.unwrap().client_id, first.client_id);
         let next = v1::OpenIterationRequest {
             epoch: 1,
             client_id: first.client_id,
             client_secret: secret,
             ..open_request(&def, "j")
         };
-        let next = w.core.open_iteration(next).await.unwrap();
+        let next = w.core.epochs.open_iteration(next).await.unwrap();
         assert_ne!(next.iteration_id, first.iteration_id);
         assert_eq!(next.client_id, first.client_id);
     });
@@ -61,7 +65,7 @@ fn reg_13_a_chosen_dataset_id_is_part_of_its_jobs_names() {
         for id in ["a", "b"] {
             let register =
                 v1::RegisterDatasetRequest { definition_json: definition.to_string(), dataset_id: id.into() };
-            w.core.register_dataset(register).await.unwrap();
+            w.core.datasets.register_dataset(register).await.unwrap();
         }
         let request = |id: &str, job: &str| v1::OpenIterationRequest {
             definition_json: String::new(),
@@ -70,20 +74,20 @@ fn reg_13_a_chosen_dataset_id_is_part_of_its_jobs_names() {
         };
         let mut iterations = HashSet::new();
         for (id, job, name) in [("a", "j", "j:a"), ("b", "j", "j:b"), ("b", "k", "k:b")] {
-            let opened = w.core.open_iteration(request(id, job)).await.unwrap();
+            let opened = w.core.epochs.open_iteration(request(id, job)).await.unwrap();
             assert_eq!(opened.job, name);
             assert!(iterations.insert(opened.iteration_id), "nothing is shared");
-            let joined = w.core.open_iteration(request(id, job)).await.unwrap();
+            let joined = w.core.epochs.open_iteration(request(id, job)).await.unwrap();
             assert_eq!(joined.iteration_id, opened.iteration_id);
             let again = v1::OpenIterationRequest { job: opened.job, ..open_request(&definition, "") };
-            let again = w.core.open_iteration(again).await.unwrap();
+            let again = w.core.epochs.open_iteration(again).await.unwrap();
             assert_eq!(again.iteration_id, opened.iteration_id, "a reader that opens its epoch again");
         }
-        let unnamed = w.core.open_iteration(open_request(&definition, "j")).await.unwrap();
+        let unnamed = w.core.epochs.open_iteration(open_request(&definition, "j")).await.unwrap();
         assert_eq!(unnamed.job, "j");
         assert!(iterations.insert(unnamed.iteration_id), "a dataset without a chosen identifier");
         for id in ["a", "b"] {
-            let alone = w.core.open_iteration(request(id, "")).await.unwrap();
+            let alone = w.core.epochs.open_iteration(request(id, "")).await.unwrap();
             assert!(iterations.insert(alone.iteration_id));
         }
     });
@@ -97,25 +101,25 @@ fn datasets_are_named_by_fingerprint_or_by_choice() {
             definition_json: def.to_string(),
             dataset_id: id.to_string(),
         };
-        let a = w.core.register_dataset(register(json!({"splits": 4}), "")).await.unwrap();
+        let a = w.core.datasets.register_dataset(register(json!({"splits": 4}), "")).await.unwrap();
         assert_eq!(a.dataset_id, a.fingerprint);
-        let b = w.core.register_dataset(register(json!({"splits": 4}), "")).await.unwrap();
+        let b = w.core.datasets.register_dataset(register(json!({"splits": 4}), "")).await.unwrap();
         assert_eq!(b.dataset_id, a.dataset_id);
         let other_path =
-            w.core.register_dataset(register(json!({"splits": 4, "path": "x"}), "")).await.unwrap();
+            w.core.datasets.register_dataset(register(json!({"splits": 4, "path": "x"}), "")).await.unwrap();
         assert_eq!(other_path.fingerprint, a.fingerprint);
         assert_ne!(other_path.dataset_id, a.dataset_id, "the same stages over other files are other data");
-        w.core.register_dataset(register(json!({"splits": 4}), "mine")).await.unwrap();
-        w.core.register_dataset(register(json!({"splits": 4}), "mine")).await.unwrap();
-        let e = w.core.register_dataset(register(json!({"splits": 5}), "mine")).await.unwrap_err();
+        w.core.datasets.register_dataset(register(json!({"splits": 4}), "mine")).await.unwrap();
+        w.core.datasets.register_dataset(register(json!({"splits": 4}), "mine")).await.unwrap();
+        let e = w.core.datasets.register_dataset(register(json!({"splits": 5}), "mine")).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::AlreadyExists);
         assert!(e.message().contains(&a.fingerprint), "{e}");
 
         let open =
             v1::OpenIterationRequest { dataset_id: "mine".into(), job: "j".into(), ..Default::default() };
-        assert_eq!(w.core.open_iteration(open).await.unwrap().fingerprint, a.fingerprint);
+        assert_eq!(w.core.epochs.open_iteration(open).await.unwrap().fingerprint, a.fingerprint);
         let open = v1::OpenIterationRequest { dataset_id: "mime".into(), ..Default::default() };
-        let e = w.core.open_iteration(open).await.unwrap_err();
+        let e = w.core.epochs.open_iteration(open).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::NotFound);
         assert!(e.message().contains("did you mean `mine`"), "{e}");
     });
@@ -137,15 +141,15 @@ fn a_definition_in_other_words_is_the_same_dataset_and_the_newest_words_run() {
             secret: w.client_secret(client_id, first.iteration_id),
             ..Default::default()
         };
-        w.core.close_client(close(first.client_id)).await.unwrap();
-        w.core.close_client(close(second.client_id)).await.unwrap();
+        w.core.clients.close_client(close(first.client_id)).await.unwrap();
+        w.core.clients.close_client(close(second.client_id)).await.unwrap();
         let register =
             v1::RegisterDatasetRequest { definition_json: spelt("two").to_string(), ..Default::default() };
-        let id = DatasetId(w.core.register_dataset(register).await.unwrap().dataset_id);
-        let known = w.core.registered_dataset(&id).await.unwrap();
+        let id = DatasetId(w.core.datasets.register_dataset(register).await.unwrap().dataset_id);
+        let known = w.core.datasets.registered_dataset(&id).await.unwrap();
         assert_eq!(known.fingerprint, first.fingerprint);
         assert!(known.definition_json.contains("two"), "nobody reads, so the newest words count");
-        let e = w.core.registered_dataset(&DatasetId("other".into())).await.unwrap_err();
+        let e = w.core.datasets.registered_dataset(&DatasetId("other".into())).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::NotFound);
     });
 }

@@ -24,6 +24,7 @@ fn a_split_of_which_rows_were_delivered_goes_on_under_its_plan() {
         for text in ["one", "two"] {
             world
                 .core
+                .context
                 .commit(|txn| {
                     txn.apply(plan(text));
                     Ok(())

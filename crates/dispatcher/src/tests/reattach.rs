@@ -18,7 +18,7 @@ fn taken(splits: std::ops::Range<u64>) -> TakenRows {
 
 /// What a reader of the lost iteration 5 sends, that knew of readers 7 and 8.
 async fn back(w: &World, def: &Value, reader: u64, taken: &TakenRows) -> v1::OpenIterationRequest {
-    let fingerprint = w.core.open_iteration(open_request(def, "other")).await.unwrap().fingerprint;
+    let fingerprint = w.core.epochs.open_iteration(open_request(def, "other")).await.unwrap().fingerprint;
     let state = v1::ReaderState {
         fingerprint,
         iteration_id: 5,
@@ -41,18 +41,21 @@ fn an_epoch_goes_on_when_all_readers_that_are_known_have_come_back() {
         let mut w = World::new();
         w.worker("a:1").await;
         let def = json!({"splits": 8});
-        let first = w.core.open_iteration(back(&w, &def, 7, &taken(0..2)).await).await.unwrap();
+        let first = w.core.epochs.open_iteration(back(&w, &def, 7, &taken(0..2)).await).await.unwrap();
         assert!(first.tasks.is_empty() && first.states_missing == 1);
         // The answer was lost on its way.
-        let again = w.core.open_iteration(back(&w, &def, 7, &taken(0..2)).await).await.unwrap();
+        let again = w.core.epochs.open_iteration(back(&w, &def, 7, &taken(0..2)).await).await.unwrap();
         assert_eq!((again.client_id, again.client_secret), (first.client_id, first.client_secret.clone()));
         let stranger = v1::OpenIterationRequest {
             client_secret: vec![4; Secret::BYTES].into(),
             ..back(&w, &def, 7, &taken(0..2)).await
         };
-        assert_eq!(w.core.open_iteration(stranger).await.unwrap_err().kind(), ErrorKind::PermissionDenied);
+        assert_eq!(
+            w.core.epochs.open_iteration(stranger).await.unwrap_err().kind(),
+            ErrorKind::PermissionDenied
+        );
         w.restart();
-        let second = w.core.open_iteration(back(&w, &def, 8, &taken(4..5)).await).await.unwrap();
+        let second = w.core.epochs.open_iteration(back(&w, &def, 8, &taken(4..5)).await).await.unwrap();
         assert_eq!((second.iteration_id, second.states_missing), (first.iteration_id, 0));
         let union = TakenRows::decode(&second.resumed).unwrap();
         assert_eq!(union.whole().iter().collect::<Vec<_>>(), [(0, 2), (4, 5)]);
@@ -69,7 +72,7 @@ fn readers_that_do_not_come_back_are_named_or_given_up() {
             let def = json!({"splits": 8});
             let lost_readers = if accepts { "allow".to_string() } else { String::new() };
             let request = v1::OpenIterationRequest { lost_readers, ..back(&w, &def, 7, &taken(0..2)).await };
-            let open = w.core.open_iteration(request.clone()).await.unwrap();
+            let open = w.core.epochs.open_iteration(request.clone()).await.unwrap();
             let me = (open.client_id, open.iteration_id);
             w.silence(S * 61, &[(1, "a:1")], &[me]).await;
             let view = w.beat(me.0, me.1, &[], &[]).await;
@@ -91,7 +94,7 @@ fn readers_that_do_not_come_back_are_named_or_given_up() {
                         lost_readers: "allow".into(),
                         ..back(&w, &def, 8, &taken(4..5)).await
                     };
-                    let e = w.core.open_iteration(late).await.unwrap_err();
+                    let e = w.core.epochs.open_iteration(late).await.unwrap_err();
                     assert!(
                         e.kind() == ErrorKind::DataLoss
                             && e.message().contains("before this reader came back")
@@ -112,11 +115,11 @@ fn an_epoch_that_went_on_without_a_reader_fails_when_that_one_comes_back() {
         let def = json!({"splits": 8});
         let mut alone = back(&w, &def, 7, &taken(0..2)).await;
         alone.states[0].all_readers = vec![7];
-        let open = w.core.open_iteration(alone).await.unwrap();
+        let open = w.core.epochs.open_iteration(alone).await.unwrap();
         assert_eq!(open.states_missing, 0);
         // One that took nothing reads along.
-        w.core.open_iteration(back(&w, &def, 9, &taken(0..1)).await).await.unwrap();
-        let e = w.core.open_iteration(back(&w, &def, 8, &taken(4..5)).await).await.unwrap_err();
+        w.core.epochs.open_iteration(back(&w, &def, 9, &taken(0..1)).await).await.unwrap();
+        let e = w.core.epochs.open_iteration(back(&w, &def, 8, &taken(4..5)).await).await.unwrap_err();
         assert!(
             e.kind() == ErrorKind::DataLoss && e.message().contains("before this reader came back"),
             "{e}"
@@ -144,15 +147,15 @@ fn a_reader_gets_no_row_before_those_that_were_there_know_of_it() {
             secret: w.client_secret(client, first.iteration_id),
             ..Default::default()
         };
-        let waits = w.core.client_heartbeat(beat(second.client_id, second.version));
+        let waits = w.core.clients.client_heartbeat(beat(second.client_id, second.version));
         tokio::pin!(waits);
         assert!(futures::poll!(&mut waits).is_pending());
         // The answer to the first reader names both, and its next call confirms it.
-        let answer = w.core.client_heartbeat(beat(first.client_id, first.version)).await.unwrap();
+        let answer = w.core.clients.client_heartbeat(beat(first.client_id, first.version)).await.unwrap();
         assert_eq!(answer.present, [first.client_id, second.client_id]);
         assert!(futures::poll!(&mut waits).is_pending());
         let knows = v1::ClientHeartbeatRequest { wait_ms: 0, ..beat(first.client_id, answer.version) };
-        w.core.client_heartbeat(knows).await.unwrap();
+        w.core.clients.client_heartbeat(knows).await.unwrap();
         assert_eq!(waits.await.unwrap().unnotified, 0);
     });
 }
@@ -173,7 +176,7 @@ fn a_reader_gets_no_element_before_the_others_know_that_it_takes_some() {
             secret: w.client_secret(client, id),
             ..Default::default()
         };
-        let call = async |w: &World, request| w.core.client_heartbeat(request).await.unwrap();
+        let call = async |w: &World, request| w.core.clients.client_heartbeat(request).await.unwrap();
         let known = call(&w, beat(&w, second.client_id, second.version, false)).await;
         let said = call(&w, beat(&w, first.client_id, known.version, true)).await;
         assert_eq!(
@@ -202,7 +205,7 @@ fn a_reader_gets_no_element_before_the_others_know_that_it_takes_some() {
             secret: w.client_secret(third.client_id, id),
             ..Default::default()
         };
-        w.core.close_client(took).await.unwrap();
+        w.core.clients.close_client(took).await.unwrap();
         let after = call(&w, beat(&w, second.client_id, third.version, false)).await;
         assert_eq!(after.readers, [third.client_id]);
     });
@@ -219,8 +222,8 @@ fn a_reader_in_whose_place_another_process_has_come_does_not_end_its_epoch() {
         stored.states[0].all_readers = vec![7];
         let stored =
             v1::OpenIterationRequest { reattached_client: 0, client_secret: Default::default(), ..stored };
-        let open = w.core.open_iteration(stored).await.unwrap();
-        let e = w.core.open_iteration(back(&w, &def, 7, &taken(0..3)).await).await.unwrap_err();
+        let open = w.core.epochs.open_iteration(stored).await.unwrap();
+        let e = w.core.epochs.open_iteration(back(&w, &def, 7, &taken(0..3)).await).await.unwrap_err();
         assert!(e.kind() == ErrorKind::FailedPrecondition && e.message().contains("another process"), "{e}");
         assert!(w.beat(open.client_id, open.iteration_id, &[], &[]).await.failure.is_none());
     });
@@ -254,9 +257,9 @@ fn states_from_before_and_after_the_loss_of_the_dispatchers_state_are_refused_to
                 request
             };
             let came_back = state(7, 15, back(&w, &def, 7, &taken(0..3)).await);
-            let first = w.core.open_iteration(came_back).await.unwrap();
+            let first = w.core.epochs.open_iteration(came_back).await.unwrap();
             let came_back = state(8, 5, back(&w, &def, 8, &taken(4..5)).await);
-            let second = w.core.open_iteration(came_back).await.unwrap();
+            let second = w.core.epochs.open_iteration(came_back).await.unwrap();
             assert_eq!((second.iteration_id, second.states_missing), (first.iteration_id, 0));
             assert!(first.bases.is_empty(), "it is not complete");
             let me = (first.client_id, first.iteration_id);
@@ -277,8 +280,8 @@ fn states_from_before_and_after_the_loss_of_the_dispatchers_state_are_refused_to
             new.states[0].all_readers = vec![second.client_id];
             new.states[0].bases.clone_from(&second.bases);
             let [one, two] = if is_old_first { [old, new] } else { [new, old] };
-            w.core.open_iteration(one).await.unwrap();
-            let e = w.core.open_iteration(two).await.unwrap_err();
+            w.core.epochs.open_iteration(one).await.unwrap();
+            let e = w.core.epochs.open_iteration(two).await.unwrap_err();
             assert_eq!(e.kind(), ErrorKind::FailedPrecondition);
             assert!(
                 e.message().contains("client-7 has 10 rows, and by the states of others it had 15"),

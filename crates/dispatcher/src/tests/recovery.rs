@@ -145,16 +145,19 @@ fn a_worker_that_comes_back_is_another() {
             secret: w.worker_secret(worker),
             ..Default::default()
         };
-        let answer = w.core.worker_heartbeat(beat(vec![task])).await.unwrap();
+        let answer = w.core.workers.worker_heartbeat(beat(vec![task])).await.unwrap();
         assert_eq!((answer.cancel_tasks, answer.register_again), (vec![task], false));
         let view = w.beat(open.client_id, open.iteration_id, &[], &[]).await;
         assert!(view.tasks.iter().any(|t| t.task_id == task && t.lost));
         assert!(view.tasks.iter().any(|t| t.task_id != task && !t.lost));
 
         let other = v1::WorkerHeartbeatRequest { address: "b:1".into(), ..beat(vec![]) };
-        assert!(w.core.worker_heartbeat(other).await.unwrap().register_again);
+        assert!(w.core.workers.worker_heartbeat(other).await.unwrap().register_again);
         w.silence(S * 6, &[], &[]).await;
-        assert!(w.core.worker_heartbeat(beat(vec![])).await.unwrap().register_again, "after it was given up");
+        assert!(
+            w.core.workers.worker_heartbeat(beat(vec![])).await.unwrap().register_again,
+            "after it was given up"
+        );
     });
 }
 
@@ -163,9 +166,9 @@ fn a_dispatcher_that_stood_still_blames_nobody() {
     run(async {
         let w = World::new();
         w.worker("a:1").await;
-        w.core.check();
+        w.core.liveness.check();
         w.clock.advance(S * 600);
-        w.core.check();
+        w.core.liveness.check();
         assert_eq!(w.core.snapshot().active_workers().count(), 1);
     });
 }
@@ -179,6 +182,7 @@ fn a_draining_worker_finishes_and_gets_nothing_new() {
         let task = open.tasks.iter().find(|t| t.worker_id == a).unwrap().task_id;
         w.next(task, a, 1, 1).await.unwrap();
         w.core
+            .workers
             .drain_worker(v1::DrainWorkerRequest { worker_id: a, secret: w.worker_secret(a), leaving: false })
             .await
             .unwrap();
@@ -186,12 +190,13 @@ fn a_draining_worker_finishes_and_gets_nothing_new() {
         let secret = w.worker_secret(a);
         let beat =
             v1::WorkerHeartbeatRequest { worker_id: a, address: "a:1".into(), secret, ..Default::default() };
-        assert!(w.core.worker_heartbeat(beat).await.unwrap().draining);
+        assert!(w.core.workers.worker_heartbeat(beat).await.unwrap().draining);
         w.finish(task, a).await;
         let view = w.take(open.client_id, open.iteration_id, &[], &[task]).await;
         assert!(view.tasks.iter().all(|t| t.worker_id == b) && !view.finished);
         let e = w
             .core
+            .workers
             .drain_worker(v1::DrainWorkerRequest {
                 worker_id: 99,
                 secret: caju_proto::Bytes::new(),
@@ -218,7 +223,7 @@ fn a_task_that_has_ended_is_not_lost_with_a_worker_that_leaves() {
             if leaves {
                 let secret = w.worker_secret(a);
                 let leaving = v1::DrainWorkerRequest { worker_id: a, secret, leaving: true };
-                w.core.drain_worker(leaving).await.unwrap();
+                w.core.workers.drain_worker(leaving).await.unwrap();
             } else {
                 w.silence(S * 60, &[], &[me]).await;
             }
@@ -397,8 +402,12 @@ fn a_lost_journal_makes_old_identifiers_unknown() {
         assert!(failure.kind() == ErrorKind::FailedPrecondition && !expelled.reattach, "{failure}");
         let e = later.next(open.tasks[0].task_id, 1, 1, 1).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Cancelled);
-        let e =
-            later.core.open_iteration(open_request(&json!({"bad": "no such stage"}), "j")).await.unwrap_err();
+        let e = later
+            .core
+            .epochs
+            .open_iteration(open_request(&json!({"bad": "no such stage"}), "j"))
+            .await
+            .unwrap_err();
         assert_eq!(e.message(), "no such stage");
     });
 }
@@ -452,7 +461,7 @@ fn a_split_that_is_run_again_comes_with_the_checksums_of_rows_that_readers_have(
             checksums: rows.into_iter().chain(foreign).collect(),
             ..Default::default()
         };
-        w.core.worker_heartbeat(beat).await.unwrap();
+        w.core.workers.worker_heartbeat(beat).await.unwrap();
         let view = w.beat(me.0, me.1, &[], &[lost(task, &[(0, 0, 9)])]).await;
         let again = view.tasks[0].task_id;
         for _ in 0..2 {

@@ -47,6 +47,7 @@ impl Replanned {
         let job = JobName("j".into());
         world
             .core
+            .context
             .commit(|txn| {
                 let id: DatasetId = txn.state.datasets.keys().next().unwrap().clone();
                 txn.apply(Update::JobCreated {
@@ -131,7 +132,7 @@ impl Replanned {
             ..Default::default()
         };
         if self.flight.is_none() {
-            self.world.core.client_heartbeat(waited).await.unwrap();
+            self.world.core.clients.client_heartbeat(waited).await.unwrap();
         }
         let output = v1::StageStats {
             name: "output".into(),
@@ -149,7 +150,7 @@ impl Replanned {
             secret: self.world.worker_secret(self.worker),
             ..Default::default()
         };
-        self.world.core.finish_task(ended).await.unwrap();
+        self.world.core.workers.finish_task(ended).await.unwrap();
         if self.flight.is_none() {
             self.world.beat(opened.client_id, opened.iteration_id, &[task], &[]).await;
             self.world.close(opened.client_id, opened.iteration_id, Vec::new()).await;
@@ -326,7 +327,7 @@ fn an_epoch_is_replanned_once_all_its_workers_have_reported() {
         let w = Replanned::decided(&profile()).await;
         let other = w.world.worker("w:2").await;
         let opened =
-            w.world.core.open_iteration(super::fake::open_request(&definition(), "j")).await.unwrap();
+            w.world.core.epochs.open_iteration(super::fake::open_request(&definition(), "j")).await.unwrap();
         let (client, iteration) = (opened.client_id, opened.iteration_id);
         let tasks: Vec<u64> = opened.tasks.iter().map(|t| t.task_id).collect();
         let mut runs = Vec::new();
@@ -351,7 +352,7 @@ fn an_epoch_is_replanned_once_all_its_workers_have_reported() {
             secret: w.world.client_secret(client, iteration),
             ..Default::default()
         };
-        w.world.core.client_heartbeat(waited).await.unwrap();
+        w.world.core.clients.client_heartbeat(waited).await.unwrap();
         w.world.beat(client, iteration, &tasks, &[]).await;
         w.world.close(client, iteration, Vec::new()).await;
         for (n, (task, worker)) in runs.into_iter().enumerate() {
@@ -370,7 +371,7 @@ fn an_epoch_is_replanned_once_all_its_workers_have_reported() {
                 modes: Some(v1::SplitModes { get: 2, ..Default::default() }),
                 ..Default::default()
             };
-            w.world.core.finish_task(ended).await.unwrap();
+            w.world.core.workers.finish_task(ended).await.unwrap();
         }
         assert_eq!(w.job().replan.read_rate, Some(2_000_000), "both together: {:?}", w.job().replan);
     });

@@ -29,7 +29,7 @@ async fn behind(
     taken: &TakenRows,
     reader: u64,
 ) -> v1::OpenIterationRequest {
-    let fingerprint = w.core.open_iteration(open_request(def, "other")).await.unwrap().fingerprint;
+    let fingerprint = w.core.epochs.open_iteration(open_request(def, "other")).await.unwrap().fingerprint;
     let state = v1::ReaderState {
         fingerprint,
         iteration_id: 5,
@@ -48,7 +48,7 @@ fn splits_that_were_taken_are_passed_over_also_by_a_dispatcher_that_restarts() {
             let mut w = World::new();
             let worker = w.worker("a:1").await;
             let def = json!({"splits": 8});
-            let open = w.core.open_iteration(behind(&w, &def, "j", &taken(6), 7).await).await.unwrap();
+            let open = w.core.epochs.open_iteration(behind(&w, &def, "j", &taken(6), 7).await).await.unwrap();
             assert_eq!(TakenRows::decode(&open.resumed).unwrap(), taken(6));
             let (task, mut seen, mut done) = (open.tasks[0].task_id, Vec::new(), Vec::new());
             for no in 1.. {
@@ -77,7 +77,7 @@ fn where_elements_are_counted_every_split_is_run_again() {
         let w = World::new();
         let worker = w.worker("a:1").await;
         let def = json!({"splits": 8, "single": true});
-        let open = w.core.open_iteration(behind(&w, &def, "j", &taken(6), 7).await).await.unwrap();
+        let open = w.core.epochs.open_iteration(behind(&w, &def, "j", &taken(6), 7).await).await.unwrap();
         let answer = w.next(open.tasks[0].task_id, worker, 1, 9).await.unwrap();
         assert_eq!(indices(&answer), (0..8).collect::<Vec<_>>());
         let whole = |s: &v1::SplitLease| s.done == [v1::RowRange { start: 0, end: 1 << 48 }];
@@ -96,7 +96,7 @@ fn a_changed_listing_is_refused() {
             if splits == 8 {
                 w.catalog.version.store(1, Ordering::Relaxed);
             }
-            let open = w.core.open_iteration(request).await.unwrap();
+            let open = w.core.epochs.open_iteration(request).await.unwrap();
             let mut failure = None;
             for no in 1..9 {
                 match w.next(open.tasks[0].task_id, worker, no, 9).await {
@@ -131,11 +131,11 @@ fn an_epoch_begins_when_all_states_are_there() {
         fifth.add_whole(5);
         let third = behind(&w, &def, "j", &fifth, 9).await;
         // Reader 8's state says that reader 7's is needed.
-        let open = w.core.open_iteration(second.clone()).await.unwrap();
+        let open = w.core.epochs.open_iteration(second.clone()).await.unwrap();
         assert!(open.tasks.is_empty() && open.states_missing == 1 && open.resumed.is_empty());
         let first = behind(&w, &def, "j", &taken(0), 7).await;
         w.restart();
-        let begun = w.core.open_iteration(first).await.unwrap();
+        let begun = w.core.epochs.open_iteration(first).await.unwrap();
         assert_eq!((begun.iteration_id, begun.states_missing), (open.iteration_id, 0));
         assert!(!begun.tasks.is_empty());
         let view = w.beat(open.client_id, open.iteration_id, &[], &[]).await;
@@ -144,12 +144,12 @@ fn an_epoch_begins_when_all_states_are_there() {
         // One that has taken nothing since the states were given has rows of these alone, and joins.
         let mut within = TakenRows::default();
         within.add_whole(4);
-        let joined = w.core.open_iteration(behind(&w, &def, "j", &within, 11).await).await.unwrap();
+        let joined = w.core.epochs.open_iteration(behind(&w, &def, "j", &within, 11).await).await.unwrap();
         assert_eq!((joined.iteration_id, joined.states_missing), (open.iteration_id, 0));
         // A reader whose state was not among them is too late. One that comes again begins again.
-        let e = w.core.open_iteration(third).await.unwrap_err();
+        let e = w.core.epochs.open_iteration(third).await.unwrap_err();
         assert!(e.kind() == ErrorKind::FailedPrecondition && e.message().contains("without this one"), "{e}");
-        let again = w.core.open_iteration(second).await.unwrap();
+        let again = w.core.epochs.open_iteration(second).await.unwrap();
         assert!(again.iteration_id != open.iteration_id && again.states_missing == 1);
     });
 }
@@ -162,10 +162,10 @@ fn the_state_of_a_reader_that_has_left_counts() {
         w.worker("a:1").await;
         let def = json!({"splits": 8});
         let ended = behind(&w, &def, "j", &TakenRows::default(), 8).await;
-        let open = w.core.open_iteration(ended).await.unwrap();
+        let open = w.core.epochs.open_iteration(ended).await.unwrap();
         assert_eq!(open.states_missing, 1);
         w.close(open.client_id, open.iteration_id, Vec::new()).await;
-        let other = w.core.open_iteration(behind(&w, &def, "j", &taken(0), 7).await).await.unwrap();
+        let other = w.core.epochs.open_iteration(behind(&w, &def, "j", &taken(0), 7).await).await.unwrap();
         assert_eq!((other.iteration_id, other.states_missing), (open.iteration_id, 0));
     });
 }
@@ -178,8 +178,12 @@ fn a_reader_that_had_taken_nothing_and_comes_after_the_end_finds_the_end() {
         let w = World::new();
         let worker = w.worker("a:1").await;
         let def = json!({"splits": 1});
-        let open =
-            w.core.open_iteration(behind(&w, &def, "j", &TakenRows::default(), 7).await).await.unwrap();
+        let open = w
+            .core
+            .epochs
+            .open_iteration(behind(&w, &def, "j", &TakenRows::default(), 7).await)
+            .await
+            .unwrap();
         let (client, iteration, task) = (open.client_id, open.iteration_id, open.tasks[0].task_id);
         let leased = w.next(task, worker, 1, 9).await.unwrap();
         assert!(leased.end || w.next(task, worker, 2, 9).await.unwrap().end);
@@ -188,12 +192,12 @@ fn a_reader_that_had_taken_nothing_and_comes_after_the_end_finds_the_end() {
         assert!(view.accounted);
         w.close(client, iteration, Vec::new()).await;
         let late = behind(&w, &def, "j", &TakenRows::default(), 9).await;
-        let late = w.core.open_iteration(late).await.unwrap();
+        let late = w.core.epochs.open_iteration(late).await.unwrap();
         assert_eq!((late.iteration_id, late.finished, late.tasks.len()), (iteration, true, 0));
         w.close(late.client_id, late.iteration_id, Vec::new()).await;
         // The reader of the epoch itself goes back to its state.
         let again = behind(&w, &def, "j", &TakenRows::default(), 7).await;
-        assert_ne!(w.core.open_iteration(again).await.unwrap().iteration_id, iteration);
+        assert_ne!(w.core.epochs.open_iteration(again).await.unwrap().iteration_id, iteration);
     });
 }
 
@@ -236,21 +240,21 @@ fn a_rank_that_comes_after_the_end_belongs_to_its_attempt() {
         let mut w = World::new();
         let worker = w.worker("a:1").await;
         let first = of_attempt(&w, &def, "first", Some(0), &before).await;
-        let open = w.core.open_iteration(first.clone()).await.unwrap();
+        let open = w.core.epochs.open_iteration(first.clone()).await.unwrap();
         read_to_the_end(&w, worker, &open).await;
         w.restart();
         for rank in [Some(1), None] {
             let late = of_attempt(&w, &def, "first", rank, &before).await;
-            let late = w.core.open_iteration(late).await.unwrap();
+            let late = w.core.epochs.open_iteration(late).await.unwrap();
             assert_eq!((late.iteration_id, late.finished, late.tasks.len()), (open.iteration_id, true, 0));
             w.close(late.client_id, late.iteration_id, Vec::new()).await;
         }
         // Ranks that have come go back to the states, and so does a program that names no attempt.
-        let again = w.core.open_iteration(first.clone()).await.unwrap();
+        let again = w.core.epochs.open_iteration(first.clone()).await.unwrap();
         assert_ne!(again.iteration_id, open.iteration_id);
         read_to_the_end(&w, worker, &again).await;
         let unnamed = v1::OpenIterationRequest { attempt: None, ..first };
-        let unnamed = w.core.open_iteration(unnamed).await.unwrap();
+        let unnamed = w.core.epochs.open_iteration(unnamed).await.unwrap();
         assert_ne!(unnamed.iteration_id, again.iteration_id);
     });
 }
@@ -262,16 +266,16 @@ fn a_rank_that_comes_when_the_epoch_is_forgotten_is_reported_so() {
         let mut w = World::new();
         let worker = w.worker("a:1").await;
         let rank = async |w: &World, rank| of_attempt(w, &def, "first", Some(rank), &before).await;
-        let open = w.core.open_iteration(rank(&w, 0).await).await.unwrap();
+        let open = w.core.epochs.open_iteration(rank(&w, 0).await).await.unwrap();
         read_to_the_end(&w, worker, &open).await;
-        w.core.check();
-        w.clock.advance(w.core.config.timers.job_gc_timeout + Duration::from_secs(1));
-        w.core.check();
+        w.core.liveness.check();
+        w.clock.advance(w.core.context.config.timers.job_gc_timeout + Duration::from_secs(1));
+        w.core.liveness.check();
         assert!(w.core.snapshot().iterations.values().all(|i| i.id.0 != open.iteration_id));
         w.restart();
-        let e = w.core.open_iteration(rank(&w, 1).await).await.unwrap_err();
+        let e = w.core.epochs.open_iteration(rank(&w, 1).await).await.unwrap_err();
         assert!(e.kind() == ErrorKind::FailedPrecondition && e.message().contains("nothing is left"), "{e}");
-        w.core.open_iteration(rank(&w, 0).await).await.unwrap();
+        w.core.epochs.open_iteration(rank(&w, 0).await).await.unwrap();
     });
 }
 
@@ -281,20 +285,22 @@ fn readers_of_an_earlier_attempt_are_refused() {
         let (def, mut before) = (json!({"splits": 8}), TakenRows::default());
         let mut w = World::new();
         w.worker("a:1").await;
-        let first = w.core.open_iteration(of_attempt(&w, &def, "first", None, &before).await).await.unwrap();
+        let first =
+            w.core.epochs.open_iteration(of_attempt(&w, &def, "first", None, &before).await).await.unwrap();
         let second =
-            w.core.open_iteration(of_attempt(&w, &def, "second", None, &before).await).await.unwrap();
+            w.core.epochs.open_iteration(of_attempt(&w, &def, "second", None, &before).await).await.unwrap();
         assert_ne!(first.iteration_id, second.iteration_id);
         w.restart();
         let late = of_attempt(&w, &def, "first", None, &before).await;
-        let e = w.core.open_iteration(late).await.unwrap_err();
+        let e = w.core.epochs.open_iteration(late).await.unwrap_err();
         assert!(e.message().contains("`second`") && e.message().contains("`first`"), "{e}");
         // The same attempt goes back to other states.
         before.add_whole(3);
-        let back = w.core.open_iteration(of_attempt(&w, &def, "second", None, &before).await).await.unwrap();
+        let back =
+            w.core.epochs.open_iteration(of_attempt(&w, &def, "second", None, &before).await).await.unwrap();
         assert_ne!(back.iteration_id, second.iteration_id);
         let joined =
-            w.core.open_iteration(of_attempt(&w, &def, "second", None, &before).await).await.unwrap();
+            w.core.epochs.open_iteration(of_attempt(&w, &def, "second", None, &before).await).await.unwrap();
         assert_eq!(joined.iteration_id, back.iteration_id);
     });
 }
@@ -310,13 +316,13 @@ fn own_states_of_another_attempt_begin_again() {
             attempt: Some(v1::Attempt { id: attempt.into(), ..Default::default() }),
             ..behind(&w, &def, "j", &taken(0), reader).await
         };
-        let first = w.core.open_iteration(own(8, "first").await).await.unwrap();
+        let first = w.core.epochs.open_iteration(own(8, "first").await).await.unwrap();
         assert_eq!(first.states_missing, 1);
-        let second = w.core.open_iteration(own(9, "second").await).await.unwrap();
+        let second = w.core.epochs.open_iteration(own(9, "second").await).await.unwrap();
         assert!(second.iteration_id != first.iteration_id && second.states_missing == 1);
-        let e = w.core.open_iteration(own(7, "first").await).await.unwrap_err();
+        let e = w.core.epochs.open_iteration(own(7, "first").await).await.unwrap_err();
         assert!(e.message().contains("came before it"), "{e}");
-        let both = w.core.open_iteration(own(7, "second").await).await.unwrap();
+        let both = w.core.epochs.open_iteration(own(7, "second").await).await.unwrap();
         assert_eq!((both.iteration_id, both.states_missing), (second.iteration_id, 0));
     });
 }
@@ -328,17 +334,17 @@ fn readers_that_name_an_attempt_do_not_join_those_that_named_none() {
         let w = World::new();
         w.worker("a:1").await;
         let def = json!({"splits": 8});
-        let alone = w.core.open_iteration(behind(&w, &def, "j", &taken(0), 8).await).await.unwrap();
+        let alone = w.core.epochs.open_iteration(behind(&w, &def, "j", &taken(0), 8).await).await.unwrap();
         assert_eq!(alone.states_missing, 1);
         w.close(alone.client_id, alone.iteration_id, vec![]).await;
         let own = async |reader: u64| v1::OpenIterationRequest {
             attempt: Some(v1::Attempt { id: "second".into(), ..Default::default() }),
             ..behind(&w, &def, "j", &taken(0), reader).await
         };
-        let first = w.core.open_iteration(own(9).await).await.unwrap();
+        let first = w.core.epochs.open_iteration(own(9).await).await.unwrap();
         assert!(first.iteration_id != alone.iteration_id && first.states_missing == 1);
         for (reader, missing) in [(8, 1), (7, 0)] {
-            let joined = w.core.open_iteration(own(reader).await).await.unwrap();
+            let joined = w.core.epochs.open_iteration(own(reader).await).await.unwrap();
             assert_eq!((joined.iteration_id, joined.states_missing), (first.iteration_id, missing));
         }
     });
@@ -357,7 +363,8 @@ fn attempts_that_say_too_much_are_refused() {
             (v1::Attempt { id: "a".repeat(2_000), ..good.clone() }, "2000 bytes"),
         ] {
             let attempt = Some(attempt);
-            let e = w.core.open_iteration(v1::OpenIterationRequest { attempt, ..request.clone() }).await;
+            let e =
+                w.core.epochs.open_iteration(v1::OpenIterationRequest { attempt, ..request.clone() }).await;
             let e = e.unwrap_err();
             assert!(e.kind() == ErrorKind::InvalidArgument && e.message().contains(said), "{e}");
         }
@@ -380,9 +387,9 @@ fn a_call_that_is_made_again_after_a_restart_opens_one_reader() {
         let (named, unnamed) = (open_request(&def, "named"), open_request(&def, ""));
         for (id, request) in [(1, named), (2, unnamed), (3, consumer(0)), (4, consumer(1)), (5, own_state)] {
             let request = v1::OpenIterationRequest { request_id: vec![id; 16].into(), ..request };
-            let first = w.core.open_iteration(request.clone()).await.unwrap();
+            let first = w.core.epochs.open_iteration(request.clone()).await.unwrap();
             w.restart();
-            let again = w.core.open_iteration(request).await.unwrap();
+            let again = w.core.epochs.open_iteration(request).await.unwrap();
             assert_eq!(
                 (again.job, again.iteration_id, again.client_id, again.client_secret),
                 (first.job, first.iteration_id, first.client_id, first.client_secret)
@@ -390,14 +397,14 @@ fn a_call_that_is_made_again_after_a_restart_opens_one_reader() {
         }
         let other =
             v1::OpenIterationRequest { request_id: vec![9; 16].into(), ..open_request(&def, "named") };
-        w.core.open_iteration(other).await.unwrap();
+        w.core.epochs.open_iteration(other).await.unwrap();
         let members = |job: &str| {
             let state = w.core.snapshot();
             state.iterations.values().filter(|i| i.job.0 == job).map(|i| i.members.len()).sum::<usize>()
         };
         assert_eq!((members("named"), members("even"), members("behind")), (2, 2, 1));
         let short = v1::OpenIterationRequest { request_id: vec![9; 3].into(), ..open_request(&def, "named") };
-        assert_eq!(w.core.open_iteration(short).await.unwrap_err().kind(), ErrorKind::InvalidArgument);
+        assert_eq!(w.core.epochs.open_iteration(short).await.unwrap_err().kind(), ErrorKind::InvalidArgument);
     });
 }
 
@@ -412,7 +419,7 @@ fn a_launch_that_restores_the_same_states_right_after_a_kill_begins_again() {
         let worker = w.worker("a:1").await;
         let list =
             v1::OpenIterationRequest { attempt: None, ..of_attempt(&w, &def, "", None, &before).await };
-        let first = w.core.open_iteration(list.clone()).await.unwrap();
+        let first = w.core.epochs.open_iteration(list.clone()).await.unwrap();
         w.next(first.tasks[0].task_id, worker, 1, 9).await.unwrap();
         // The reader lives: the other one is of its launch.
         let alive = [(first.client_id, first.iteration_id)];
@@ -436,7 +443,7 @@ fn a_reader_that_came_before_the_others_were_at_the_end_is_of_their_launch() {
         let before = TakenRows::default();
         let list =
             v1::OpenIterationRequest { attempt: None, ..of_attempt(&w, &def, "", None, &before).await };
-        let first = w.core.open_iteration(list.clone()).await.unwrap();
+        let first = w.core.epochs.open_iteration(list.clone()).await.unwrap();
         let reading = async {
             while !w.clock.is_awaited() {
                 tokio::task::yield_now().await;
@@ -444,7 +451,7 @@ fn a_reader_that_came_before_the_others_were_at_the_end_is_of_their_launch() {
             read_to_the_end(&w, worker, &first).await;
             w.clock.advance(Duration::from_secs(6));
         };
-        let (late, ()) = tokio::join!(w.core.open_iteration(list.clone()), reading);
+        let (late, ()) = tokio::join!(w.core.epochs.open_iteration(list.clone()), reading);
         let late = late.unwrap();
         assert_eq!((late.iteration_id, late.finished), (first.iteration_id, true));
         // One that comes after them goes back to the states.
@@ -462,8 +469,8 @@ fn ranks_that_are_started_again_under_the_same_attempt_begin_again_together() {
         let w = World::new();
         w.worker("a:1").await;
         let rank = async |rank| of_attempt(&w, &def, "none", Some(rank), &before).await;
-        let first = w.core.open_iteration(rank(0).await).await.unwrap();
-        let other = w.core.open_iteration(rank(1).await).await.unwrap();
+        let first = w.core.epochs.open_iteration(rank(0).await).await.unwrap();
+        let other = w.core.epochs.open_iteration(rank(1).await).await.unwrap();
         assert_eq!(other.iteration_id, first.iteration_id);
         // Both are killed and started again at once.
         let again = open_in_time(&w, rank(1).await, &[]).await.unwrap();

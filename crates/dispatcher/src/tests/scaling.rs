@@ -48,7 +48,7 @@ impl Running {
             local_workers: vec![address.to_owned()],
             ..open_request(&json!({ "splits": 1000 }), "train")
         };
-        let opened = world.core.open_iteration(request).await.unwrap();
+        let opened = world.core.epochs.open_iteration(request).await.unwrap();
         let (client, iteration, task) = (opened.client_id, opened.iteration_id, opened.tasks[0].task_id);
         Self { world, worker, address, client, iteration, task, seconds: 0, rows: 0, again: 0, busy_s: 0.0 }
     }
@@ -76,7 +76,7 @@ impl Running {
             served: vec![served],
             ..Default::default()
         };
-        self.world.core.worker_heartbeat(heartbeat).await.unwrap();
+        self.world.core.workers.worker_heartbeat(heartbeat).await.unwrap();
         // A reader says its means since it was opened.
         let rows_per_s = self.rows as f64 / self.seconds as f64;
         let heartbeat = v1::ClientHeartbeatRequest {
@@ -88,9 +88,9 @@ impl Running {
             wait_fraction: 1.0 - rows_per_s / 350.0,
             ..Default::default()
         };
-        self.world.core.client_heartbeat(heartbeat).await.unwrap();
-        self.world.core.sample_for_scaling();
-        self.world.core.scaling_target().borrow().workers
+        self.world.core.clients.client_heartbeat(heartbeat).await.unwrap();
+        self.world.core.scaling.sample_for_scaling();
+        self.world.core.scaling.scaling_target().borrow().workers
     }
 }
 
@@ -98,7 +98,7 @@ impl Running {
 async fn the_target_follows_what_workers_and_readers_report() {
     let mut running = Running::new().await;
     assert_eq!([running.window(100).await, running.window(100).await], [4, 4]);
-    let status = running.world.core.get_status().await.unwrap().scaling.unwrap();
+    let status = running.world.core.status.get_status().await.unwrap().scaling.unwrap();
     assert_eq!(status.target_workers, 4);
     assert!(
         status.reason.contains("`train` takes 350 rows/s, of which a worker gives 100"),
@@ -117,8 +117,8 @@ async fn the_target_follows_what_workers_and_readers_report() {
     let core = &running.world.core;
     let mut after = Vec::new();
     for _ in 0..3 {
-        core.sample_for_scaling();
-        after.push(core.scaling_target().borrow().workers);
+        core.scaling.sample_for_scaling();
+        after.push(core.scaling.scaling_target().borrow().workers);
         running.world.clock.advance(Duration::from_secs(5));
     }
     assert_eq!(after, [2, 2, 0]);
@@ -133,7 +133,7 @@ async fn rows_that_are_computed_again_after_a_loss_change_no_target() {
         running.again += 450;
         assert_eq!(running.window(100).await, 4);
     }
-    let status = running.world.core.get_status().await.unwrap().scaling.unwrap();
+    let status = running.world.core.status.get_status().await.unwrap().scaling.unwrap();
     assert!(status.reason.contains("of which a worker gives 100"), "{}", status.reason);
 }
 
@@ -145,7 +145,7 @@ async fn workers_in_readers_are_not_in_the_target() {
     assert_eq!([running.window(100).await, running.window(100).await], [3, 3]);
     // It has two cores, and those that start have eight: it is worth a quarter of one, which gives 400 rows/s.
     let request = v1::RegisterWorkerRequest { address: "b:1".into(), cores: 8, ..Default::default() };
-    running.world.core.register_worker(request).await.unwrap();
+    running.world.core.workers.register_worker(request).await.unwrap();
     let mut targets = Vec::new();
     for _ in 0..4 {
         targets.push(running.window(100).await);
@@ -154,7 +154,7 @@ async fn workers_in_readers_are_not_in_the_target() {
     // Alone it is enough for a slow reader.
     let mut enough = Running::on("memory://reader", v1::TargetWorkers::Auto).await;
     assert_eq!([enough.window(400).await, enough.window(400).await], [0, 0]);
-    let status = enough.world.core.get_status().await.unwrap().scaling.unwrap();
+    let status = enough.world.core.status.get_status().await.unwrap().scaling.unwrap();
     assert!(status.reason.contains("of which the readers' own cores are 1.0"), "{}", status.reason);
     let train = &status.jobs[0];
     assert_eq!((train.priority, train.weight, train.share), (7, 3.0, 0.0), "also where no worker is needed");
@@ -165,18 +165,18 @@ async fn workers_in_readers_are_not_in_the_target() {
 async fn jobs_whose_readers_report_nothing_keep_the_workers_that_run() {
     let world = World::new();
     let workers = [("a:1", world.worker("a:1").await), ("b:1", world.worker("b:1").await)];
-    world.core.sample_for_scaling();
-    assert_eq!(world.core.scaling_target().borrow().workers, 0, "no job runs");
-    world.core.open_iteration(open_request(&json!({ "splits": 10 }), "train")).await.unwrap();
+    world.core.scaling.sample_for_scaling();
+    assert_eq!(world.core.scaling.scaling_target().borrow().workers, 0, "no job runs");
+    world.core.epochs.open_iteration(open_request(&json!({ "splits": 10 }), "train")).await.unwrap();
     for _ in 0..10 {
         world.clock.advance(Duration::from_secs(5));
         for (address, worker_id) in workers {
             let (address, secret) = (address.to_owned(), world.worker_secret(worker_id));
             let heartbeat = v1::WorkerHeartbeatRequest { worker_id, address, secret, ..Default::default() };
-            world.core.worker_heartbeat(heartbeat).await.unwrap();
+            world.core.workers.worker_heartbeat(heartbeat).await.unwrap();
         }
-        world.core.sample_for_scaling();
-        assert_eq!(world.core.scaling_target().borrow().workers, 2);
+        world.core.scaling.sample_for_scaling();
+        assert_eq!(world.core.scaling.scaling_target().borrow().workers, 2);
     }
 }
 
@@ -208,7 +208,7 @@ async fn keda_gets_the_target() {
     }
     let request = GetMetricsRequest { scaled_object_ref: None, metric_name: "queue".into() };
     assert_eq!(keda.get_metrics(Request::new(request)).await.unwrap_err().code(), Code::NotFound);
-    running.world.core.tasks.stop();
+    running.world.core.context.tasks.stop();
     assert!(active.next().await.is_none(), "it ends with the dispatcher");
 }
 
@@ -232,12 +232,12 @@ async fn keda_gets_no_number_before_workers_and_readers_could_report() {
     for _ in 0..4 {
         assert_eq!(keda.get_metrics(Request::new(metric())).await.unwrap_err().code(), Code::Unavailable);
         assert!(keda.is_active(object()).await.unwrap().into_inner().result);
-        assert_eq!(core.known_target(), None);
+        assert_eq!(core.scaling.known_target(), None);
         running.world.clock.advance(Duration::from_secs(1));
-        core.sample_for_scaling();
+        core.scaling.sample_for_scaling();
     }
     running.world.clock.advance(Duration::from_secs(1));
-    core.sample_for_scaling();
+    core.scaling.sample_for_scaling();
     let value = keda.get_metrics(Request::new(metric())).await.unwrap().into_inner().metric_values.remove(0);
     assert_eq!(value.metric_value, 4);
 }
@@ -254,10 +254,10 @@ async fn keda_gets_no_number_in_the_first_seconds() {
     let mut active = keda.stream_is_active(object()).await.unwrap().into_inner();
     assert!(!active.next().await.unwrap().unwrap().result, "no job runs");
     world.worker("a:1").await;
-    world.core.open_iteration(open_request(&json!({ "splits": 10 }), "train")).await.unwrap();
+    world.core.epochs.open_iteration(open_request(&json!({ "splits": 10 }), "train")).await.unwrap();
     assert!(keda.is_active(object()).await.unwrap().into_inner().result);
     world.clock.advance(Duration::from_secs(5));
-    world.core.sample_for_scaling();
+    world.core.scaling.sample_for_scaling();
     assert!(active.next().await.unwrap().unwrap().result);
     let value = keda.get_metrics(Request::new(metric())).await.unwrap().into_inner().metric_values.remove(0);
     assert_eq!(value.metric_value, 1);
@@ -270,7 +270,7 @@ async fn without_an_interval_there_is_no_target() {
         config.timers.scaling_interval = Duration::ZERO;
         config
     });
-    assert_eq!(world.core.get_status().await.unwrap().scaling, None);
+    assert_eq!(world.core.status.get_status().await.unwrap().scaling, None);
 }
 
 /// The priority and the weight that a job was opened with are in the status; a reader that gives others is refused.
@@ -283,20 +283,20 @@ async fn a_job_has_the_priority_and_the_weight_of_its_first_reader() {
         weight,
         ..open_request(&json!({ "splits": 10 }), "train")
     };
-    world.core.open_iteration(ask(Some(-2), Some(2.5))).await.unwrap();
-    world.core.open_iteration(ask(None, None)).await.unwrap();
-    world.core.open_iteration(ask(Some(-2), Some(2.5))).await.unwrap();
+    world.core.epochs.open_iteration(ask(Some(-2), Some(2.5))).await.unwrap();
+    world.core.epochs.open_iteration(ask(None, None)).await.unwrap();
+    world.core.epochs.open_iteration(ask(Some(-2), Some(2.5))).await.unwrap();
     for (priority, weight, text) in [
         (Some(1), None, "job `train` has the priority -2, not 1"),
         (None, Some(2.0), "job `train` has the weight 2.5, not 2"),
         (None, Some(0.0), "weight 0: expected a number from 0.001"),
         (None, Some(f64::NAN), "weight NaN: expected a number"),
     ] {
-        let e = world.core.open_iteration(ask(priority, weight)).await.unwrap_err();
+        let e = world.core.epochs.open_iteration(ask(priority, weight)).await.unwrap_err();
         assert!(e.message().contains(text), "{e}");
     }
     world.clock.advance(Duration::from_secs(5));
-    world.core.sample_for_scaling();
-    let status = world.core.get_status().await.unwrap().scaling.unwrap();
+    world.core.scaling.sample_for_scaling();
+    let status = world.core.status.get_status().await.unwrap().scaling.unwrap();
     assert_eq!((status.jobs[0].priority, status.jobs[0].weight), (-2, 2.5));
 }

@@ -34,16 +34,16 @@ fn identifiers_alone_open_nothing() {
                 secret: secret(),
                 ..Default::default()
             };
-            denied(w.core.client_heartbeat(beat).await, "a heartbeat");
+            denied(w.core.clients.client_heartbeat(beat).await, "a heartbeat");
             let close =
                 v1::CloseClientRequest { client_id, iteration_id, secret: secret(), ..Default::default() };
-            denied(w.core.close_client(close).await, "leaving");
+            denied(w.core.clients.close_client(close).await, "leaving");
             let join = v1::OpenIterationRequest {
                 client_id,
                 client_secret: secret(),
                 ..open_request(&json!({"splits": 2}), "j")
             };
-            denied(w.core.open_iteration(join).await, "joining as another");
+            denied(w.core.epochs.open_iteration(join).await, "joining as another");
             let finish = v1::FinishTaskRequest {
                 task_id,
                 worker_id: worker,
@@ -51,7 +51,7 @@ fn identifiers_alone_open_nothing() {
                 secret: secret(),
                 ..Default::default()
             };
-            denied(w.core.finish_task(finish).await, "failing a task");
+            denied(w.core.workers.finish_task(finish).await, "failing a task");
             let next = v1::NextSplitsRequest {
                 task_id,
                 worker_id: worker,
@@ -60,21 +60,21 @@ fn identifiers_alone_open_nothing() {
                 secret: secret(),
                 ..Default::default()
             };
-            denied(w.core.next_splits(next).await, "leasing splits");
+            denied(w.core.splits.next_splits(next).await, "leasing splits");
             let get = v1::GetTaskRequest { task_id, worker_id: worker, secret: secret() };
-            denied(w.core.get_task(get).await, "asking for a task's secret");
+            denied(w.core.workers.get_task(get).await, "asking for a task's secret");
             let beat = v1::WorkerHeartbeatRequest {
                 worker_id: worker,
                 address: "a:1".into(),
                 secret: secret(),
                 ..Default::default()
             };
-            denied(w.core.worker_heartbeat(beat).await, "a worker's heartbeat");
+            denied(w.core.workers.worker_heartbeat(beat).await, "a worker's heartbeat");
             let drain = v1::DrainWorkerRequest { worker_id: worker, secret: secret(), leaving: false };
-            denied(w.core.drain_worker(drain).await, "draining a worker");
+            denied(w.core.workers.drain_worker(drain).await, "draining a worker");
         }
         assert_eq!(w.core.snapshot(), before, "nothing changed");
-        let status = format!("{:?} {:?}", w.core.get_status().await.unwrap(), before);
+        let status = format!("{:?} {:?}", w.core.status.get_status().await.unwrap(), before);
         let mine = Secret::from_bytes(open.client_secret.to_vec().try_into().unwrap());
         assert!(!status.contains(&mine.to_hex()) && !status.contains(&format!("{:?}", open.client_secret)));
     });
@@ -88,6 +88,7 @@ fn profiles_count_only_from_the_worker_that_runs_the_task() {
         let open = w.open(&json!({"splits": 2, "hints": ["h"]}), "j").await;
         let task_id = open.tasks.iter().find(|t| t.worker_id == mine).unwrap().task_id;
         w.core
+            .context
             .commit(|txn| {
                 let job = JobName("j".into());
                 txn.apply(Update::Decided {
@@ -108,10 +109,10 @@ fn profiles_count_only_from_the_worker_that_runs_the_task() {
             profiles: vec![v1::TaskProfile { task_id, ..Default::default() }],
             ..Default::default()
         };
-        let stranger = w.core.worker_heartbeat(report(4242, "x:1")).await.unwrap();
+        let stranger = w.core.workers.worker_heartbeat(report(4242, "x:1")).await.unwrap();
         assert!(stranger.register_again && stranger.decided.is_empty(), "{stranger:?}");
-        assert!(w.core.worker_heartbeat(report(other, "b:1")).await.unwrap().decided.is_empty());
-        assert_eq!(w.core.worker_heartbeat(report(mine, "a:1")).await.unwrap().decided.len(), 1);
+        assert!(w.core.workers.worker_heartbeat(report(other, "b:1")).await.unwrap().decided.is_empty());
+        assert_eq!(w.core.workers.worker_heartbeat(report(mine, "a:1")).await.unwrap().decided.len(), 1);
     });
 }
 
@@ -121,12 +122,12 @@ fn the_address_of_a_living_worker_is_not_given_away() {
         let w = World::new();
         let worker = w.worker("a:1").await;
         let take = || v1::RegisterWorkerRequest { address: "a:1".into(), ..Default::default() };
-        let e = w.core.register_worker(take()).await.unwrap_err();
+        let e = w.core.workers.register_worker(take()).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Unavailable, "a worker that was killed tries again");
         assert!(e.message().contains("worker-1 at a:1 sent its last heartbeat"), "{e}");
         let old = w.worker_secret(worker);
         w.silence(S * 4, &[], &[]).await;
-        let again = w.core.register_worker(take()).await.unwrap();
+        let again = w.core.workers.register_worker(take()).await.unwrap();
         assert_eq!(again.worker_id, worker, "it is silent, so its address is free");
         let beat = v1::WorkerHeartbeatRequest {
             worker_id: worker,
@@ -134,7 +135,7 @@ fn the_address_of_a_living_worker_is_not_given_away() {
             secret: old,
             ..Default::default()
         };
-        denied(w.core.worker_heartbeat(beat).await, "the old one");
+        denied(w.core.workers.worker_heartbeat(beat).await, "the old one");
     });
 }
 
@@ -148,16 +149,16 @@ fn a_registration_whose_answer_was_lost_is_repeated_at_once() {
             secret: mine.clone().into(),
             ..Default::default()
         };
-        let lost = w.core.register_worker(request()).await.unwrap();
-        let again = w.core.register_worker(request()).await.unwrap();
+        let lost = w.core.workers.register_worker(request()).await.unwrap();
+        let again = w.core.workers.register_worker(request()).await.unwrap();
         assert_eq!((again.worker_id, &again.secret), (lost.worker_id, &lost.secret));
         assert_eq!(again.secret, mine, "the secret is the one that the process drew");
         w.restart();
-        let after = w.core.register_worker(request()).await.unwrap();
+        let after = w.core.workers.register_worker(request()).await.unwrap();
         assert_eq!(after.secret, mine);
         for other in [vec![], vec![8; Secret::BYTES], mine[..15].to_vec()] {
             let other = v1::RegisterWorkerRequest { secret: other.into(), ..request() };
-            let e = w.core.register_worker(other).await.unwrap_err();
+            let e = w.core.workers.register_worker(other).await.unwrap_err();
             assert_eq!(e.kind(), ErrorKind::Unavailable, "another process: {e}");
         }
     });
@@ -176,7 +177,7 @@ fn readers_get_tickets_of_their_own_and_secrets_survive_a_restart() {
         w.restart();
         let get =
             v1::GetTaskRequest { task_id: mine.task_id, worker_id: worker, secret: w.worker_secret(worker) };
-        let task = w.core.get_task(get).await.unwrap().task.unwrap();
+        let task = w.core.workers.get_task(get).await.unwrap().task.unwrap();
         let secret = Secret::from_bytes(task.secret.to_vec().try_into().unwrap());
         assert!(ticket(&secret, ClientId(open.client_id)).is(&mine.ticket));
         assert!(!ticket(&secret, ClientId(other.client_id)).is(&mine.ticket));
@@ -186,7 +187,7 @@ fn readers_get_tickets_of_their_own_and_secrets_survive_a_restart() {
             secret: open.client_secret,
             ..Default::default()
         };
-        assert!(!w.core.client_heartbeat(beat).await.unwrap().unknown);
+        assert!(!w.core.clients.client_heartbeat(beat).await.unwrap().unknown);
     });
 }
 
@@ -199,7 +200,7 @@ fn under_off_a_worker_that_comes_back_takes_its_old_place() {
             mode: v1::ProcessingMode::Off.into(),
             ..open_request(&json!({"splits": 3}), "j")
         };
-        let open = w.core.open_iteration(request).await.unwrap();
+        let open = w.core.epochs.open_iteration(request).await.unwrap();
         let me = [(open.client_id, open.iteration_id)];
         let task = open.tasks[0].task_id;
         // It was killed, and started again under another port before it was missed.

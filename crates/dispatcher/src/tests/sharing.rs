@@ -18,7 +18,7 @@ struct Sharer {
 impl Sharer {
     async fn open(world: &World, def: &Value, job: &str, worker: u64) -> Self {
         let request = v1::OpenIterationRequest { sharing: "exact".into(), ..open_request(def, job) };
-        let opened = world.core.open_iteration(request).await.unwrap();
+        let opened = world.core.epochs.open_iteration(request).await.unwrap();
         let task = opened.tasks.iter().find(|t| t.worker_id == worker).unwrap().task_id;
         Self { task, worker, client: opened.client_id, iteration: opened.iteration_id, requests: 0 }
     }
@@ -38,8 +38,8 @@ impl Sharer {
             sharing_points: vec![11],
             asks_for_behind: true,
         };
-        let answer = world.core.next_splits(request.clone()).await?;
-        let again = world.core.next_splits(request).await?;
+        let answer = world.core.splits.next_splits(request.clone()).await?;
+        let again = world.core.splits.next_splits(request).await?;
         assert_eq!(again, answer, "a repeated request gets the same splits");
         Ok(indices(&answer))
     }
@@ -128,7 +128,7 @@ fn jobs_that_share_are_not_taken_for_trainers_of_other_jobs() {
                 has_full_job,
                 ..open_request(&json!({"splits": 4}), job)
             };
-            w.core.open_iteration(request).await
+            w.core.epochs.open_iteration(request).await
         };
         let trainer = open("run", "a", false).await.unwrap();
         assert_eq!(trainer.job, "run@a");
@@ -146,7 +146,7 @@ fn jobs_that_share_are_not_taken_for_trainers_of_other_jobs() {
 
 /// What a job's tasks computed and read from windows, and how many of them were lost without a last report.
 async fn shared(world: &World, job: &str) -> Option<(u64, u64, u64)> {
-    let status = world.core.get_status().await.unwrap();
+    let status = world.core.status.get_status().await.unwrap();
     let of_job = status.jobs.into_iter().find(|j| j.job == job).unwrap();
     let shared = of_job.served.unwrap().shared?;
     Some((shared.computed_rows, shared.window_rows, shared.unreported_tasks))
@@ -169,7 +169,7 @@ impl Sharer {
             served: vec![served],
             ..Default::default()
         };
-        world.core.worker_heartbeat(request).await.unwrap();
+        world.core.workers.worker_heartbeat(request).await.unwrap();
     }
 
     async fn finish(&self, world: &World, served: v1::TaskServed) {
@@ -180,7 +180,7 @@ impl Sharer {
             served: Some(served),
             ..Default::default()
         };
-        world.core.finish_task(request).await.unwrap();
+        world.core.workers.finish_task(request).await.unwrap();
     }
 }
 

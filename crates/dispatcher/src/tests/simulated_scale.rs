@@ -161,7 +161,7 @@ impl Sim {
         self.named += 1;
         let name = format!("job-{}", self.named);
         let request = open_request(&json!({ "splits": 1000, "name": name }), &name);
-        let opened = self.world.core.open_iteration(request).await.unwrap();
+        let opened = self.world.core.epochs.open_iteration(request).await.unwrap();
         let per_worker = 100.0 + 900.0 * self.draw();
         let demand = per_worker * (0.5 + 4.0 * self.draw());
         let mut job = SimJob {
@@ -194,7 +194,7 @@ impl Sim {
                 secret: job.secret.clone(),
                 ..Default::default()
             };
-            self.world.core.close_client(request).await.unwrap();
+            self.world.core.clients.close_client(request).await.unwrap();
         }
     }
 
@@ -217,7 +217,7 @@ impl Sim {
             let address = format!("w{}:1", self.named);
             let request =
                 v1::RegisterWorkerRequest { address: address.clone(), cores: 8, ..Default::default() };
-            let answer = self.world.core.register_worker(request).await.unwrap();
+            let answer = self.world.core.workers.register_worker(request).await.unwrap();
             self.since.insert(answer.worker_id, self.step);
             self.workers.insert(answer.worker_id, SimWorker { address, secret: answer.secret });
         }
@@ -228,7 +228,7 @@ impl Sim {
             }
             let (id, worker) = self.workers.pop_last().unwrap();
             let leave = v1::DrainWorkerRequest { worker_id: id, secret: worker.secret, leaving: true };
-            self.world.core.drain_worker(leave).await.unwrap();
+            self.world.core.workers.drain_worker(leave).await.unwrap();
         }
         let missing = target - self.workers.len() - self.starting.len();
         self.starting.extend(std::iter::repeat_n(self.step + START_S / STEP_S, missing));
@@ -302,7 +302,7 @@ impl Sim {
                 served,
                 ..Default::default()
             };
-            let answer = self.world.core.worker_heartbeat(beat).await.unwrap();
+            let answer = self.world.core.workers.worker_heartbeat(beat).await.unwrap();
             assert!(!answer.register_again, "a worker that reports is known");
         }
         for job in &mut self.jobs {
@@ -320,7 +320,7 @@ impl Sim {
                 wait_fraction: job.waited_s / job.elapsed_s.max(1e-9),
                 ..Default::default()
             };
-            let answer = self.world.core.client_heartbeat(beat).await.unwrap();
+            let answer = self.world.core.clients.client_heartbeat(beat).await.unwrap();
             assert!(!answer.unknown && answer.failure.is_none(), "{answer:?}");
             job.version = answer.version;
             if !answer.same_tasks {
@@ -337,9 +337,9 @@ impl Sim {
         self.world.clock.advance(Duration::from_secs(STEP_S));
         self.step += 1;
         self.report().await;
-        self.world.core.check();
-        self.world.core.sample_for_scaling();
-        let target = self.world.core.scaling_target().borrow().workers;
+        self.world.core.liveness.check();
+        self.world.core.scaling.sample_for_scaling();
+        let target = self.world.core.scaling.scaling_target().borrow().workers;
         let needed: f64 = self.jobs.iter().map(SimJob::need).sum();
         let error = (target as f64 - needed.ceil()).abs() / needed.ceil().max(1.0);
         phase.steps += 1;
@@ -473,7 +473,7 @@ async fn simulated_scale_stays_at_the_limit_and_knows_each_need() {
     sim.phase("too few workers, begins", 180).await;
     let scarce = sim.phase("too few workers", 180).await;
     assert_eq!((sim.target, scarce.changes), (jobs, 0), "{scarce}");
-    let status = sim.world.core.get_status().await.unwrap().scaling.unwrap();
+    let status = sim.world.core.status.get_status().await.unwrap().scaling.unwrap();
     assert_eq!(status.jobs.len() as u64, jobs);
     for (job, known) in sim.jobs.iter().zip(&status.jobs) {
         let need = job.need();

@@ -47,7 +47,7 @@ fn leases_and_heartbeats_of_a_thousand_workers_are_quick() {
         let mut leased = Vec::new();
         for no in 1..=2 {
             for task in &open.tasks {
-                let answer = world.core.next_splits(lease(task, no)).await.unwrap();
+                let answer = world.core.splits.next_splits(lease(task, no)).await.unwrap();
                 leased.extend(answer.splits.iter().map(|s| s.index));
             }
         }
@@ -64,10 +64,10 @@ fn leases_and_heartbeats_of_a_thousand_workers_are_quick() {
             ..Default::default()
         };
         // The first rows that a reader takes are news.
-        let first = world.core.client_heartbeat(beat(open.version, &leased[..1])).await.unwrap();
+        let first = world.core.clients.client_heartbeat(beat(open.version, &leased[..1])).await.unwrap();
         let begin = Instant::now();
         for splits in leased[1..].chunks(16) {
-            let answer = world.core.client_heartbeat(beat(first.version, splits)).await.unwrap();
+            let answer = world.core.clients.client_heartbeat(beat(first.version, splits)).await.unwrap();
             assert!(answer.same_tasks && answer.version == first.version);
         }
         let beats = leased.len() / 16;
@@ -90,12 +90,12 @@ fn a_list_of_tasks_is_sent_once() {
             knows_tasks,
             ..Default::default()
         };
-        let same = world.core.client_heartbeat(beat(open.version, true)).await.unwrap();
+        let same = world.core.clients.client_heartbeat(beat(open.version, true)).await.unwrap();
         assert!(same.same_tasks && same.tasks.is_empty() && same.version == open.version);
-        let old = world.core.client_heartbeat(beat(open.version, false)).await.unwrap();
+        let old = world.core.clients.client_heartbeat(beat(open.version, false)).await.unwrap();
         assert!(!old.same_tasks && old.tasks.len() == 1, "clients of older versions get it each time");
         world.worker("b:1").await;
-        let other = world.core.client_heartbeat(beat(open.version, true)).await.unwrap();
+        let other = world.core.clients.client_heartbeat(beat(open.version, true)).await.unwrap();
         assert!(!other.same_tasks && other.tasks.len() == 2 && other.version > open.version);
     });
 }
@@ -173,7 +173,7 @@ fn a_dispatcher_with_a_hundred_thousand_journalled_splits_starts_soon() {
         let leases = core.snapshot().task(caju_types::TaskId(open.tasks[0].task_id)).unwrap().1.leases.len();
         assert_eq!(leases, 100_000);
         assert!(took < Duration::from_secs(30), "{took:?}");
-        core.tasks.stop();
+        core.context.tasks.stop();
         core.close_journal();
     });
 }

@@ -60,7 +60,7 @@ impl AtTheEnd {
                 wait_fraction,
                 ..Default::default()
             };
-            self.world.core.client_heartbeat(request).await.unwrap();
+            self.world.core.clients.client_heartbeat(request).await.unwrap();
         }
     }
 

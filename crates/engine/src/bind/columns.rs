@@ -7,7 +7,8 @@ use arrow_schema::{Schema, SchemaRef};
 use caju_pipeline::{DatasetDef, FileFormat, SourceDef, StageOp};
 use caju_types::{Error, Result};
 
-use super::{Branch, Step};
+use super::branch::Branch;
+use super::steps::Step;
 
 /// The columns whose types a source's reader inferred from the first rows of its first file. No fingerprint covers them,
 /// because the first file depends on the listing.

@@ -1,5 +1,6 @@
 //! Binding a definition to its data: finds schemas, plans expressions, and decides what is planned per split.
 
+mod branch;
 mod columns;
 mod local_end;
 mod order;
@@ -14,10 +15,11 @@ use arrow_schema::SchemaRef;
 use caju_kernels::Registry;
 use caju_pipeline::{DatasetDef, SourceDef, StageOp};
 use caju_proto::v1::StageKind;
-use caju_sources::{RowPredicate, Source, SourceContext, Split, open_source};
+use caju_sources::{Source, SourceContext, Split, open_source};
 use caju_types::{Error, Fingerprint, Result};
 use futures::stream::BoxStream;
 
+pub(crate) use branch::{Branch, BranchKind};
 use columns::{common_schema, found_columns, needed_columns, zipped_schema};
 use order::Bound;
 pub use order::StageOrder;
@@ -37,31 +39,6 @@ pub struct BoundPipeline {
     hints: Vec<BoundHint>,
     local_end: Option<LocalEnd>,
     chunk_bytes: u64,
-}
-
-/// A source with the stages below it; each dataset of a combinator is a branch of its own.
-pub(crate) struct Branch {
-    pub(crate) source: Arc<dyn Source>,
-    pub(crate) kind: BranchKind,
-    /// Source columns to read; all if absent. Only for leaves.
-    pub(crate) projection: Option<Vec<usize>>,
-    /// Filters that the source applies while it reads, instead of steps.
-    pub(crate) predicates: Vec<RowPredicate>,
-    pub(crate) children: Vec<Branch>,
-    pub(crate) steps: Vec<Step>,
-    /// The order in which the stages run.
-    order: StageOrder,
-    /// The schema after each stage as it is written, hints included; the source's first.
-    pub(crate) schemas: Vec<SchemaRef>,
-}
-
-/// The kind of a branch's source.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum BranchKind {
-    Leaf,
-    Concatenate,
-    Sample { weights: Vec<f64>, seed: Option<u64> },
-    Zip,
 }
 
 impl std::fmt::Debug for BoundPipeline {
@@ -300,13 +277,6 @@ fn bind_branch(
     let schemas = if order.is_written() { run } else { bound(&written, &input)?.1 };
     let predicates = pushdown::predicates(def, &ops, registry, &source, &mut steps)?;
     Ok(Branch { source, kind, projection: needed, predicates, children, steps, order, schemas })
-}
-
-impl Branch {
-    /// The schema of the branch's output.
-    pub(crate) fn output(&self) -> SchemaRef {
-        Arc::clone(&self.schemas[self.schemas.len() - 1])
-    }
 }
 
 impl BoundPipeline {

@@ -21,17 +21,22 @@ use caju_proto::v1;
 use caju_runtime::{OrderedGuard, OrderedMutex};
 use caju_types::{IterationId, JobName, Result, TaskId};
 
-use super::{Core, Txn};
+use super::Txn;
+use super::context::{Context, IterationObserver};
+use super::datasets::Datasets;
+use super::listings::Providers;
+use super::snapshots::Snapshots;
 use crate::locks;
 use crate::state::State;
 use carry_out::carry_out;
 use event_log::EventLog;
 pub(super) use facts::EndedTask;
+use facts::Facts;
 use reports::task_report;
 
 /// The decisions of jobs with iterations. They are made again of the state when they are missing.
 #[derive(Debug)]
-pub(super) struct AutocacheJobs {
+pub(super) struct JobDecisions {
     jobs: OrderedMutex<HashMap<JobName, Arc<OrderedMutex<JobDecision>>>>,
     /// Where events are recorded.
     log_dir: Option<Arc<Path>>,
@@ -54,7 +59,7 @@ impl JobDecision {
     }
 }
 
-impl AutocacheJobs {
+impl JobDecisions {
     pub(super) fn new(log_dir: Option<&Path>) -> Self {
         let jobs = OrderedMutex::new(locks::DECISIONS, HashMap::new());
         Self { jobs, log_dir: log_dir.map(Arc::from) }
@@ -73,12 +78,23 @@ impl AutocacheJobs {
         };
         Arc::clone(jobs.entry(job.clone()).or_insert_with(new))
     }
+}
 
+impl IterationObserver for JobDecisions {
     /// Forgets the decisions of jobs without iterations.
-    pub(super) fn retain_jobs_of(&self, state: &State) {
+    fn removed(&self, _id: IterationId, state: &State) {
         let mut jobs = self.jobs.lock();
         jobs.retain(|job, _| state.iterations.values().any(|i| i.job == *job));
     }
+}
+
+/// Decides for jobs, and carries out what was decided.
+pub(super) struct Decisions {
+    context: Arc<Context>,
+    datasets: Arc<Datasets>,
+    snapshots: Arc<Snapshots>,
+    providers: Arc<Providers>,
+    jobs: Arc<JobDecisions>,
 }
 
 /// What a step of the control plane carries out of a decision.
@@ -98,7 +114,22 @@ impl Planned {
     }
 }
 
-impl Core {
+impl Decisions {
+    pub(super) fn new(
+        context: Arc<Context>,
+        datasets: Arc<Datasets>,
+        snapshots: Arc<Snapshots>,
+        providers: Arc<Providers>,
+        jobs: Arc<JobDecisions>,
+    ) -> Self {
+        Self { context, datasets, snapshots, providers, jobs }
+    }
+
+    /// The present facts, for events.
+    fn facts<'a>(&'a self, state: &'a State) -> Facts<'a> {
+        Facts { state, reports: &self.context.reports, providers: &self.providers }
+    }
+
     /// Makes the decision of a job ready for events; none if there is no such job.
     fn opened<'a>(
         &self,
@@ -107,8 +138,9 @@ impl Core {
     ) -> Option<OrderedGuard<'a, JobDecision>> {
         let mut decision = entry.lock();
         if !decision.is_open {
-            let opened = self.store.read(|state| facts::job_opened(state, job, &self.config))?;
-            decision.apply(self.unix_ms(), opened);
+            let opened =
+                self.context.store.read(|state| facts::job_opened(state, job, &self.context.config))?;
+            decision.apply(self.context.unix_ms(), opened);
             decision.is_open = true;
         }
         Some(decision)
@@ -121,20 +153,20 @@ impl Core {
         job: &JobName,
         event: impl FnOnce(&State) -> Option<Event>,
     ) -> (Vec<Action>, u64) {
-        let entry = self.autocache.find_or_create(job);
+        let entry = self.jobs.find_or_create(job);
         let step = |mut decision: OrderedGuard<'_, JobDecision>| {
-            let event = self.store.read(event)?;
-            let actions = decision.apply(self.unix_ms(), event);
-            let (_, number) = self.transact(|txn| carry_out(txn, job, &actions));
+            let event = self.context.store.read(event)?;
+            let actions = decision.apply(self.context.unix_ms(), event);
+            let (_, number) = self.context.transact(|txn| carry_out(txn, job, &actions));
             Some((actions, number))
         };
         let done = self.opened(&entry, job).and_then(step);
-        done.unwrap_or_else(|| (Vec::new(), self.store.last()))
+        done.unwrap_or_else(|| (Vec::new(), self.context.store.last()))
     }
 
     /// What is known from earlier jobs of a job's pipeline.
     pub(super) fn plan_record(&self, job: &JobName) -> Option<PlanRecord> {
-        let decision = self.autocache.find(job)?;
+        let decision = self.jobs.find(job)?;
         decision.lock().autocache.plan_record().cloned()
     }
 
@@ -142,12 +174,12 @@ impl Core {
     pub(super) async fn on_task_report(&self, profile: v1::TaskProfile) -> Result<()> {
         let task = TaskId(profile.task_id);
         let waiting = |state: &State| undecided(state, state.task(task)?.0.id);
-        let Some(waiting) = self.read_durable(waiting).await? else { return Ok(()) };
+        let Some(waiting) = self.context.read_durable(waiting).await? else { return Ok(()) };
         let (_, number) = self.on_autocache_event(&waiting.job, |state| {
-            let iteration = facts::iteration(self, state, waiting.iteration)?;
+            let iteration = self.facts(state).iteration(waiting.iteration)?;
             Some(Event::TaskReported { iteration, report: Box::new(task_report(profile)) })
         });
-        self.store.durable(number).await
+        self.context.store.durable(number).await
     }
 
     /// Ends a task by `end`, which has to carry out what is planned, or to refuse the end. The final report of the task and
@@ -158,18 +190,18 @@ impl Core {
         ended: &EndedTask<'_>,
         end: impl FnOnce(&mut Txn<'_>, &Planned) -> R,
     ) -> (R, u64) {
-        let job = self.store.read(|state| planned_job(state, ended.task));
-        let entry = job.as_ref().map(|job| self.autocache.find_or_create(job));
+        let job = self.context.store.read(|state| planned_job(state, ended.task));
+        let entry = job.as_ref().map(|job| self.jobs.find_or_create(job));
         let mut decision = entry.as_ref().zip(job.as_ref()).and_then(|(entry, job)| self.opened(entry, job));
         let mut actions = Vec::new();
         if let Some(decision) = &mut decision {
-            let now_ms = self.unix_ms();
-            for event in self.store.read(|state| facts::task_ended(self, state, ended, now_ms)) {
+            let now_ms = self.context.unix_ms();
+            for event in self.context.store.read(|state| self.facts(state).task_ended(ended, now_ms)) {
                 actions.extend(decision.apply(now_ms, event));
             }
         }
         let planned = Planned { job, actions, carried_out: Cell::new(false) };
-        let done = self.transact(|txn| end(txn, &planned));
+        let done = self.context.transact(|txn| end(txn, &planned));
         if let Some(decision) = &mut decision
             && !planned.carried_out.get()
         {

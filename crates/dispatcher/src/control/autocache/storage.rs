@@ -10,14 +10,14 @@ use caju_cache::PartIndex;
 use caju_types::{IterationId, JobName, Result};
 use futures::TryStreamExt as _;
 
+use super::Decisions;
 use crate::catalog::Bound;
-use crate::control::Core;
 use crate::state::Dataset;
 
 /// Splits that are counted between two reports of progress.
 const SPLITS_PER_REPORT: u64 = 1024;
 
-impl Core {
+impl Decisions {
     /// Counts the splits of an iteration that waits for a decision, and finds out which of them are stored at its hints.
     /// The feeds of the iteration list only a bounded number of splits ahead. What cannot be found out counts as absent.
     pub(super) async fn check_storage(
@@ -28,7 +28,7 @@ impl Core {
         seed: u64,
     ) -> Coverage {
         let check = async {
-            let bound = self.bound(&dataset.id).await?;
+            let bound = self.datasets.bound(&dataset.id).await?;
             let sets = if bound.set_bases.is_empty() {
                 Vec::new()
             } else {
@@ -66,7 +66,7 @@ impl Core {
     }
 
     fn awaits_coverage(&self, job: &JobName, iteration: IterationId) -> bool {
-        let decision = self.autocache.find(job);
+        let decision = self.jobs.find(job);
         decision.is_some_and(|decision| decision.lock().autocache.awaits_coverage(iteration))
     }
 

@@ -9,8 +9,7 @@ use caju_runtime::log_failure;
 use caju_types::{DatasetId, Error, IterationId, JobName, Result, hash128};
 
 use super::facts::{cluster, peers};
-use super::undecided;
-use crate::control::Core;
+use super::{Decisions, undecided};
 use crate::state::{Dataset, Iteration, Policy, State};
 
 /// How long the first batch of a job may wait for a decision by a plan record.
@@ -25,7 +24,7 @@ struct StorageCheck {
     dataset: Dataset,
 }
 
-impl Core {
+impl Decisions {
     /// Finds out what can be known for a decision before the first row.
     pub(in crate::control) async fn prepare_decision(
         self: &Arc<Self>,
@@ -35,19 +34,21 @@ impl Core {
         if !self.snapshots.exists() {
             return Ok(());
         }
-        let Some(waiting) = self.read_durable(|state| undecided(state, id)).await? else { return Ok(()) };
+        let Some(waiting) = self.context.read_durable(|state| undecided(state, id)).await? else {
+            return Ok(());
+        };
         let (actions, number) = self.on_autocache_event(&waiting.job, |state| {
             let iteration = state.iterations.get(&id)?;
             let peers = peers(state, state.jobs.get(&iteration.job)?);
             Some(Event::IterationOpened { iteration: id, epoch: iteration.epoch, peers })
         });
-        self.store.durable(number).await?;
+        self.context.store.durable(number).await?;
         let check = actions.iter().find_map(|action| match action {
             Action::CheckStorage { read_plan_record, .. } => Some(*read_plan_record),
             _ => None,
         });
         let Some(with_record) = check else { return Ok(()) };
-        let found = self.read_durable(|state| {
+        let found = self.context.read_durable(|state| {
             let iteration = state.iterations.get(&id)?;
             let job = state.jobs.get(&iteration.job)?;
             let (epoch, seed, job) = (iteration.epoch, job.spec.seed, job.name.clone());
@@ -57,10 +58,10 @@ impl Core {
         let Some(check) = found.await? else { return Ok(()) };
         let has_record = with_record && self.read_plan_record(&check.job, &check.dataset).await;
         let (me, (done, checked)) = (Arc::clone(self), tokio::sync::oneshot::channel::<()>());
-        self.tasks.background_graceful("checking the storage", log_failure, async move {
+        self.context.tasks.background_graceful("checking the storage", log_failure, async move {
             tokio::select! {
                 () = me.check_and_decide(&check) => {}
-                () = me.tasks.stopped() => {}
+                () = me.context.tasks.stopped() => {}
             }
             drop(done);
             Ok(())
@@ -69,7 +70,7 @@ impl Core {
         if has_record {
             tokio::select! {
                 _ = checked => {}
-                () = self.clock.sleep(FIRST_BATCH_WAIT) => {}
+                () = self.context.clock.sleep(FIRST_BATCH_WAIT) => {}
             }
         }
         Ok(())
@@ -78,7 +79,7 @@ impl Core {
     /// Reads what earlier jobs of a pipeline left behind; whether there is anything.
     async fn read_plan_record(&self, job: &JobName, dataset: &Dataset) -> bool {
         let Some(stores) = self.datasets.catalog().stores() else { return false };
-        let read = read_plan_record(&stores, &self.config.cache_url, dataset.identity);
+        let read = read_plan_record(&stores, &self.context.config.cache_url, dataset.identity);
         match self.in_time(read).await {
             Ok(Some(record)) => {
                 self.on_autocache_event(job, |_| Some(Event::PlanRecordRead { record: Box::new(record) }));
@@ -95,7 +96,7 @@ impl Core {
     async fn in_time<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
         tokio::select! {
             done = work => done,
-            () = self.clock.sleep(self.config.timers.cache_wait) => Err(Error::deadline("the cache's store does not answer")),
+            () = self.context.clock.sleep(self.context.config.timers.cache_wait) => Err(Error::deadline("the cache's store does not answer")),
         }
     }
 
@@ -107,7 +108,7 @@ impl Core {
             let (iteration, epoch, cluster) = (*iteration, *epoch, cluster(state));
             Some(Event::StorageChecked { iteration, epoch, coverage, cluster })
         });
-        if let Err(error) = self.store.durable(number).await {
+        if let Err(error) = self.context.store.durable(number).await {
             tracing::debug!(%job, %error, "a decision is not durable");
         }
     }
@@ -117,8 +118,8 @@ impl Core {
         let Some((definition, name, summary)) = self.job_summary(state, id) else { return };
         let Some(stores) = self.datasets.catalog().stores() else { return };
         let me = Arc::clone(self);
-        self.tasks.background_graceful("writing a plan record", log_failure, async move {
-            let root = &me.config.cache_url;
+        self.context.tasks.background_graceful("writing a plan record", log_failure, async move {
+            let root = &me.context.config.cache_url;
             let write = async {
                 let record: PlanRecord =
                     read_plan_record(&stores, root, definition).await?.unwrap_or_default();
@@ -148,7 +149,7 @@ impl Core {
         let is_new = |what: &str| self.snapshots.written.is_new(hash128(what.as_bytes()));
         // Jobs that share rows read them together, and count as one: the first by name.
         let stands_for = |other: &Iteration| other.dataset == iteration.dataset && other.job < job.name;
-        let is_counted = !self.reports.lock().sharing.others(state, id).any(stands_for);
+        let is_counted = !self.context.reports.lock().sharing.others(state, id).any(stands_for);
         let first = is_new(&format!("job {} {}", dataset.identity, job.name)) && is_counted;
         // Of a job that announced no epochs those count that it had.
         let reached = job.spec.epochs.is_none().then_some(iteration.epoch.saturating_add(1));

@@ -50,7 +50,7 @@ async fn ends_with_counts(t: &Two, client: u64, rows: &[(u64, u64, u64)], counts
         secret: t.w.client_secret(client, t.iteration),
         ..Default::default()
     };
-    t.w.core.client_heartbeat(request).await.unwrap();
+    t.w.core.clients.client_heartbeat(request).await.unwrap();
 }
 
 #[test]
@@ -68,8 +68,8 @@ fn a_worker_that_dies_after_its_last_row_leaves_its_counts_with_the_readers() {
             secret: t.w.client_secret(client, t.iteration),
             ..Default::default()
         };
-        t.w.core.client_heartbeat(again(t.a, &[(0, 0, 5)])).await.unwrap();
-        t.w.core.client_heartbeat(again(t.b, &[(0, 5, 8)])).await.unwrap();
+        t.w.core.clients.client_heartbeat(again(t.a, &[(0, 0, 5)])).await.unwrap();
+        t.w.core.clients.client_heartbeat(again(t.b, &[(0, 5, 8)])).await.unwrap();
         // It is killed and started again: it will never report.
         t.w.worker("a:1").await;
         let missing = t.beat(t.a).await.incomplete.expect("two rows were sent to nobody");
@@ -94,7 +94,7 @@ fn a_task_that_is_given_up_after_its_last_row_is_compared_too() {
             flight_counted: true,
             ..Default::default()
         };
-        t.w.core.finish_task(request).await.unwrap();
+        t.w.core.workers.finish_task(request).await.unwrap();
         assert_eq!(t.beat(t.a).await.incomplete.map(|i| i.rows_missing), Some(2));
     });
 }
@@ -114,11 +114,11 @@ fn acknowledgements_in_a_million_pieces_hold_nobody_up() {
             ..Default::default()
         };
         let scattered = v1::SplitRows { split_index: 0, rows, ..Default::default() };
-        t.w.core.client_heartbeat(request(vec![scattered])).await.unwrap();
+        t.w.core.clients.client_heartbeat(request(vec![scattered])).await.unwrap();
         let invented = (1..500_000).map(|split| split_rows(&(split, 0, 9))).collect();
-        t.w.core.client_heartbeat(request(invented)).await.unwrap();
+        t.w.core.clients.client_heartbeat(request(invented)).await.unwrap();
         for bad in [(0, 0, u64::MAX), (0, 7, 3)] {
-            let e = t.w.core.client_heartbeat(request(vec![split_rows(&bad)])).await.unwrap_err();
+            let e = t.w.core.clients.client_heartbeat(request(vec![split_rows(&bad)])).await.unwrap_err();
             assert_eq!(e.kind(), ErrorKind::InvalidArgument, "{e}");
         }
         // Everybody is looked at as before.

@@ -70,10 +70,10 @@ fn an_epoch_waits_for_rows_that_a_reader_holds_of_a_task_that_it_does_not_read()
         let worker = w.worker("a:1").await;
         let own = w.tagged_worker("b:1", &["COLOCATED"]).await;
         let definition = json!({ "splits": 1 });
-        let a = w.core.open_iteration(open_request(&definition, "j")).await.unwrap();
+        let a = w.core.epochs.open_iteration(open_request(&definition, "j")).await.unwrap();
         let local =
             v1::OpenIterationRequest { local_workers: vec!["b:1".into()], ..open_request(&definition, "j") };
-        let b = w.core.open_iteration(local).await.unwrap();
+        let b = w.core.epochs.open_iteration(local).await.unwrap();
         let (iteration, task) = (a.iteration_id, a.tasks[0].task_id);
         let t = Two { w, worker, iteration, task, a: a.client_id, b: b.client_id };
         t.lease(task).await;

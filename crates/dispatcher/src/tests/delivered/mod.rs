@@ -34,8 +34,8 @@ impl Two {
             lost_readers: lost_readers.into(),
             ..open_request(&definition, "j")
         };
-        let a = w.core.open_iteration(request()).await.unwrap();
-        let b = w.core.open_iteration(request()).await.unwrap();
+        let a = w.core.epochs.open_iteration(request()).await.unwrap();
+        let b = w.core.epochs.open_iteration(request()).await.unwrap();
         let (iteration, task) = (a.iteration_id, a.tasks[0].task_id);
         let this = Self { w, worker, iteration, task, a: a.client_id, b: b.client_id };
         this.lease(task).await;

@@ -25,7 +25,7 @@ fn a_reader_that_dies_right_after_a_restart_is_fatal_if_an_older_version_had_its
             lost_readers: "allow".into(),
             ..open_request(&json!({"splits": 2}), "j")
         };
-        let e = t.w.core.open_iteration(request).await.unwrap_err();
+        let e = t.w.core.epochs.open_iteration(request).await.unwrap_err();
         assert!(e.kind() == ErrorKind::FailedPrecondition && !e.message().contains("--lost-readers"), "{e}");
         t.w.restart();
         let again = t.next_task(t.b).await;
@@ -41,7 +41,7 @@ fn a_reader_that_dies_right_after_a_restart_is_fatal_if_an_older_version_had_its
             secret: t.w.client_secret(t.b, t.iteration),
             ..Default::default()
         };
-        t.w.core.client_heartbeat(all).await.unwrap();
+        t.w.core.clients.client_heartbeat(all).await.unwrap();
         assert_eq!(t.state(), "incomplete");
     });
 }
@@ -71,7 +71,7 @@ fn what_a_reader_acknowledged_is_known_when_it_dies_right_after_a_restart_of_the
             secret: t.w.client_secret(t.b, t.iteration),
             ..Default::default()
         };
-        t.w.core.client_heartbeat(all).await.unwrap();
+        t.w.core.clients.client_heartbeat(all).await.unwrap();
         assert_eq!(t.state(), "finished");
         let state = t.w.core.snapshot();
         let left = state.iterations[&IterationId(t.iteration)].acknowledged.values().map(|a| a.total());

@@ -64,7 +64,7 @@ fn a_reader_that_comes_in_the_place_of_a_dead_one_gets_its_rows() {
             lost_readers: "allow".into(),
             ..open_request(&json!({ "splits": 2 }), "j")
         };
-        let first = w.core.open_iteration(request()).await.unwrap();
+        let first = w.core.epochs.open_iteration(request()).await.unwrap();
         let (iteration, task) = (first.iteration_id, first.tasks[0].task_id);
         let t = Two { w, worker, iteration, task, a: first.client_id, b: 0 };
         t.lease(task).await;
@@ -72,7 +72,7 @@ fn a_reader_that_comes_in_the_place_of_a_dead_one_gets_its_rows() {
         t.take(t.a, &[(0, 0, 5)], &[]).await;
         t.w.silence(S * 20, &[(worker, "a:1")], &[(t.a, iteration)]).await;
         // Every row was sent to it, and it has called since. It is killed, and its job starts again.
-        let second = t.w.core.open_iteration(request()).await.unwrap();
+        let second = t.w.core.epochs.open_iteration(request()).await.unwrap();
         let view = t.w.beat(second.client_id, iteration, &[], &[]).await;
         assert!(!view.accounted, "five rows are with nobody: {view:?}");
         t.w.silence(S * 50, &[(worker, "a:1")], &[(second.client_id, iteration)]).await;
@@ -100,7 +100,7 @@ fn nobody_waits_longer_than_the_reader_wait_for_a_user_that_takes_nothing() {
                 secret: t.w.client_secret(client, t.iteration),
                 ..Default::default()
             };
-            Tasks::new().spawn("a call", async move { core.client_heartbeat(request).await.unwrap() })
+            Tasks::new().spawn("a call", async move { core.clients.client_heartbeat(request).await.unwrap() })
         };
         t.take(t.a, &[(0, 0, 5)], &[t.task]).await;
         t.w.silence(S * 9, &[(t.worker, "a:1")], &[(t.a, t.iteration), (t.b, t.iteration)]).await;
@@ -123,7 +123,7 @@ fn an_abandoned_epoch_counts_the_rows_that_no_reader_has() {
     run(async {
         let t = Two::new(3, "allow").await;
         let splits = async || {
-            let status = t.w.core.get_status().await.unwrap();
+            let status = t.w.core.status.get_status().await.unwrap();
             let splits = status.jobs[0].splits.unwrap();
             (splits.waiting, splits.rows_waiting, splits.uncounted)
         };

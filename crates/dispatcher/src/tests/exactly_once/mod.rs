@@ -159,7 +159,7 @@ impl Sim {
             secret: self.world.worker_secret(self.workers[sim.worker].id),
             ..Default::default()
         };
-        let Ok(answer) = self.world.core.next_splits(request.clone()).await else {
+        let Ok(answer) = self.world.core.splits.next_splits(request.clone()).await else {
             self.tasks.remove(&task);
             return;
         };
@@ -175,7 +175,7 @@ impl Sim {
     /// A worker repeats a request whose answer it did not get.
     async fn retry(&self, task: u64) {
         if let Some((request, answer)) = &self.tasks[&task].last
-            && let Ok(again) = self.world.core.next_splits(request.clone()).await
+            && let Ok(again) = self.world.core.splits.next_splits(request.clone()).await
         {
             assert_eq!(again, *answer);
         }
@@ -271,7 +271,7 @@ impl Sim {
                     leaving: false,
                 };
                 // Refused for a lost one.
-                let _ = self.world.core.drain_worker(request).await;
+                let _ = self.world.core.workers.drain_worker(request).await;
             }
             (24..26, _) => self.acknowledge(c, op == 24).await,
             (26, _) => self.vanish(c).await,
@@ -325,7 +325,7 @@ impl Sim {
                 tasks: self.tasks.iter().filter(|(_, t)| t.worker == w).map(|(id, _)| *id).collect(),
                 ..Default::default()
             };
-            let answer = self.world.core.worker_heartbeat(request).await.unwrap();
+            let answer = self.world.core.workers.worker_heartbeat(request).await.unwrap();
             assert!(!answer.register_again);
             self.tasks.retain(|id, _| !answer.cancel_tasks.contains(id));
         }

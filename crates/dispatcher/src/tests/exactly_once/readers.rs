@@ -55,7 +55,7 @@ impl Sim {
             lost_readers: "allow".into(),
             ..open_request(&self.definition, "j")
         };
-        let open = self.world.core.open_iteration(request).await.unwrap();
+        let open = self.world.core.epochs.open_iteration(request).await.unwrap();
         self.iteration = open.iteration_id;
         let mut client = SimClient { id: open.client_id, is_known: true, ..SimClient::default() };
         client.tasks = open.tasks.into_iter().map(|t| (t.task_id, t)).collect();
@@ -81,7 +81,7 @@ impl Sim {
                 secret: self.world.client_secret(client.id, self.iteration),
                 ..Default::default()
             };
-            self.world.core.close_client(request).await.unwrap();
+            self.world.core.clients.close_client(request).await.unwrap();
         }
     }
 
@@ -105,7 +105,7 @@ impl Sim {
             ..Default::default()
         };
         client.is_known = true;
-        let answer = self.world.core.client_heartbeat(request).await.unwrap();
+        let answer = self.world.core.clients.client_heartbeat(request).await.unwrap();
         assert!(!answer.unknown && answer.failure.is_none(), "{:?}", answer.failure);
     }
 
