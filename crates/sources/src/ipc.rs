@@ -17,7 +17,7 @@ use crate::context::SourceContext;
 use crate::file::SourceFile;
 use crate::file_columns::{FileColumns, file_order};
 use crate::files::Format;
-use crate::ipc_bounds::check_block;
+use crate::ipc_bounds::{check_block, num_nodes};
 use crate::row_groups::{groups_of, pack};
 use crate::source::ReadOptions;
 use crate::split::{FileRef, Split, SplitRange};
@@ -72,9 +72,9 @@ fn guarded<T>(url: &str, work: impl FnOnce() -> Result<T, ArrowError>) -> Result
 }
 
 /// What a block claims, before the decoder believes it.
-fn check(url: &str, block: &Block, data: &[u8], most: u64) -> Result<()> {
+fn check(url: &str, block: &Block, data: &[u8], (most, nodes): (u64, usize)) -> Result<()> {
     let metadata = usize::try_from(block.metaDataLength()).map_err(|e| damaged(url, e))?;
-    check_block(data, metadata, most).map_err(|e| match e.kind() {
+    check_block(data, metadata, most, nodes).map_err(|e| match e.kind() {
         ErrorKind::DataLoss => damaged(url, e),
         _ => e.context(format_args!("{url}: the block at byte {}", block.offset())),
     })
@@ -83,6 +83,8 @@ fn check(url: &str, block: &Block, data: &[u8], most: u64) -> Result<()> {
 /// The footer of a file.
 struct Footer {
     schema: SchemaRef,
+    /// The columns of a record batch, nested ones included.
+    nodes: usize,
     version: arrow::ipc::MetadataVersion,
     dictionaries: Vec<Block>,
     batches: Vec<Block>,
@@ -145,6 +147,7 @@ impl Footer {
         let bytes = &tail[..tail.len() - 10];
         let footer = root_as_footer(bytes).map_err(|e| damaged(&url, e))?;
         let schema = footer.schema().ok_or_else(|| damaged(&url, "it has no schema"))?;
+        let nodes = num_nodes(&schema);
         let schema = guarded(&url, || Ok(Arc::new(fb_to_schema(schema))))?;
         let blocks = |list: Option<Vec<Block>>| -> Result<Vec<Block>> {
             let list = list.unwrap_or_default();
@@ -157,6 +160,7 @@ impl Footer {
         };
         Ok(Self {
             schema,
+            nodes,
             version: footer.version(),
             dictionaries: blocks(footer.dictionaries().map(|d| d.iter().copied().collect()))?,
             batches: blocks(footer.recordBatches().map(|d| d.iter().copied().collect()))?,
@@ -263,8 +267,8 @@ struct Reader {
     schema: SchemaRef,
     order: Vec<usize>,
     options: ReadOptions,
-    /// The most bytes of a decoded record batch.
-    most: u64,
+    /// The most bytes of a decoded record batch, and its columns, nested ones included.
+    bounds: (u64, usize),
 }
 
 impl Reader {
@@ -285,17 +289,18 @@ impl Reader {
         let order = file_order(&roots);
         let mut sorted = roots;
         sorted.sort_unstable();
+        let bounds = (most, footer.nodes);
         let mut decoder =
             FileDecoder::new(Arc::clone(&footer.schema), footer.version).with_projection(sorted);
         for block in &footer.dictionaries {
             let data = file.read(admitted(block, &url, most)?).await?;
-            check(&url, block, &data, most)?;
+            check(&url, block, &data, bounds)?;
             guarded(&url, || decoder.read_dictionary(block, &Buffer::from(data)))?;
         }
         let groups = groups_of(&range, footer.batches.len(), &url)?;
         let mut blocks = footer.batches.get(groups).unwrap_or_default().to_vec();
         blocks.reverse();
-        Ok(Self { file, decoder, blocks, schema, order, options, most })
+        Ok(Self { file, decoder, blocks, schema, order, options, bounds })
     }
 }
 
@@ -303,8 +308,8 @@ impl SplitReader for Reader {
     async fn next(&mut self) -> Result<Option<Vec<RecordBatch>>> {
         let Some(block) = self.blocks.pop() else { return Ok(None) };
         let url = self.file.file.url.clone();
-        let data = self.file.read(admitted(&block, &url, self.most)?).await?;
-        check(&url, &block, &data, self.most)?;
+        let data = self.file.read(admitted(&block, &url, self.bounds.0)?).await?;
+        check(&url, &block, &data, self.bounds)?;
         let batch = guarded(&url, || self.decoder.read_record_batch(&block, &Buffer::from(data)))?;
         let Some(batch) = batch.filter(|b| b.num_rows() > 0) else { return Ok(Some(Vec::new())) };
         let columns = self.order.iter().map(|&i| Arc::clone(batch.column(i))).collect();

@@ -2,9 +2,10 @@
 //!
 //! The decoder of the `arrow` crate allocates what a compressed buffer's length prefix says, and what a message says
 //! about its body: one changed byte would end the process. So every claim is compared with the bytes that exist and
-//! with a bound.
+//! with a bound. The decoder also ignores columns of a batch that its schema does not have: a changed byte in the schema
+//! would lose them, and a batch without columns may claim two billion rows.
 
-use arrow::ipc::{CompressionType, Message, MessageHeader, RecordBatch, root_as_message};
+use arrow::ipc::{CompressionType, Field, Message, MessageHeader, RecordBatch, Schema, root_as_message};
 use caju_runtime::budget;
 use caju_types::{Error, Result, format_bytes};
 
@@ -17,18 +18,30 @@ const LZ4_RATIO: u64 = 255;
 /// Arrow's own bound: lists and offsets count in 31 bits.
 const MAX_ROWS: i64 = i32::MAX as i64;
 
+/// The columns of a schema, nested ones included: a record batch has a node for each.
+pub(crate) fn num_nodes(schema: &Schema<'_>) -> usize {
+    let fields = schema.fields();
+    fields.iter().flatten().map(|field| nodes_of(&field)).sum()
+}
+
+/// The values of a dictionary are in a batch of their own. The verifier of flatbuffers bounds the depth.
+fn nodes_of(field: &Field<'_>) -> usize {
+    let children = field.children().filter(|_| field.dictionary().is_none());
+    1 + children.iter().flatten().map(|child| nodes_of(&child)).sum::<usize>()
+}
+
 /// Checks one block of a file: metadata of `metadata_bytes`, then the body. `most` bounds what the whole block may
-/// become in memory.
+/// become in memory, and `nodes` is [`num_nodes`] of the file's schema.
 ///
 /// # Errors
 /// `DataLoss` for claims that cannot be true, `ResourceExhausted` for those above the bound.
-pub(crate) fn check_block(block: &[u8], metadata_bytes: usize, most: u64) -> Result<()> {
+pub(crate) fn check_block(block: &[u8], metadata_bytes: usize, most: u64, nodes: usize) -> Result<()> {
     let (metadata, body) =
         block.split_at_checked(metadata_bytes).ok_or_else(|| damaged("a block is cut off"))?;
     // A continuation marker, then the length; old files have the length alone.
     let skip = if metadata.starts_with(&[0xff; 4]) { 8 } else { 4 };
     let message = root_as_message(metadata.get(skip..).unwrap_or(&[])).map_err(damaged)?;
-    check_message(&message, body, most)
+    check_message(&message, body, most, Some(nodes))
 }
 
 /// Checks all messages of a stream. Anything else is left to the decoder.
@@ -36,7 +49,7 @@ pub(crate) fn check_block(block: &[u8], metadata_bytes: usize, most: u64) -> Res
 /// # Errors
 /// As [`check_block`].
 pub(crate) fn check_stream(stream: &[u8], most: u64) -> Result<()> {
-    let mut rest = stream;
+    let (mut rest, mut nodes) = (stream, None);
     while let Some((length, behind)) = message_length(rest) {
         let Some((metadata, body)) = behind.split_at_checked(length) else { return Ok(()) };
         let Ok(message) = root_as_message(metadata) else { return Ok(()) };
@@ -47,7 +60,8 @@ pub(crate) fn check_stream(stream: &[u8], most: u64) -> Result<()> {
                 body.len()
             )));
         };
-        check_message(&message, body, most)?;
+        nodes = nodes.or(message.header_as_schema().map(|schema| num_nodes(&schema)));
+        check_message(&message, body, most, nodes)?;
         rest = next;
     }
     Ok(())
@@ -61,10 +75,18 @@ fn message_length(stream: &[u8]) -> Option<(usize, &[u8])> {
     Some((length, rest))
 }
 
-fn check_message(message: &Message<'_>, body: &[u8], most: u64) -> Result<()> {
+fn check_message(message: &Message<'_>, body: &[u8], most: u64, nodes: Option<usize>) -> Result<()> {
     match message.header_type() {
         MessageHeader::RecordBatch => match message.header_as_record_batch() {
-            Some(batch) => check_batch(&batch, body, most),
+            Some(batch) => {
+                let found = batch.nodes().map_or(0, |n| n.len());
+                if let Some(nodes) = nodes.filter(|nodes| *nodes != found) {
+                    return Err(damaged(format_args!(
+                        "a record batch has {found} columns, and the schema has {nodes}, nested ones included"
+                    )));
+                }
+                check_batch(&batch, body, most)
+            }
             None => Err(damaged("a record batch has no header")),
         },
         MessageHeader::DictionaryBatch => match message.header_as_dictionary_batch().and_then(|d| d.data()) {
@@ -205,6 +227,40 @@ mod tests {
         writer.write(&batch).unwrap();
         writer.finish().unwrap();
         writer.into_inner().unwrap()
+    }
+
+    /// Types with children, with a dictionary of structs, without buffers and without columns.
+    #[test]
+    fn batches_have_as_many_columns_as_their_schema() {
+        let nested = |fields: Vec<arrow_schema::Field>| arrow_schema::DataType::Struct(fields.into());
+        let field = |name: &str, of: arrow_schema::DataType| arrow_schema::Field::new(name, of, true);
+        let pair =
+            nested(vec![field("a", arrow_schema::DataType::Int8), field("b", arrow_schema::DataType::Null)]);
+        let list = arrow_schema::DataType::new_list(pair.clone(), true);
+        let key = Box::new(arrow_schema::DataType::Int32);
+        let dictionary = arrow_schema::DataType::Dictionary(key, Box::new(arrow_schema::DataType::Utf8));
+        let columns = [pair, list, dictionary, arrow_schema::DataType::Null];
+        for count in 0..=columns.len() {
+            let fields: Vec<_> = columns.iter().take(count).map(|of| field("x", of.clone())).collect();
+            let schema = Arc::new(arrow_schema::Schema::new(fields));
+            let arrays =
+                schema.fields().iter().map(|f| arrow_array::new_null_array(f.data_type(), 3)).collect();
+            let options = arrow_array::RecordBatchOptions::new().with_row_count(Some(3));
+            let batch = RecordBatch::try_new_with_options(Arc::clone(&schema), arrays, &options).unwrap();
+            let mut writer = StreamWriter::try_new(Vec::new(), &schema).unwrap();
+            writer.write(&batch).unwrap();
+            writer.finish().unwrap();
+            check_stream(&writer.into_inner().unwrap(), 1 << 20).unwrap();
+        }
+    }
+
+    /// The schema lost its columns: 24 rows of five columns were read as 855,638,040 rows without columns.
+    #[test]
+    fn a_batch_with_columns_that_its_schema_lacks_is_refused() {
+        let bytes = include_bytes!("../../../fuzz/corpus/memory/schema-lost-its-columns");
+        let e = check_stream(bytes, 1 << 30).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::DataLoss);
+        assert!(e.message().contains("has 5 columns, and the schema has 0"), "{e}");
     }
 
     #[test]
