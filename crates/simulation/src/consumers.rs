@@ -22,6 +22,8 @@ const ASKS_FOR_RESTART: [&str; 5] = [
 ];
 /// What a consumer says that waits for others that have left the epoch: it came back by itself, or they have ended.
 const WAITS_FOR_ENDED: &str = "of these were not given within";
+/// What a consumer says that has waited in vain for one that does not come.
+const WAITED_IN_VAIN: &str = "which has not come";
 /// How often all consumers of a run may be started again.
 const MAX_LAUNCHES: u64 = 12;
 
@@ -72,7 +74,9 @@ fn on_error(world: &World, reader: usize, error: Error) -> Result<()> {
         consumers.kill_all(Duration::ZERO);
         return Ok(());
     }
-    if ASKS_FOR_RESTART.iter().any(|said| message.contains(said)) {
+    // Another one has ended, and asks for a start of all.
+    let is_due = message.contains(WAITED_IN_VAIN) && consumers.awaits_restart();
+    if is_due || ASKS_FOR_RESTART.iter().any(|said| message.contains(said)) {
         consumers.fall_out_of_step(reader);
         return Ok(());
     }

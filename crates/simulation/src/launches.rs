@@ -132,6 +132,11 @@ impl Launches {
             .any(|(other, c)| other != consumer && c.state != ConsumerState::Running)
     }
 
+    /// Whether a consumer has ended with an error that asks for a start of all.
+    pub(crate) fn awaits_restart(&self) -> bool {
+        self.inner.lock().consumers.iter().any(|c| c.state == ConsumerState::OutOfStep)
+    }
+
     /// A consumer saves its state.
     pub(crate) fn save(&self, consumer: usize, step: Step, saved: Saved) {
         if let Some(own) = self.inner.lock().consumers.get_mut(consumer) {

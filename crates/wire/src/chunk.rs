@@ -2,7 +2,7 @@
 
 use arrow::array::ArrayData;
 use arrow::compute::{concat_batches, take_record_batch};
-use arrow_array::{RecordBatch, UInt32Array};
+use arrow_array::{OffsetSizeTrait, RecordBatch, UInt32Array};
 use arrow_schema::{DataType, SchemaRef};
 use caju_types::{Error, Result};
 
@@ -265,10 +265,40 @@ pub fn part_bytes(batch: &RecordBatch, part: &RecordBatch) -> usize {
     bytes.sum()
 }
 
+/// The bytes of an array's own values. Arrow counts the items of all lists for each slice of them.
 fn array_bytes(data: &ArrayData) -> usize {
-    data.get_slice_memory_size()
-        .unwrap_or_else(|_| data.get_array_memory_size())
-        .saturating_add(viewed_bytes(data))
+    let nulls = data.nulls().map_or(0, |_| data.len().div_ceil(8));
+    let items = match data.data_type() {
+        DataType::List(_) | DataType::Map(..) => items_bytes::<i32>(data),
+        DataType::LargeList(_) => items_bytes::<i64>(data),
+        DataType::FixedSizeList(_, size) => {
+            let size = usize::try_from(*size).unwrap_or(0);
+            let child = data.child_data().first();
+            child.map(|c| array_bytes(&c.slice(data.offset() * size, data.len() * size)))
+        }
+        // Its columns are slices, too.
+        DataType::Struct(_) => Some(data.child_data().iter().map(array_bytes).sum()),
+        _ => None,
+    };
+    match items {
+        Some(items) => nulls.saturating_add(items),
+        None => data
+            .get_slice_memory_size()
+            .unwrap_or_else(|_| data.get_array_memory_size())
+            .saturating_add(viewed_bytes(data)),
+    }
+}
+
+/// The bytes of the offsets and items of lists; none if their offsets do not fit their items.
+fn items_bytes<O: OffsetSizeTrait>(data: &ArrayData) -> Option<usize> {
+    let offsets = data.buffers().first().filter(|b| !b.is_empty()).map_or(&[][..], |_| data.buffer::<O>(0));
+    let (start, end) = match data.len() {
+        0 => (0, 0),
+        len => (offsets.first()?.as_usize(), offsets.get(len)?.as_usize()),
+    };
+    let child = data.child_data().first()?;
+    let length = end.checked_sub(start).filter(|_| end <= child.len())?;
+    Some((data.len() + 1) * size_of::<O>() + array_bytes(&child.slice(start, length)))
 }
 
 /// The bytes of values that views refer to, which Arrow's sizes leave out. Shorter values are in the views themselves.
@@ -289,9 +319,50 @@ fn viewed_bytes(data: &ArrayData) -> usize {
 mod tests {
     use std::sync::Arc;
 
-    use arrow_array::{Array, ArrayRef, BinaryArray, BinaryViewArray};
+    use arrow_array::{
+        Array, ArrayRef, BinaryArray, BinaryViewArray, FixedSizeListArray, Int64Array, ListArray,
+        StructArray, UInt8Array,
+    };
+    use arrow_buffer::OffsetBuffer;
+    use arrow_schema::Field;
 
     use super::*;
+
+    /// Slices of a batch count what the batch counts, together.
+    #[test]
+    fn slices_of_lists_count_their_own_items() {
+        let lists = |rows: usize| {
+            let values = Int64Array::from_iter_values(0..(rows * rows) as i64);
+            let offsets = OffsetBuffer::from_lengths(std::iter::repeat_n(rows, rows));
+            let item = Arc::new(Field::new_list_field(DataType::Int64, true));
+            ListArray::new(item, offsets, Arc::new(values), None)
+        };
+        let fixed = |rows: usize| {
+            let item = Arc::new(Field::new_list_field(DataType::UInt8, true));
+            let values = UInt8Array::from(vec![7; rows * 100]);
+            FixedSizeListArray::new(item, 100, Arc::new(values), None)
+        };
+        let nested = StructArray::from(vec![(
+            Arc::new(Field::new("x", lists(64).data_type().clone(), true)),
+            Arc::new(lists(64)) as ArrayRef,
+        )]);
+        let columns: [(ArrayRef, usize); 3] = [
+            (Arc::new(lists(64)), 64 * 64 * 8),
+            (Arc::new(fixed(64)), 64 * 100),
+            (Arc::new(nested), 64 * 64 * 8),
+        ];
+        for (column, values) in columns {
+            let batch = RecordBatch::try_from_iter([("x", column)]).unwrap();
+            let offsets = batch_bytes(&batch) - values;
+            assert!(offsets <= 65 * 4, "{offsets}");
+            for rows in [1, 3, 16] {
+                let parts: usize =
+                    (0..64).step_by(rows).map(|at| batch_bytes(&batch.slice(at, rows.min(64 - at)))).sum();
+                assert!((values..=values + 64 * 8).contains(&parts), "{parts} in slices of {rows}");
+            }
+            assert!(batch_bytes(&batch.slice(5, 0)) <= 8);
+        }
+    }
 
     #[test]
     fn values_behind_views_count() {

@@ -152,7 +152,14 @@ pub(super) fn overdue(state: &State, reports: &mut Reports, timers: &Timers, now
 }
 
 fn missing_names(iteration: &Iteration) -> String {
-    let missing = iteration.resume.as_deref().map(Resume::missing_readers).unwrap_or_default();
+    let resume = iteration.resume.as_deref();
+    let missing = resume.map(Resume::missing_readers).unwrap_or_default();
+    if missing.is_empty() {
+        let count = iteration.even.as_ref().map_or(0, |even| even.consumers.count);
+        let without = (0..count).filter(|c| resume.is_none_or(|r| !r.steps.contains_key(c)));
+        let named: Vec<String> = without.take(MAX_NAMED).map(|c| c.to_string()).collect();
+        return format!("those of consumer {}", named.join(", "));
+    }
     let more = missing.len().saturating_sub(MAX_NAMED);
     let named: Vec<String> = missing.iter().take(MAX_NAMED).map(ToString::to_string).collect();
     match more {

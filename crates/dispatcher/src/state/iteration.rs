@@ -356,7 +356,10 @@ impl Iteration {
 
     /// Under `off`, the feeds are those that there were. Consumers that had got fewer elements than others are behind.
     pub(super) fn begin_if_ready(&mut self) {
-        let Some(resume) = self.resume.as_deref().filter(|r| r.missing() == 0) else { return };
+        let Some(resume) = self.resume.as_deref_mut().filter(|r| r.missing() == 0) else { return };
+        if let Some(even) = &self.even {
+            resume.complete_steps(even.consumers.count);
+        }
         if self.mode == Mode::Off {
             for feed in resume.taken.listed().keys() {
                 self.feeds.entry(FeedId(*feed)).or_default();

@@ -101,6 +101,14 @@ impl Resume {
         self.steps.get(&consumer).or_else(|| self.steps.values().max()).copied().unwrap_or(0)
     }
 
+    /// A consumer without a state has got nothing: it came when others had their states already. States of all consumers may be
+    /// of another number of them, which begin at one step.
+    pub(super) fn complete_steps(&mut self, consumers: u32) {
+        if !self.of_all && !self.steps.is_empty() {
+            (0..consumers).for_each(|consumer| drop(self.steps.entry(consumer).or_insert(0)));
+        }
+    }
+
     /// The iteration, and those that it went on from.
     pub fn readings(&self) -> BTreeSet<IterationId> {
         self.behind.iter().copied().chain([self.of]).collect()

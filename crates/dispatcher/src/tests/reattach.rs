@@ -63,6 +63,32 @@ fn an_epoch_goes_on_when_all_readers_that_are_known_have_come_back() {
     });
 }
 
+/// Two of three consumers come back, and the third one comes for the first time.
+#[test]
+fn a_consumer_that_had_got_nothing_gets_what_the_others_had_got_before() {
+    run(async {
+        let w = World::new();
+        w.worker("a:1").await;
+        let def = json!({"splits": 8, "batch": 2});
+        let mut opened = Vec::new();
+        for (index, (client, elements)) in (0..).zip([(7, 3), (8, 5)]) {
+            let mut request = back(&w, &def, client, &taken(client - 7..client - 6)).await;
+            (request.num_consumers, request.consumer_index) = (3, index);
+            request.states[0].steps = vec![v1::ConsumerSteps { consumer: index, elements }];
+            opened.push(w.core.epochs.open_iteration(request).await.unwrap());
+        }
+        let new = v1::OpenIterationRequest { num_consumers: 3, consumer_index: 2, ..open_request(&def, "j") };
+        opened.push(w.core.epochs.open_iteration(new).await.unwrap());
+        let id = caju_types::IterationId(opened[0].iteration_id);
+        let state = w.core.snapshot();
+        let iteration = &state.iterations[&id];
+        let before: Vec<u64> =
+            opened.iter().map(|o| iteration.steps_before(caju_types::ClientId(o.client_id))).collect();
+        assert_eq!(before, [3, 5, 0]);
+        assert_eq!(iteration.even.as_ref().map(|even| even.behind.clone()), Some(vec![2, 0, 5]));
+    });
+}
+
 #[test]
 fn readers_that_do_not_come_back_are_named_or_given_up() {
     run(async {
