@@ -5,7 +5,7 @@ use std::sync::Arc;
 use caju_types::{Fingerprint, Result};
 
 use crate::layout::Object;
-use crate::record::{Commit, PartMeta, unseal};
+use crate::record::{Commit, PartMeta};
 use crate::store::{Listed, Root};
 
 /// The outcome of finishing a part.
@@ -64,9 +64,9 @@ impl LoadedCommit {
     /// # Errors
     /// The errors of the store.
     pub(crate) async fn read(root: &Root, of: Fingerprint, object: &Listed) -> Result<Self> {
-        let Some(bytes) = root.get(&object.path).await? else { return Ok(Self::Missing) };
+        let Some(read) = root.read_record::<Commit>(&object.path).await? else { return Ok(Self::Missing) };
         let name = root.name(&object.path);
-        let commit = match unseal::<Commit>(&bytes) {
+        let commit = match read {
             Ok(commit) => commit,
             Err(why) => {
                 tracing::warn!(record = %name, why, "a damaged commit record is ignored");

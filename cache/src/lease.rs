@@ -17,7 +17,7 @@ use object_store::path::Path;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::record::{Claim, seal, unseal};
+use crate::record::{Claim, Record, seal, unseal};
 use crate::store::{Listed, Root};
 
 /// The content of a lease object.
@@ -31,6 +31,12 @@ pub(crate) struct Lease {
     /// The process, for other processes of its host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) process: Option<ProcessIdentity>,
+}
+
+impl Record for Lease {
+    const NAME: &'static str = "a lease";
+    /// A snapshot in use takes 35 bytes. So a process may use 400,000 snapshots at once.
+    const MAX_BYTES: u64 = 16 << 20;
 }
 
 /// The least time between two writes of the lease object, however short the lease.
@@ -194,7 +200,7 @@ impl Leases {
             return Ok(observed.is_alive(now, self.ttl));
         }
         let path = self.root.layout.writer(writer);
-        let Some(bytes) = self.root.get(&path).await? else {
+        let Some(bytes) = self.root.read_bytes::<Lease>(&path).await? else {
             self.observed.lock().remove(writer);
             return Ok(false);
         };
@@ -243,9 +249,9 @@ impl Leases {
         loop {
             let Some((path, attempt)) = self.stale_claims.lock().pop() else { return Ok(()) };
             let removed = async {
-                let body = self.root.get(&path).await?;
+                let claim = self.root.read_record::<Claim>(&path).await?.and_then(Result::ok);
                 // Another claim may have taken the name.
-                if body.and_then(|b| unseal::<Claim>(&b).ok()).is_some_and(|c| c.attempt == attempt) {
+                if claim.is_some_and(|c| c.attempt == attempt) {
                     self.root.delete(&path).await?;
                 }
                 Ok(())
@@ -262,8 +268,8 @@ impl Leases {
     pub(crate) async fn all(&self) -> Result<Vec<(Option<Lease>, Listed)>> {
         let mut out = Vec::new();
         for object in self.root.list(&self.root.layout.writers()).await? {
-            let Some(bytes) = self.root.get(&object.path).await? else { continue };
-            out.push((unseal::<Lease>(&bytes).ok(), object));
+            let Some(read) = self.root.read_record::<Lease>(&object.path).await? else { continue };
+            out.push((read.ok(), object));
         }
         Ok(out)
     }

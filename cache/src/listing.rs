@@ -6,13 +6,14 @@
 use arrow_schema::Schema;
 use caju_runtime::stores::store_error;
 use caju_runtime::{Location, Stores};
-use caju_types::{Error, ErrorKind, Result, hash128};
+use caju_types::{Error, Result, hash128};
 use object_store::ObjectStoreExt;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::record::{seal, unseal};
+use crate::record::{Record, seal};
 use crate::schema::canonical;
+use crate::store::read_record;
 
 /// The listing of a source at one time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -25,6 +26,13 @@ pub struct SourceListing {
     pub columns: Schema,
     /// Its splits as JSON, in canonical order.
     pub splits: Vec<String>,
+}
+
+impl Record for SourceListing {
+    const NAME: &'static str = "the listing of a source";
+    /// A million splits fit, in 536 bytes each. Most take 200 to 400 bytes as escaped JSON. The dispatcher records 64 MiB of
+    /// splits at most.
+    const MAX_BYTES: u64 = 512 << 20;
 }
 
 impl SourceListing {
@@ -65,19 +73,12 @@ impl SourceListing {
     /// The errors of the store.
     pub async fn load(stores: &Stores, root: &str, source: &Value) -> Result<Option<Self>> {
         let at = Self::locate(stores, root, source)?;
-        let read = async { at.store.get(&at.path).await?.bytes().await };
-        let bytes = match read.await.map_err(|e| store_error(&at.url, e)) {
-            Ok(bytes) => bytes,
-            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(e) => {
-                return Err(Error::new(e.kind(), format!("the listing of the source: {}", e.message())));
-            }
-        };
-        Ok(match unseal::<Self>(&bytes) {
-            Ok(listing) if listing.schema == Self::SCHEMA && listing.source == *source => Some(listing),
-            Ok(_) => None,
-            Err(why) => {
-                tracing::warn!(why, "a damaged listing of a source is ignored");
+        let named = |e: Error| Error::new(e.kind(), format!("the listing of the source: {}", e.message()));
+        Ok(match read_record::<Self>(&at).await.map_err(named)? {
+            Some(Ok(listing)) if listing.schema == Self::SCHEMA && listing.source == *source => Some(listing),
+            Some(Ok(_)) | None => None,
+            Some(Err(why)) => {
+                tracing::warn!(record = %at.url, why, "a damaged listing of a source is ignored");
                 None
             }
         })

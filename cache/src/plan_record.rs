@@ -6,10 +6,17 @@
 use caju_autocache::PlanRecord;
 use caju_runtime::stores::store_error;
 use caju_runtime::{Location, Stores};
-use caju_types::{ErrorKind, Fingerprint, Result};
+use caju_types::{Fingerprint, Result};
 use object_store::ObjectStoreExt;
 
-use crate::record::{seal, unseal};
+use crate::record::{Record, seal};
+use crate::store::read_record;
+
+impl Record for PlanRecord {
+    const NAME: &'static str = "a plan record";
+    /// It has one profile, which takes some hundred bytes per stage. So pipelines of many thousand stages fit.
+    const MAX_BYTES: u64 = 16 << 20;
+}
 
 fn location(stores: &Stores, root: &str, definition: Fingerprint) -> Result<Location> {
     let mut at = stores.resolve(root).map_err(|e| e.context("cache root"))?;
@@ -43,16 +50,13 @@ pub async fn read_plan_record(
     definition: Fingerprint,
 ) -> Result<Option<PlanRecord>> {
     let at = location(stores, root, definition)?;
-    let read = async { at.store.get(&at.path).await?.bytes().await };
-    let bytes = match read.await.map_err(|e| store_error(&at.url, e)) {
-        Ok(bytes) => bytes,
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(e.context("the plan record of the pipeline")),
-    };
-    match unseal::<PlanRecord>(&bytes) {
-        Ok(record) => Ok(Some(record).filter(|r| r.schema == PlanRecord::SCHEMA)),
-        Err(why) => {
-            tracing::warn!(why, "a damaged plan record is ignored");
+    let read =
+        read_record::<PlanRecord>(&at).await.map_err(|e| e.context("the plan record of the pipeline"))?;
+    match read {
+        None => Ok(None),
+        Some(Ok(record)) => Ok(Some(record).filter(|r| r.schema == PlanRecord::SCHEMA)),
+        Some(Err(why)) => {
+            tracing::warn!(record = %at.url, why, "a damaged plan record is ignored");
             Ok(None)
         }
     }

@@ -2,12 +2,21 @@
 
 use std::collections::BTreeSet;
 
-use caju_types::{Error, Fingerprint, Result, SplitKey, hash128};
+use caju_types::{Error, Fingerprint, Result, SplitKey, format_bytes, hash128};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::layout::Generation;
 use caju_autocache::Encoding;
+
+/// A kind of record, each in an object of its own.
+pub(crate) trait Record {
+    /// The kind's name in messages.
+    const NAME: &'static str;
+    /// The most bytes of one object. A larger object is damaged, and is refused before it is read: anybody may have written
+    /// it, and a sparse file of any length takes no disk space. A larger record is not written.
+    const MAX_BYTES: u64;
+}
 
 /// One block of a part's file. A block is checked as a whole before anything in it is decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -138,11 +147,23 @@ impl Commit {
     }
 }
 
+impl Record for Commit {
+    const NAME: &'static str = "a commit record";
+    /// A block takes 31 bytes, and a chunk at most 21. So a part of 2 TiB fits, in blocks of 2 MiB and chunks of 4 MiB.
+    const MAX_BYTES: u64 = 64 << 20;
+}
+
 /// The content of a claim.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Claim {
     pub(crate) writer: String,
     pub(crate) attempt: String,
+}
+
+impl Record for Claim {
+    const NAME: &'static str = "a claim";
+    /// It has two names, and one is part of an object's name. Stores allow about 1 KiB for that.
+    const MAX_BYTES: u64 = 64 << 10;
 }
 
 /// The most jobs that a usage record names; further ones are not recorded.
@@ -179,13 +200,41 @@ impl UsageRecord {
     }
 }
 
+impl Record for UsageRecord {
+    const NAME: &'static str = "a usage record";
+    /// With [`MAX_JOBS`] jobs this leaves 8 KiB for each name, and as much for the names of the summed objects.
+    const MAX_BYTES: u64 = 16 << 20;
+}
+
 /// The text before the checksum of a sealed record.
 const HEAD: &str = "{\"seal\":\"";
 /// The digits of the checksum: 128 bits in hexadecimal.
 const DIGITS: usize = 32;
 
 /// Writes a record as JSON. Its first member, `seal`, is the xxh3-128 of the text after it.
-pub(crate) fn seal<T: Serialize>(record: &T) -> Result<Vec<u8>> {
+///
+/// # Errors
+/// `ResourceExhausted` for a record that is too large to be read again.
+pub(crate) fn seal<T: Serialize + Record>(record: &T) -> Result<Vec<u8>> {
+    let sealed = with_seal(record)?;
+    let bytes = sealed.len() as u64;
+    if bytes > T::MAX_BYTES {
+        return Err(Error::exhausted(format!(
+            "{} of {} is not written: at most {} are read again",
+            T::NAME,
+            format_bytes(bytes),
+            format_bytes(T::MAX_BYTES)
+        )));
+    }
+    Ok(sealed)
+}
+
+/// The bytes that a value takes as a sealed record, or about that as a member of one.
+pub(crate) fn sealed_bytes<T: Serialize>(value: &T) -> Result<u64> {
+    Ok(with_seal(value)?.len() as u64)
+}
+
+fn with_seal<T: Serialize>(record: &T) -> Result<Vec<u8>> {
     let body = serde_json::to_string(record).map_err(|e| Error::internal(format!("a record: {e}")))?;
     let rest = body.strip_prefix('{').ok_or_else(|| Error::internal("a record is no JSON object"))?;
     Ok(format!("{HEAD}{:032x}\",{rest}", hash128(rest.as_bytes())).into_bytes())
@@ -218,5 +267,15 @@ mod tests {
             assert!(unseal::<Claim>(&bad).is_err(), "byte {at}");
             assert!(unseal::<Claim>(&sealed[..at]).is_err(), "cut at {at}");
         }
+    }
+
+    #[test]
+    fn a_record_that_would_not_be_read_is_not_written() {
+        let claim = |bytes: usize| Claim { writer: "w".into(), attempt: "a".repeat(bytes) };
+        let least = seal(&claim(0)).unwrap().len();
+        let most = usize::try_from(Claim::MAX_BYTES).unwrap() - least;
+        assert_eq!(seal(&claim(most)).unwrap().len() as u64, Claim::MAX_BYTES);
+        let e = seal(&claim(most + 1)).unwrap_err();
+        assert_eq!(e.kind(), caju_types::ErrorKind::ResourceExhausted, "{e}");
     }
 }

@@ -11,12 +11,13 @@ use caju_autocache::Encoding;
 use caju_runtime::stores::{DurableStore, store_error};
 use caju_runtime::{Location, Stores};
 use caju_types::{Error, Fingerprint, Result, SplitKey};
-use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use object_store::{ObjectStore, PutMode, PutOptions, PutPayload};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::layout::SAVE_NAME;
-use crate::record::{seal, unseal};
+use crate::record::{Record, seal};
+use crate::store::read_record;
 
 /// The progress of a save.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
@@ -76,6 +77,12 @@ pub struct SaveDescription {
     pub chunks: u64,
 }
 
+impl Record for SaveDescription {
+    const NAME: &'static str = "the description of a save";
+    /// A split takes 35 bytes. So five million splits fit, with a definition that has tables of 64 MiB in it.
+    const MAX_BYTES: u64 = 256 << 20;
+}
+
 impl SaveDescription {
     /// The version of the format. Every description carries it.
     pub const SCHEMA: &str = "caju.save/v1";
@@ -83,21 +90,17 @@ impl SaveDescription {
     /// Reads the description of the save at a URL. None if there is no save.
     ///
     /// # Errors
-    /// `DataLoss` for a description that is damaged or of another version, and the errors of the store.
+    /// `DataLoss` for a description that is damaged, too large or of another version, and the errors of the store.
     pub async fn load(stores: &Stores, url: &str) -> Result<Option<Self>> {
         let at = locate(stores, url)?;
-        let bytes = match at.store.get(&at.path).await {
-            Ok(found) => found.bytes().await.map_err(|e| store_error(&at.url, e))?,
-            Err(object_store::Error::NotFound { .. }) => return Ok(None),
-            Err(e) => return Err(store_error(&at.url, e)),
-        };
+        let Some(read) = read_record::<Self>(&at).await? else { return Ok(None) };
         let bad = |why: String| {
             Error::data_loss(format!(
                 "{}: this is no description of a save: {why}; save again to another URL",
                 at.url
             ))
         };
-        let saved: Self = unseal(&bytes).map_err(bad)?;
+        let saved = read.map_err(bad)?;
         if saved.schema != Self::SCHEMA {
             return Err(bad(format!("expected {}, found {}", Self::SCHEMA, saved.schema)));
         }

@@ -12,7 +12,7 @@ use caju_types::{Error, Result, SplitKey};
 use serde::{Deserialize, Serialize};
 
 use crate::commit::remove_part;
-use crate::record::{PartMeta, seal, unseal};
+use crate::record::{PartMeta, Record, seal};
 use crate::snapshot::Snapshot;
 use crate::state::PartIndex;
 use crate::store::{Created, Root};
@@ -49,6 +49,12 @@ pub struct SetRecord {
     pub members: Vec<Member>,
 }
 
+impl Record for SetRecord {
+    const NAME: &'static str = "the record of a set";
+    /// A split takes 35 bytes. So seven million splits fit.
+    const MAX_BYTES: u64 = 256 << 20;
+}
+
 impl SetRecord {
     /// Whether all its parts are in the index.
     pub fn is_in(&self, index: &PartIndex) -> bool {
@@ -61,6 +67,12 @@ impl SetRecord {
 struct Announced {
     attempt: String,
     member: Member,
+}
+
+impl Record for Announced {
+    const NAME: &'static str = "the announcement of a part of a set";
+    /// As in the record of the set: one part may hold rows of all splits.
+    const MAX_BYTES: u64 = SetRecord::MAX_BYTES;
 }
 
 /// The outcome of adding a part to a set.
@@ -82,8 +94,8 @@ impl Snapshot {
     pub async fn set(&self) -> Result<Option<SetRecord>> {
         let root = self.root();
         let path = root.layout.set(self.state.of);
-        let Some(bytes) = root.get(&path).await? else { return Ok(None) };
-        match unseal::<SetRecord>(&bytes) {
+        let Some(read) = root.read_record::<SetRecord>(&path).await? else { return Ok(None) };
+        match read {
             Ok(record) if record.schema == SCHEMA => Ok(Some(record)),
             Ok(_) => Ok(None),
             Err(why) => {
@@ -151,7 +163,7 @@ impl Snapshot {
         let root = self.root();
         let path = root.layout.set(self.state.of);
         for _ in 0..MAX_CREATE_ATTEMPTS {
-            match root.create(&path, seal(record)?.into()).await? {
+            match root.create::<SetRecord>(&path, seal(record)?.into()).await? {
                 Created::Yes => return Ok(true),
                 Created::Taken(_) if self.set().await?.is_some_and(|r| r.attempt == record.attempt) => {
                     return Ok(true);
@@ -172,9 +184,12 @@ impl Snapshot {
             if !ours {
                 continue;
             }
-            let Some(bytes) = root.get(&object.path).await? else { continue };
-            if let Some(a) = unseal::<Announced>(&bytes).ok().filter(|a| a.attempt == attempt) {
-                members.push(a.member);
+            match root.read_record::<Announced>(&object.path).await? {
+                Some(Ok(a)) if a.attempt == attempt => members.push(a.member),
+                Some(Err(why)) => {
+                    tracing::warn!(record = %root.name(&object.path), why, "a damaged announcement of a part is ignored");
+                }
+                _ => {}
             }
         }
         members.sort_by_key(|m| m.part);

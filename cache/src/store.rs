@@ -1,6 +1,7 @@
 //! The object store under a cache: with counters, retries, and creation of an object only if it is absent.
 
 mod local;
+mod records;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -23,14 +24,17 @@ use parking_lot::Mutex;
 
 use crate::layout::Layout;
 use crate::options::CacheOptions;
+use crate::record::Record;
 use crate::retry::Retry;
+
+pub(crate) use records::read_record;
 
 /// The outcome of creating an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Created {
     /// The object is ours.
     Yes,
-    /// Another process created it first: this is its content.
+    /// Another process created it first: this is its content. It is empty for an object that is too large to be read.
     Taken(Bytes),
 }
 
@@ -256,11 +260,11 @@ impl Root {
             .await
     }
 
-    /// Creates an object unless it exists. A creation whose answer was lost is recognised by the object's content, which
-    /// therefore has to be unique to the caller.
-    pub(crate) async fn create(&self, path: &Path, body: Bytes) -> Result<Created> {
+    /// Creates a record's object unless it exists. A creation whose answer was lost is recognised by the object's content,
+    /// which therefore has to be unique to the caller.
+    pub(crate) async fn create<T: Record>(&self, path: &Path, body: Bytes) -> Result<Created> {
         if !self.conditional {
-            return match self.get(path).await? {
+            return match self.read_bytes::<T>(path).await? {
                 Some(there) if there == body => Ok(Created::Yes),
                 Some(there) => Ok(Created::Taken(there)),
                 None => self.put(path, body).await.map(|()| Created::Yes),
@@ -274,22 +278,13 @@ impl Root {
                 Err(e) if already_exists(&e) => {}
                 Err(e) => return Err(e),
             }
-            match self.get(path).await? {
+            match self.read_bytes::<T>(path).await? {
                 Some(there) if there == body => return Ok(Created::Yes),
                 Some(there) => return Ok(Created::Taken(there)),
                 None => {}
             }
         }
         Err(Error::unavailable(format!("{}: it keeps being created and deleted by others", self.name(path))))
-    }
-
-    /// Reads a whole small object; none if it does not exist.
-    pub(crate) async fn get(&self, path: &Path) -> Result<Option<Bytes>> {
-        let get = || async {
-            let result = self.store.get(path).await.map_err(|e| store_error(self.name(path), e))?;
-            result.bytes().await.map_err(|e| store_error(self.name(path), e))
-        };
-        optional(self.retry.run(self.name(path), get).await)
     }
 
     /// The size, time and etag of an object; none if it does not exist.
@@ -368,7 +363,10 @@ impl Root {
     async fn read_pieces(&self, path: &Path, file: PathBuf, start: u64, lengths: &[u64]) -> Result<Fetched> {
         let lengths = lengths.to_vec();
         let read = blocking("reading a part", move || local::read_pieces(&file, start, &lengths)).await?;
-        let fetched = read.map_err(|e| io_error(self.name(path), &e))?;
+        let fetched = read.map_err(|e| match e.kind() {
+            std::io::ErrorKind::InvalidData => Error::data_loss(format!("{}: {e}", self.name(path))),
+            _ => io_error(self.name(path), &e),
+        })?;
         self.io.add_read(fetched.pieces.iter().map(|p| p.len() as u64).sum());
         Ok(fetched)
     }

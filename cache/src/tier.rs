@@ -1,10 +1,12 @@
 //! The memory tier and the disk tier: copies of blocks, verified ones in memory, unverified ones on a local disk.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
+use caju_runtime::stores::open_file;
 use caju_types::hash128;
 use parking_lot::Mutex;
 
@@ -102,7 +104,12 @@ impl DiskTier {
             let entry = entry?;
             let name = entry.file_name();
             match name.to_str().and_then(parse) {
-                Some(key) => state.touch(key, entry.metadata()?.len()),
+                Some(key) => {
+                    let metadata = entry.metadata()?;
+                    if metadata.is_file() {
+                        state.touch(key, metadata.len());
+                    }
+                }
                 // A block whose process ended while writing it.
                 None if name.to_str().is_some_and(|n| n.ends_with(".new")) => {
                     std::fs::remove_file(entry.path())?
@@ -115,16 +122,18 @@ impl DiskTier {
         Ok(tier)
     }
 
-    /// A block, unverified. Blocking.
-    pub(crate) fn get(&self, key: &BlockKey) -> Option<Bytes> {
-        let bytes = self.state.lock().files.get(key)?.1;
-        match std::fs::read(self.file(key)) {
+    /// A block of this many bytes, unverified. A file of another length is removed, and is not read. Blocking.
+    pub(crate) fn get(&self, key: &BlockKey, bytes: u64) -> Option<Bytes> {
+        if !self.state.lock().files.contains_key(key) {
+            return None;
+        }
+        match read_block(&self.file(key), bytes) {
             Ok(block) => {
                 self.state.lock().touch(*key, bytes);
-                Some(block.into())
+                Some(block)
             }
             Err(_) => {
-                self.state.lock().remove(key);
+                self.remove(key);
                 None
             }
         }
@@ -178,6 +187,18 @@ impl DiskTier {
     }
 }
 
+/// Reads a file of this many bytes. Anybody who can write to the folder may have made it longer.
+fn read_block(path: &Path, bytes: u64) -> io::Result<Bytes> {
+    let mut file = open_file(path)?;
+    let length = usize::try_from(bytes).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge))?;
+    if file.metadata()?.len() != bytes {
+        return Err(io::Error::from(io::ErrorKind::InvalidData));
+    }
+    let mut block = vec![0; length];
+    file.read_exact(&mut block)?;
+    Ok(block.into())
+}
+
 fn name(key: &BlockKey) -> String {
     format!("{:032x}-{}.block", key.part, key.number)
 }
@@ -214,18 +235,38 @@ mod tests {
         for n in 0..10 {
             tier.insert(key(n), &Bytes::from(vec![1; 100]));
         }
-        assert!(tier.get(&key(0)).is_some());
+        assert!(tier.get(&key(0), 100).is_some());
         tier.insert(key(10), &Bytes::from(vec![1; 100]));
         assert_eq!(tier.bytes(), 1000);
-        assert!(tier.get(&key(0)).is_some() && tier.get(&key(1)).is_none());
+        assert!(tier.get(&key(0), 100).is_some() && tier.get(&key(1), 100).is_none());
         std::fs::write(folder.path().join("a/b/x.new"), "junk").unwrap();
         let tier = DiskTier::open(folder.path().join("a/b"), 500).unwrap();
         assert_eq!(tier.bytes(), 500);
         assert_eq!(std::fs::read_dir(folder.path().join("a/b")).unwrap().count(), 5);
         std::fs::remove_dir_all(folder.path().join("a/b")).unwrap();
         for n in 0..11 {
-            assert!(tier.get(&key(n)).is_none());
+            assert!(tier.get(&key(n), 100).is_none());
         }
         assert_eq!(tier.bytes(), 0);
+    }
+
+    /// Nothing in the folder has to be trusted, neither the length of a file nor that it is one.
+    #[test]
+    fn files_that_are_no_blocks_are_not_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let tier = DiskTier::open(folder.path().to_path_buf(), u64::MAX).unwrap();
+        tier.insert(key(0), &Bytes::from(vec![1; 100]));
+        tier.insert(key(1), &Bytes::from(vec![1; 100]));
+        let file = std::fs::File::options().write(true).open(tier.file(&key(0))).unwrap();
+        file.set_len(1 << 42).unwrap();
+        std::fs::remove_file(tier.file(&key(1))).unwrap();
+        let made = std::process::Command::new("mkfifo").arg(tier.file(&key(1))).status().unwrap();
+        assert!(made.success());
+        let again = DiskTier::open(folder.path().to_path_buf(), u64::MAX).unwrap();
+        assert_eq!(again.bytes(), 1 << 42, "a pipe is no block");
+        for tier in [tier, again] {
+            assert!(tier.get(&key(0), 100).is_none() && tier.get(&key(1), 100).is_none());
+            assert_eq!(tier.bytes(), 0);
+        }
     }
 }

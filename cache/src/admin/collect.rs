@@ -12,7 +12,7 @@ use super::{manifests, orphans};
 use crate::cache::Cache;
 use crate::commit::LoadedCommit;
 use crate::evict::{Eviction, candidates, until_freed};
-use crate::record::{Claim, unseal};
+use crate::record::Claim;
 use crate::scan::Scan;
 use crate::state::fold_usage_records;
 use crate::store::Listed;
@@ -248,10 +248,8 @@ impl Cache {
         let mut claimed = HashSet::new();
         for (split, claims) in &scan.claims {
             for claim in claims {
-                let writer = match self.ctx.root.get(&claim.path).await? {
-                    Some(bytes) => unseal::<Claim>(&bytes).ok().map(|c| c.writer),
-                    None => continue,
-                };
+                let Some(read) = self.ctx.root.read_record::<Claim>(&claim.path).await? else { continue };
+                let writer = read.ok().map(|c| c.writer);
                 if writer.is_some_and(|w| alive.contains(w.as_str())) || !old(claim) {
                     claimed.insert(*split);
                 } else {

@@ -7,7 +7,6 @@ use serde::Deserialize;
 
 use crate::context::Context;
 use crate::listing::SourceListing;
-use crate::record::unseal;
 use crate::scan::Scan;
 use crate::store::{Listed, Root};
 
@@ -41,8 +40,7 @@ impl Coverage {
 
 /// The splits that a listing names; none if it is damaged.
 async fn splits(root: &Root, object: &Listed) -> Result<Option<Vec<SplitKey>>> {
-    let Some(bytes) = root.get(&object.path).await? else { return Ok(None) };
-    let Ok(listing) = unseal::<SourceListing>(&bytes) else { return Ok(None) };
+    let Some(Ok(listing)) = root.read_record::<SourceListing>(&object.path).await? else { return Ok(None) };
     let key = |split: &String| serde_json::from_str::<Key>(split).ok().map(|k| k.key);
     Ok(listing.splits.iter().map(key).collect())
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use caju_runtime::stores::open_file;
 use caju_runtime::{MappedFile, Tasks, log_failure, thread_cpu_time};
 use caju_types::{Error, Result};
 use futures::future::{join_all, try_join_all};
@@ -266,7 +267,7 @@ fn read_mapped(file: &std::path::Path, readers: usize) -> Result<Option<(Bytes, 
     let start = thread_cpu_time();
     let mut mapped = Bytes::new();
     for _ in 0..readers {
-        let opened = std::fs::File::open(file).map_err(failed)?;
+        let opened = open_file(file).map_err(failed)?;
         let Some(map) = MappedFile::new(opened).map_err(failed)? else { return Ok(None) };
         mapped = Bytes::from_owner(map);
         std::hint::black_box(mapped.iter().step_by(PAGE_BYTES).fold(0u8, |sum, b| sum ^ b));

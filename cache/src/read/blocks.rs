@@ -1,12 +1,11 @@
 //! Blocks of a part. Every block is checked before it is given out.
 
-use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use caju_runtime::stores::{is_settled, local_version};
+use caju_runtime::stores::{is_settled, local_version, open_file};
 use caju_runtime::{MappedFile, blocking};
 use caju_types::{Error, ErrorKind, Result};
 use futures::FutureExt;
@@ -224,8 +223,9 @@ impl Blocks {
             return Ok(Some(block));
         }
         let Some(disk) = self.ctx.disk.clone() else { return Ok(None) };
+        let bytes = self.start(n + 1) - self.start(n);
         let found =
-            blocking("reading the disk tier", move || disk.get(&key).map(|block| (block, disk))).await;
+            blocking("reading the disk tier", move || disk.get(&key, bytes).map(|block| (block, disk))).await;
         let Ok(Some((block, disk))) = found else { return Ok(None) };
         if check(&self.meta, n, &block).is_err() {
             drop(blocking("clearing the disk tier", move || disk.remove(&key)).await);
@@ -296,9 +296,11 @@ async fn map(ctx: &Arc<Context>, meta: &Arc<PartMeta>, path: std::path::PathBuf)
             std::io::ErrorKind::NotFound => {
                 Error::not_found(format!("part {} is gone: it was evicted or removed", meta.path))
             }
+            // A pipe, a device or a folder.
+            std::io::ErrorKind::InvalidData => damaged(&meta, e),
             _ => Error::unavailable(format!("part {}: {e}", meta.path)),
         };
-        let file = File::open(&path).map_err(io)?;
+        let file = open_file(&path).map_err(io)?;
         let Some(map) = MappedFile::new(file).map_err(io)? else { return Ok(None) };
         // From here on the bytes cannot change.
         let metadata = map.metadata();

@@ -114,7 +114,7 @@ impl SnapshotState {
         for number in 1..=MAX_DEAD_CLAIMS {
             let path = ctx.root.layout.claim(self.of, held.split, number, None);
             *held.attempted.lock() = Some(path.clone());
-            match ctx.root.create(&path, body.clone().into()).await? {
+            match ctx.root.create::<Claim>(&path, body.clone().into()).await? {
                 Created::Yes => {
                     held.path = Some(path);
                     return Ok(None);
@@ -155,8 +155,7 @@ impl SnapshotState {
             if object.path == path {
                 break;
             }
-            let Some(body) = root.get(&object.path).await? else { continue };
-            let Ok(claim) = unseal::<Claim>(&body) else { continue };
+            let Some(Ok(claim)) = root.read_record::<Claim>(&object.path).await? else { continue };
             if claim.writer != ctx.leases.id() && ctx.leases.is_alive(&claim.writer).await? {
                 // If this fails, the guard sees to the claim.
                 root.delete(&path).await?;

@@ -24,7 +24,7 @@ impl SnapshotState {
         let fetched;
         let bytes = match bytes {
             Some(bytes) => bytes,
-            None => match root.get(&path).await? {
+            None => match root.read_bytes::<Commit>(&path).await? {
                 Some(bytes) => {
                     fetched = bytes;
                     &fetched
@@ -55,7 +55,7 @@ impl SnapshotState {
         }
         loop {
             let path = root.layout.commit(self.of, meta.split, meta.generation, None);
-            match root.create(&path, seal(&Commit::Part(meta.clone()))?.into()).await? {
+            match root.create::<Commit>(&path, seal(&Commit::Part(meta.clone()))?.into()).await? {
                 Created::Yes => break,
                 Created::Taken(theirs) => {
                     match self.read_slot(root, meta.split, meta.generation, Some(&theirs)).await? {
@@ -97,7 +97,7 @@ impl SnapshotState {
         let void = Commit::Void { split, generation, attempt: attempt.clone(), why: why.to_string() };
         let name = (!root.conditional()).then_some(attempt.as_str());
         let path = root.layout.commit(self.of, split, generation, name);
-        if let Created::Yes = root.create(&path, seal(&void)?.into()).await? {
+        if let Created::Yes = root.create::<Commit>(&path, seal(&void)?.into()).await? {
             self.add_record((split, generation, name.map(str::to_string)), void, false);
         } else {
             // Another process has withdrawn or replaced it.

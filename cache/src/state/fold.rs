@@ -7,7 +7,7 @@ use caju_types::Result;
 use super::snapshot_state::SnapshotState;
 use crate::context::Context;
 use crate::manifest::{DescriptionUpdate, Loaded, Manifest, RETAINED_MANIFESTS, SCHEMA, SnapshotDescription};
-use crate::record::{milliseconds, seal};
+use crate::record::{milliseconds, sealed_bytes};
 use crate::store::Listed;
 
 impl SnapshotState {
@@ -39,7 +39,7 @@ impl SnapshotState {
             }
             description
         };
-        let size = |d: &SnapshotDescription| Ok::<_, caju_types::Error>(seal(d)?.len() as u64);
+        let size = sealed_bytes::<SnapshotDescription>;
         let growth = size(&description.with(news))?.saturating_sub(size(&description)?);
         if !ctx.budget.admits(&ctx.root, RETAINED_MANIFESTS as u64 * growth).await? {
             tracing::debug!(snapshot = %self.of, "the new description of a snapshot does not fit the budget");

@@ -6,12 +6,12 @@
 use std::collections::HashSet;
 
 use bytes::Bytes;
-use caju_types::{Fingerprint, Result};
+use caju_types::{ErrorKind, Fingerprint, Result};
 use object_store::path::Path;
 
 use super::snapshot_state::SnapshotState;
 use crate::context::Context;
-use crate::record::{UsageRecord, seal, unseal};
+use crate::record::{UsageRecord, seal};
 use crate::scan::Scan;
 use crate::store::{Listed, Root};
 
@@ -92,8 +92,8 @@ fn id(object: &Listed) -> &str {
 async fn read_all(root: &Root, scan: &Scan) -> Result<Vec<(Listed, UsageRecord)>> {
     let mut all = Vec::new();
     for object in &scan.uses {
-        if let Some(bytes) = root.get(&object.path).await? {
-            all.push((object.clone(), unseal::<UsageRecord>(&bytes).unwrap_or_default()));
+        if let Some(read) = root.read_record::<UsageRecord>(&object.path).await? {
+            all.push((object.clone(), read.unwrap_or_default()));
         }
     }
     let folded: HashSet<String> = all.iter().flat_map(|(_, record)| record.folds.iter().cloned()).collect();
@@ -128,5 +128,13 @@ pub(crate) async fn fold_usage_records(
     let mut replaced: Vec<Listed> = all.into_iter().map(|(object, _)| object).collect();
     replaced.retain(|object| object.path != path);
     sum.folds = replaced.iter().map(|object| id(object).to_string()).collect();
-    Ok(Some(FoldedUsage { path, body: seal(&sum)?.into(), replaced }))
+    match seal(&sum) {
+        Ok(body) => Ok(Some(FoldedUsage { path, body: body.into(), replaced })),
+        // The records stay as they are. Nothing needs their sum.
+        Err(error) if error.kind() == ErrorKind::ResourceExhausted => {
+            tracing::debug!(snapshot = %of, %error, "usage records are not folded");
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
 }

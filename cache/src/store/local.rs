@@ -8,6 +8,7 @@ use std::path::{Path as FilePath, PathBuf};
 use arrow_buffer::MutableBuffer;
 use bytes::Bytes;
 use caju_runtime::MappedFile;
+use caju_runtime::stores::open_file;
 use object_store::path::Path;
 
 use super::{Fetched, Listed};
@@ -30,9 +31,10 @@ pub(super) async fn inspect(folder: PathBuf) -> Folder {
     caju_runtime::blocking("inspecting a cache root", inspect).await.unwrap_or_default()
 }
 
-/// Reads consecutive pieces of a file. Pieces beyond its end are short or empty. Blocking.
+/// Reads consecutive pieces of a file. Pieces beyond its end are short or empty. `InvalidData` if it is no regular file.
+/// Blocking.
 pub(super) fn read_pieces(path: &FilePath, start: u64, lengths: &[u64]) -> io::Result<Fetched> {
-    let file = File::open(path)?;
+    let file = open_file(path)?;
     let object_bytes = file.metadata()?.len();
     let (mut pieces, mut at) = (Vec::with_capacity(lengths.len()), start);
     for length in lengths {

@@ -17,7 +17,7 @@ use crate::cache::Cache;
 use crate::commit::Committed;
 use crate::layout::Generation;
 use crate::manifest::SnapshotDescription;
-use crate::record::{PartFacts, PartMeta, microseconds, milliseconds, seal};
+use crate::record::{PartFacts, PartMeta, microseconds, milliseconds, sealed_bytes};
 use crate::schema::schema_hash;
 use crate::state::{OwnClaim, SnapshotState};
 use crate::tags;
@@ -210,10 +210,10 @@ impl PartWriter {
             return Ok(());
         }
         let description = match &open.describe {
-            Some(describe) => seal(describe.as_ref())?.len() as u64 + ENVELOPE_BYTES,
+            Some(describe) => sealed_bytes(describe.as_ref())? + ENVELOPE_BYTES,
             None => 0,
         };
-        let record = seal(meta)?.len() as u64 + ENVELOPE_BYTES;
+        let record = sealed_bytes(meta)? + ENVELOPE_BYTES;
         let bytes = 3 * record + 2 * description;
         let newcomer = AdmissionRequest { of: open.state.of, cost: Some((meta.compute_cpu_s(), meta.bytes)) };
         open.cache.admission.reserve(bytes, newcomer, true).await?;

@@ -246,6 +246,11 @@ impl TaskStats {
         self.left_out.fetch_add(rows as u64, Ordering::Relaxed);
     }
 
+    /// Whether there are rows that readers had already.
+    pub(crate) fn has_left_out(&self) -> bool {
+        self.left_out.load(Ordering::Relaxed) > 0
+    }
+
     /// Rows that were computed in the time of [`TaskStats::busy`]: those that were given out, those that only wait in the
     /// buffer of a stage, and those that readers had already.
     pub fn busy_rows(&self) -> u64 {

@@ -230,6 +230,15 @@ async fn elements_are_what_the_stages_say() {
     let (l, r) = lengths("[ { take: 5 }, { repeat: 3 }, { batch: 4 } ]", d).await;
     assert_eq!(l, vec![4, 4, 4, 3]);
     assert_eq!(r, [ids(0..5), ids(0..5), ids(0..5)].concat());
+    // Each repetition counts by itself, also where a filter above has to be counted on one task.
+    let even = |r: std::ops::Range<i64>| r.map(|i| (2 * i).to_string()).collect::<Vec<_>>();
+    let evens = |steps: &str| format!("[ {{ filter: 'id % 2 = 0' }}, {steps} ]");
+    let (_, r) = lengths(&evens("{ take: 3 }, { repeat: 2 }"), d).await;
+    assert_eq!(r, [even(0..3), even(0..3)].concat());
+    let (_, r) = lengths(&evens("{ skip: 497 }, { repeat: 2 }"), d).await;
+    assert_eq!(r, [even(497..500), even(497..500)].concat());
+    let (_, r) = lengths(&evens("{ take: 3 }, repeat, { take: 7 }"), d).await;
+    assert_eq!(r, [even(0..3), even(0..3), even(0..1)].concat());
     let (_, r) = lengths("[ { shuffle: { buffer: 2000, seed: 1 } }, { repeat: 2 } ]", d).await;
     assert_eq!(sorted(r[..1000].to_vec()), sorted(ids(0..1000)), "each repetition is whole");
     assert_ne!(r[..1000], r[1000..], "and shuffled again");

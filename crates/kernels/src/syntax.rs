@@ -13,6 +13,35 @@ use datafusion_sql::sqlparser::tokenizer::{Location, Token, Tokenizer};
 /// The most levels of nested calls and parentheses: more than people write, less than overflows a thread's stack.
 const MAX_NESTING: usize = 50;
 
+/// The most levels of calls of [`READ_TWICE`]. Each level doubles the time of a text that does not parse, so ten of them take at
+/// most a thousand times as long as one.
+const MAX_READ_TWICE: usize = 10;
+
+/// Words that the parser reads as words of SQL, and if that fails as the names of functions.
+const READ_TWICE: [&str; 21] = [
+    "array",
+    "case",
+    "cast",
+    "ceil",
+    "convert",
+    "exists",
+    "extract",
+    "floor",
+    "interval",
+    "map",
+    "match",
+    "not",
+    "overlay",
+    "position",
+    "safe_cast",
+    "struct",
+    "substr",
+    "substring",
+    "trim",
+    "try_cast",
+    "try_convert",
+];
+
 /// The most levels of the tree. A long sum is a deep tree, too, and every pass over it is recursive.
 const MAX_DEPTH: usize = 150;
 
@@ -27,9 +56,15 @@ pub(crate) fn parse(sql: &str) -> Result<Expr> {
     if sql.trim().is_empty() {
         return Err(Error::invalid("the expression is empty"));
     }
-    if count_tokens(sql) > MAX_TOKENS {
+    let tokens = tokens(sql);
+    if tokens.len() > MAX_TOKENS {
         return Err(Error::invalid(format!(
             "the expression has more than {MAX_TOKENS} words and signs; split it into steps"
+        )));
+    }
+    if read_twice(&tokens) > MAX_READ_TWICE {
+        return Err(Error::invalid(format!(
+            "the expression nests more than {MAX_READ_TWICE} levels of calls such as cast, substring and not; split it into steps"
         )));
     }
     let parsed = parsed(sql)
@@ -99,9 +134,35 @@ fn quote_hint(sql: &str) -> String {
     }
 }
 
-fn count_tokens(sql: &str) -> usize {
-    let tokens = Tokenizer::new(&GenericDialect {}, sql).tokenize().unwrap_or_default();
-    tokens.iter().filter(|t| !matches!(t, Token::Whitespace(_))).count()
+/// The words and signs of a text; none if it has no tokens.
+fn tokens(sql: &str) -> Vec<Token> {
+    let mut tokens = Tokenizer::new(&GenericDialect {}, sql).tokenize().unwrap_or_default();
+    tokens.retain(|t| !matches!(t, Token::Whitespace(_)));
+    tokens
+}
+
+/// The most levels of calls of [`READ_TWICE`] that are nested.
+fn read_twice(tokens: &[Token]) -> usize {
+    let is_read_twice = |before: Option<&Token>| match before {
+        Some(Token::Word(w)) => READ_TWICE.iter().any(|word| w.value.eq_ignore_ascii_case(word)),
+        _ => false,
+    };
+    let (mut open, mut levels, mut most) = (Vec::new(), 0usize, 0);
+    for (at, token) in tokens.iter().enumerate() {
+        match token {
+            Token::LParen | Token::LBracket | Token::LBrace => {
+                let before = at.checked_sub(1).and_then(|at| tokens.get(at));
+                open.push(is_read_twice(before));
+                levels += usize::from(is_read_twice(before));
+                most = levels.max(most);
+            }
+            Token::RParen | Token::RBracket | Token::RBrace => {
+                levels -= usize::from(open.pop().unwrap_or(false));
+            }
+            _ => {}
+        }
+    }
+    most
 }
 
 /// Stops below [`MAX_DEPTH`].
@@ -192,6 +253,17 @@ mod tests {
             ("user(1)", "`user(1)` does not parse: expected end of expression, found `(` at column 5"),
         ] {
             assert_eq!(parse(sql).unwrap_err().to_string(), want);
+        }
+        for (begin, end) in
+            [("cast(", " as bigint)"), ("not(", ")"), ("array[", "]"), ("substring(", " from 1)")]
+        {
+            let nested =
+                |levels: usize, inner: &str| format!("{}{inner}{}", begin.repeat(levels), end.repeat(levels));
+            assert!(parse(&nested(10, "x")).is_ok(), "{begin}");
+            let e = parse(&nested(50, "x")).unwrap_err().to_string();
+            assert!(e.contains("more than 10 levels of calls"), "{e}");
+            // Each level doubles the time of a text that does not parse.
+            assert!(parse(&nested(10, "x x")).is_err(), "{begin}");
         }
         let deep = format!("{}1{}", "(".repeat(1000), ")".repeat(1000));
         assert!(

@@ -24,6 +24,16 @@ fn source(text: &str) -> Result<SourceDef, String> {
     Ok(read(&format!("source: {text}"))?.source)
 }
 
+/// Python's json.dumps writes characters beyond the first 65,536 as two escapes, which YAML refuses.
+#[test]
+fn a_pipeline_file_in_json_may_have_escaped_emoji() {
+    let text = r#"{"name": "\ud83d\ude00", "source": {"range": 10}}"#;
+    assert_eq!(read(text).unwrap().name.as_deref(), Some("\u{1f600}"));
+    // A flow mapping of YAML begins like JSON.
+    assert_eq!(read("{ name: x, source: { range: 10 } }").unwrap().name.as_deref(), Some("x"));
+    assert!(read(r#"{"name": "x", "name": "y", "source": {"range": 10}}"#).unwrap_err().contains("name"));
+}
+
 #[test]
 fn the_pipeline_of_the_design() {
     let def = read(include_str!("imagenet.yaml")).unwrap();

@@ -4,10 +4,12 @@ use std::cell::Cell;
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use caju_types::{Error, Result, format_duration};
-use tokio::sync::{Semaphore, oneshot};
+use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use crate::simulation::is_simulated;
 
@@ -18,15 +20,21 @@ thread_local! {
 /// Runs work on threads of its own, a bounded number at a time, each within a deadline. Whatever the work does, it blocks
 /// neither the async runtime nor the CPU pool. Clones share the bound.
 ///
-/// A thread cannot be stopped. Work that misses its deadline runs on, its result is dropped, and it holds its permit until
-/// it ends.
+/// A thread cannot be stopped. Work that misses its deadline runs on, and its result is dropped. Other work takes its place, so
+/// that a few pieces of endless work do not keep all others out. With more than [`MAX_OVERDUE`] of them, the next one keeps its
+/// place until it ends.
 #[derive(Debug, Clone)]
 pub struct IsolatedThreads {
     name: &'static str,
     permits: Arc<Semaphore>,
+    /// Pieces of work that run on after their deadline, and whose place was given to others.
+    overdue: Arc<AtomicUsize>,
     timeout: Duration,
     stack_bytes: usize,
 }
+
+/// Pieces of work whose place is given to others while they run on. Each may use a core.
+const MAX_OVERDUE: usize = 8;
 
 /// Whether this thread was started by [`IsolatedThreads::run`], and so has its stack size.
 pub fn on_isolated_thread() -> bool {
@@ -37,7 +45,8 @@ impl IsolatedThreads {
     /// At most `at_once` pieces of work at a time, each with `timeout` and a stack of `stack_bytes`. The threads have the
     /// name `name`.
     pub fn new(name: &'static str, at_once: usize, timeout: Duration, stack_bytes: usize) -> Self {
-        Self { name, permits: Arc::new(Semaphore::new(at_once.max(1))), timeout, stack_bytes }
+        let permits = Arc::new(Semaphore::new(at_once.max(1)));
+        Self { name, permits, overdue: Arc::default(), timeout, stack_bytes }
     }
 
     /// Runs `work`. `what` names it in errors. The deadline covers the wait for a permit, too. If the future is dropped, the
@@ -51,20 +60,28 @@ impl IsolatedThreads {
         T: Send + 'static,
         F: FnOnce() -> Result<T> + Send + 'static,
     {
-        match tokio::time::timeout(self.timeout, self.run_unbounded(work)).await {
+        let place = Arc::new(Place::new(self));
+        match tokio::time::timeout(self.timeout, self.run_unbounded(work, Arc::clone(&place))).await {
             Ok(done) => done.map_err(|e| match e {
                 Failure::Work(e) => e,
                 Failure::Broken(why) => Error::internal(format!("{what}: {why}")),
                 Failure::NoThread(why) => Error::exhausted(format!("{what}: no thread: {why}")),
             }),
-            Err(_) => Err(Error::deadline(format!(
-                "{what} was not done within {}; make it simpler, or raise --bind-timeout",
-                format_duration(self.timeout)
-            ))),
+            Err(_) => {
+                let timeout = format_duration(self.timeout);
+                Err(Error::deadline(match place.give_up() {
+                    true => format!(
+                        "{what} was not done within {timeout}; make it simpler, or raise --bind-timeout"
+                    ),
+                    false => format!(
+                        "{what} could not begin within {timeout}, because others take longer; try again, or raise --bind-timeout"
+                    ),
+                }))
+            }
         }
     }
 
-    async fn run_unbounded<T, F>(&self, work: F) -> Result<T, Failure>
+    async fn run_unbounded<T, F>(&self, work: F, place: Arc<Place>) -> Result<T, Failure>
     where
         T: Send + 'static,
         F: FnOnce() -> Result<T> + Send + 'static,
@@ -72,10 +89,11 @@ impl IsolatedThreads {
         let permit =
             Arc::clone(&self.permits).acquire_owned().await.map_err(|e| Failure::Broken(e.to_string()))?;
         let (tx, rx) = oneshot::channel();
+        let taken = TakenPlace::new(place, permit);
         let job = move || {
             ISOLATED.set(true);
             let result = catch_unwind(AssertUnwindSafe(work));
-            drop(permit);
+            drop(taken);
             // The receiver was dropped if the caller's future was.
             drop(tx.send(result));
         };
@@ -89,6 +107,67 @@ impl IsolatedThreads {
         match rx.await {
             Ok(Ok(result)) => result.map_err(Failure::Work),
             Ok(Err(_)) | Err(_) => Err(Failure::Broken("it panicked; the log has the details".into())),
+        }
+    }
+}
+
+/// The place of one piece of work.
+struct Place {
+    permits: Arc<Semaphore>,
+    overdue: Arc<AtomicUsize>,
+    state: Mutex<PlaceState>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PlaceState {
+    Waiting,
+    Running,
+    /// The work runs on after its deadline, and other work has its place.
+    GivenAway,
+}
+
+impl Place {
+    fn new(threads: &IsolatedThreads) -> Self {
+        let (permits, overdue) = (Arc::clone(&threads.permits), Arc::clone(&threads.overdue));
+        Self { permits, overdue, state: Mutex::new(PlaceState::Waiting) }
+    }
+
+    /// The deadline has passed: other work takes the place, if not too many have been given away. Whether the work had begun.
+    fn give_up(&self) -> bool {
+        let mut state = self.state.lock();
+        let is_free = |n: usize| (n < MAX_OVERDUE).then_some(n + 1);
+        if *state == PlaceState::Running
+            && self.overdue.fetch_update(Ordering::Relaxed, Ordering::Relaxed, is_free).is_ok()
+        {
+            *state = PlaceState::GivenAway;
+            self.permits.add_permits(1);
+        }
+        *state != PlaceState::Waiting
+    }
+}
+
+/// A place while its work runs.
+struct TakenPlace {
+    place: Arc<Place>,
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+impl TakenPlace {
+    fn new(place: Arc<Place>, permit: OwnedSemaphorePermit) -> Self {
+        *place.state.lock() = PlaceState::Running;
+        Self { place, permit: Some(permit) }
+    }
+}
+
+impl Drop for TakenPlace {
+    fn drop(&mut self) {
+        let state = self.place.state.lock();
+        match self.permit.take() {
+            Some(permit) if *state == PlaceState::GivenAway => {
+                permit.forget();
+                self.place.overdue.fetch_sub(1, Ordering::Relaxed);
+            }
+            permit => drop(permit),
         }
     }
 }
@@ -117,19 +196,33 @@ mod tests {
         assert_eq!(threads.run("d", || Ok(1)).await.unwrap(), 1);
     }
 
-    /// Work that never ends costs its own caller the deadline, and holds its permit. The runtime's only thread runs on.
+    /// Work that never ends costs its own caller the deadline. Its place goes to others, and comes back when it ends.
     #[tokio::test]
-    async fn endless_work_is_given_up() {
+    async fn endless_work_is_given_up_and_keeps_no_other_work_out() {
         let threads = IsolatedThreads::new("test", 1, Duration::from_millis(20), 1 << 20);
+        let mut ends = Vec::new();
+        for _ in 0..MAX_OVERDUE {
+            let (end, ended) = std::sync::mpsc::sync_channel::<()>(1);
+            ends.push(end);
+            let work = move || ended.recv().map_err(|e| Error::internal(e.to_string()));
+            let e = threads.run("binding `x`", work).await.unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::DeadlineExceeded);
+            assert!(e.message().starts_with("binding `x` was not done within 20.0 ms"), "{e}");
+            while threads.run("binding `y`", || Ok(())).await.is_err() {}
+        }
+        // One more keeps its place.
         let (end, ended) = std::sync::mpsc::sync_channel::<()>(1);
         let work = move || ended.recv().map_err(|e| Error::internal(e.to_string()));
-        let e = threads.run("binding `x`", work).await.unwrap_err();
-        assert_eq!(e.kind(), ErrorKind::DeadlineExceeded);
-        assert!(e.message().starts_with("binding `x` was not done within 20.0 ms"), "{e}");
-        // The permit is held until the work ends.
+        threads.run("binding `x`", work).await.unwrap_err();
         let e = threads.run("binding `y`", || Ok(())).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::DeadlineExceeded);
+        assert!(e.message().contains("could not begin within"), "{e}");
         end.send(()).unwrap();
         while threads.run("binding `z`", || Ok(())).await.is_err() {}
+        ends.into_iter().for_each(|end| end.send(()).unwrap());
+        while threads.overdue.load(Ordering::Relaxed) > 0 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(threads.permits.available_permits(), 1);
     }
 }

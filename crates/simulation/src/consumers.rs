@@ -50,7 +50,13 @@ pub(crate) async fn read_as_consumer(world: &World, reader: usize, network: Netw
                 world.network().stop_host(&name, false);
             }
             Some(Ok(())) => consumers.finish(reader),
-            Some(Err(e)) => on_error(world, reader, e)?,
+            Some(Err(e)) => {
+                if let Err(e) = on_error(world, reader, e) {
+                    // The others do not wait for it.
+                    consumers.finish(reader);
+                    return Err(e);
+                }
+            }
         }
         drop(reading);
         if !consumers.dies(reader, generation).await {

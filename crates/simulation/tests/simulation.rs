@@ -154,7 +154,8 @@ fn readers_that_stand_still_and_a_lost_state_cost_no_row_of_seeds_12_and_on() {
 ///   as its state all the same.
 /// - 1106: a consumer restored the end of the epoch before, and came back behind the elements that it had acknowledged in this one.
 /// - 73 and 106: the model did not know the rows that wait to be packed.
-const REGRESSIONS_OF_ROUNDS: &[u64] = &[42, 54, 73, 98, 106, 402, 417, 624, 640, 1106, 8_801_090];
+const REGRESSIONS_OF_ROUNDS: &[u64] =
+    &[42, 54, 73, 98, 106, 402, 417, 624, 640, 1106, 8_800_978, 8_801_090, 9_900_246];
 
 #[test]
 fn seeds_of_rounds_that_have_failed_pass() {

@@ -59,7 +59,8 @@ pub struct SourceLimits {
     /// The largest single record (a line, a record, a file of an archive, an image file); a longer one is a data error
     /// that names it. A reader can hold it twice.
     pub max_record_bytes: u64,
-    /// The most that a compressed record batch of an Arrow file, or a page of a Parquet file, may become in memory.
+    /// The most that a compressed record batch of an Arrow file, or a page of a Parquet file, may become in memory. The footers
+    /// of such files may not have more bytes either.
     pub chunk_bytes: u64,
     /// The time after which a save that has no new part counts as abandoned.
     pub save_wait: Duration,

@@ -174,9 +174,19 @@ pub(crate) fn cut_bytes(
     file: &FileRef,
     split_bytes: u64,
 ) -> BoxFuture<'static, Result<Vec<Split>>> {
-    let is_plain = Codec::of(compression, &file.url) == Codec::Plain;
-    let splits = byte_splits(file, is_plain.then_some(split_bytes));
-    std::future::ready(Ok(splits)).boxed()
+    let codec = Codec::of(compression, &file.url);
+    let is_plain = codec == Codec::Plain;
+    // Even no rows at all take some bytes in gzip and zstd.
+    let splits = if !is_plain && file.version.size == 0 {
+        Err(Error::data_loss(format!(
+            "{}: the file has 0 bytes, which is no {} file: the file is truncated or is still being written",
+            file.url,
+            if codec == Codec::Gzip { "gzip" } else { "zstd" },
+        )))
+    } else {
+        Ok(byte_splits(file, is_plain.then_some(split_bytes)))
+    };
+    std::future::ready(splits).boxed()
 }
 
 /// A source of files of one format.
@@ -236,3 +246,7 @@ impl<F: Format> Source for FilesSource<F> {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "files_tests.rs"]
+mod tests;

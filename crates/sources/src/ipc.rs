@@ -18,6 +18,7 @@ use crate::file::SourceFile;
 use crate::file_columns::{FileColumns, file_order};
 use crate::files::Format;
 use crate::ipc_bounds::{check_block, num_nodes};
+use crate::parquet_bounds::check_footer_length;
 use crate::row_groups::{groups_of, pack};
 use crate::source::ReadOptions;
 use crate::split::{FileRef, Split, SplitRange};
@@ -42,7 +43,7 @@ impl Ipc {
         file: &FileRef,
         columns: Option<&[String]>,
     ) -> Result<Self> {
-        let footer = Footer::read(&SourceFile::new(ctx, file)?).await?;
+        let footer = Footer::read(&SourceFile::new(ctx, file)?, ctx.limits.chunk_bytes).await?;
         let schema = Arc::new(Schema::new(footer.schema.fields().clone()));
         Ok(Self { columns: FileColumns::found(schema, columns, &file.url)? })
     }
@@ -118,7 +119,8 @@ impl Footer {
         Ok(())
     }
 
-    async fn read(file: &Arc<SourceFile>) -> Result<Self> {
+    /// `chunk_bytes` bounds the footer.
+    async fn read(file: &Arc<SourceFile>, chunk_bytes: u64) -> Result<Self> {
         let (size, url) = (file.size(), file.file.url.clone());
         if size < 24 {
             return Err(damaged(&url, format!("it has only {size} bytes")));
@@ -136,6 +138,7 @@ impl Footer {
         if length > size - 18 {
             return Err(damaged(&url, "its footer is out of bounds"));
         }
+        check_footer_length(&url, length, TAIL_BYTES, chunk_bytes)?;
         let start = size - 10 - length;
         if start < from {
             tail = file.read(start..size).await?;
@@ -233,12 +236,14 @@ impl Format for Ipc {
         let (ctx, me) = (ctx.clone(), self.clone());
         Box::pin(async move {
             let source = SourceFile::new(&ctx, &file)?;
-            let footer = Footer::read(&source).await?;
+            let footer = Footer::read(&source, ctx.limits.chunk_bytes).await?;
             me.places(&footer.schema, &file.url)?;
             footer.check_covers(&source).await?;
             let mut heads = Vec::with_capacity(footer.batches.len());
             for b in &footer.batches {
                 let r = range_of(b, &file.url)?;
+                let head = u64::from(b.metaDataLength().unsigned_abs());
+                check_footer_length(&file.url, head, TAIL_BYTES, ctx.limits.chunk_bytes)?;
                 heads.push(r.start..r.start + u64::from(b.metaDataLength().unsigned_abs()));
             }
             let heads = source.read_ranges(heads).await?;
@@ -280,7 +285,7 @@ impl Reader {
         most: u64,
     ) -> Result<Self> {
         let url = file.file.url.clone();
-        let footer = Footer::read(&file).await?;
+        let footer = Footer::read(&file, most).await?;
         let places = ipc.places(&footer.schema, &url)?;
         let wanted = options.columns(places.len());
         let schema =

@@ -68,3 +68,23 @@ async fn a_footer_that_leaves_blocks_out_is_an_error() {
         assert!(e.message().starts_with(&url) && e.message().contains("does not list"), "{name}: {e}");
     }
 }
+
+#[tokio::test]
+async fn a_footer_above_the_bound_is_refused_before_it_is_read() {
+    let mut ctx = context();
+    ctx.limits.chunk_bytes = 100 << 10;
+    let url = format!("{}/bad.arrow", fresh());
+    let (mut file, _, _) = file();
+    let tail = file.split_off(file.len() - 10);
+    file.resize(300 << 10, 0);
+    file.extend((200i32 << 10).to_le_bytes());
+    file.extend(&tail[4..]);
+    put(&ctx, &url, file).await;
+    let e = open(&ctx, &def(FileFormat::Arrow { columns: None }, &url)).await.map(drop).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::ResourceExhausted, "{e}");
+    let want = format!(
+        "{url}: the end of the file says that its footer has 204800 bytes, more than the 102400 allowed"
+    );
+    assert!(e.message().starts_with(&want) && e.message().ends_with("or raise --chunk-memory"), "{e}");
+    assert!(ctx.io.snapshot().bytes_read <= 64 << 10);
+}

@@ -8,10 +8,10 @@ use arrow::json::reader::infer_json_schema;
 use arrow_array::{RecordBatch, RecordBatchOptions};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 
-use crate::json_scan::scan;
+use crate::json_scan::{Expected, scan};
 use crate::text::{INFER_ROWS, Text, shown, type_name};
 
-/// JSON lines. A missing value is null; fields without a column are skipped.
+/// JSON lines. A missing value is null. Keys without a column are skipped where a definition gives the columns.
 #[derive(Debug, Clone)]
 pub(crate) struct Json {
     /// Whether a definition gives the columns. An integer in a column of floats is an error where they were found in the rows,
@@ -20,10 +20,11 @@ pub(crate) struct Json {
 }
 
 impl Json {
-    /// What the decoder would not report.
-    fn scan(&self, schema: &SchemaRef, lines: &[u8]) -> Result<(), String> {
+    /// What the decoder would not report. Keys without a column are errors if all columns are read and were found in the rows.
+    fn scan(&self, schema: &SchemaRef, projection: &[usize], lines: &[u8]) -> Result<(), String> {
         let root = (!self.is_given).then(|| DataType::Struct(schema.fields().clone()));
-        scan(lines, root.as_ref())
+        let unknown_keys = projection.len() < schema.fields().len();
+        scan(lines, root.as_ref().map(|of| Expected { of, unknown_keys }))
     }
 }
 
@@ -75,7 +76,7 @@ impl Text for Json {
         lines: &[u8],
         rows: usize,
     ) -> Result<Vec<RecordBatch>, String> {
-        self.scan(schema, lines)?;
+        self.scan(schema, projection, lines)?;
         let none = projection.is_empty();
         let columns = if none { &[0] } else { projection };
         let picked = Arc::new(schema.project(columns).map_err(|e| e.to_string())?);
@@ -103,7 +104,7 @@ impl Text for Json {
         let Some(object) = value.as_object() else {
             return Some(format!("it is not a JSON object: {}", shown(text.trim_end())));
         };
-        if let Err(why) = self.scan(schema, line) {
+        if let Err(why) = self.scan(schema, projection, line) {
             return Some(why);
         }
         let bad = projection.iter().map(|&i| schema.field(i)).find(|f| {

@@ -1,5 +1,5 @@
-//! What the JSON decoder of Arrow does not report: keys that an object has twice, of which it takes one, and integers that it
-//! rounds.
+//! What the JSON decoder of Arrow does not report: keys that an object has twice, of which it takes one, keys that no column
+//! takes, and integers that it rounds.
 
 use std::collections::HashSet;
 
@@ -16,6 +16,15 @@ const FLOAT_BITS: u32 = 53;
 /// The most objects and lists within one another: each one that is open takes some hundred bytes for a byte of text. Schemas
 /// that are found by reading go no deeper than 128.
 const MAX_DEPTH: usize = 512;
+
+/// What the columns, which were found in the first rows, say about each line.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Expected<'a> {
+    /// The type of a line's object, by which integers that would be rounded are found.
+    pub(crate) of: &'a DataType,
+    /// Whether an object may have keys that its type does not have.
+    pub(crate) unknown_keys: bool,
+}
 
 /// An object or a list that is open.
 struct Open<'a> {
@@ -50,12 +59,13 @@ impl<'a> Keys<'a> {
     }
 }
 
-/// Scans whole lines. `root` is the type of a line's object, by which integers that would be rounded are found; none: they are
-/// not checked.
+/// Scans whole lines. Without `expected` integers are not checked, and any key is accepted.
 ///
 /// # Errors
 /// What is wrong. Text that is no JSON is left to the decoder.
-pub(crate) fn scan(lines: &[u8], root: Option<&DataType>) -> Result<(), String> {
+pub(crate) fn scan(lines: &[u8], expected: Option<Expected<'_>>) -> Result<(), String> {
+    let root = expected.map(|e| e.of);
+    let unknown_keys = expected.is_none_or(|e| e.unknown_keys);
     let mut open: Vec<Open<'_>> = Vec::new();
     let mut at = 0;
     while let Some(&b) = lines.get(at) {
@@ -86,7 +96,7 @@ pub(crate) fn scan(lines: &[u8], root: Option<&DataType>) -> Result<(), String> 
                 let Some(len) = string_len(&lines[at..]) else { return Ok(()) };
                 if let Some(o) = open.last_mut().filter(|o| o.at_key) {
                     o.at_key = false;
-                    add_key(o, &lines[at..at + len])?;
+                    add_key(o, &lines[at..at + len], unknown_keys)?;
                 }
                 at += len;
             }
@@ -120,7 +130,7 @@ fn string_len(text: &[u8]) -> Option<usize> {
     }
 }
 
-fn add_key<'a>(object: &mut Open<'a>, quoted: &'a [u8]) -> Result<(), String> {
+fn add_key<'a>(object: &mut Open<'a>, quoted: &'a [u8], unknown_keys: bool) -> Result<(), String> {
     let inner = &quoted[1..quoted.len() - 1];
     let key: Key<'a> = match std::str::from_utf8(inner) {
         Ok(plain) if !inner.contains(&b'\\') => plain.into(),
@@ -131,9 +141,20 @@ fn add_key<'a>(object: &mut Open<'a>, quoted: &'a [u8]) -> Result<(), String> {
         },
     };
     object.next = object.of.and_then(|of| value_of(of, &key));
+    let is_unknown = !unknown_keys && object.next.is_none() && matches!(object.of, Some(DataType::Struct(_)));
     let again = key.clone();
     let is_new = object.keys.as_mut().is_none_or(|keys| keys.insert(key));
-    if is_new { Ok(()) } else { Err(format!("an object has the key {} twice", shown(&again))) }
+    if !is_new {
+        return Err(format!("an object has the key {} twice", shown(&again)));
+    }
+    if is_unknown {
+        return Err(format!(
+            "the key {} is not in the first rows of the source, in which the columns were found; name the columns to read in \
+             `schema`, or put a row with this key first",
+            shown(&again)
+        ));
+    }
+    Ok(())
 }
 
 /// The type of the values of a list.
@@ -235,7 +256,39 @@ mod tests {
             (r#"{"object":{"n":1,"y":9007199254740993}}"#, true),
             (r#"{"other":9007199254740993,"x":"9007199254740993"}"#, false),
         ] {
-            assert_eq!(scan(text.as_bytes(), Some(&root)).is_err(), rounded, "{text}");
+            let expected = Expected { of: &root, unknown_keys: true };
+            assert_eq!(scan(text.as_bytes(), Some(expected)).is_err(), rounded, "{text}");
+            scan(text.as_bytes(), None).unwrap();
+        }
+    }
+
+    #[test]
+    fn keys_without_a_column_are_found() {
+        let int = |name: &str| Arc::new(Field::new(name, DataType::Int64, true));
+        let inner = DataType::Struct(Fields::from(vec![int("y")]));
+        let root = DataType::Struct(Fields::from(vec![
+            int("x"),
+            Arc::new(Field::new("object", inner.clone(), true)),
+            Arc::new(Field::new("list", DataType::List(Arc::new(Field::new("item", inner, true))), true)),
+        ]));
+        for (text, unknown) in [
+            (r#"{"x":1,"object":{"y":1},"list":[{"y":1},{}]}"#, None),
+            (r#"{"\u0078":1}"#, None),
+            (r#"{"x":"z","object":{"y":"z"}}"#, None),
+            // The decoder reports that this is no integer.
+            (r#"{"x":{"z":1}}"#, None),
+            (r#"{"x":1,"z":2}"#, Some("`z`")),
+            (r#"{"y":1}"#, Some("`y`")),
+            (r#"{"object":{"y":1,"x":2}}"#, Some("`x`")),
+            (r#"{"list":[{"y":1},{"z":2}]}"#, Some("`z`")),
+        ] {
+            let all = Expected { of: &root, unknown_keys: false };
+            match (scan(text.as_bytes(), Some(all)), unknown) {
+                (Ok(()), None) => {}
+                (Err(e), Some(key)) => assert!(e.contains(key), "{text}: {e}"),
+                other => panic!("{text}: {other:?}"),
+            }
+            scan(text.as_bytes(), Some(Expected { of: &root, unknown_keys: true })).unwrap();
             scan(text.as_bytes(), None).unwrap();
         }
     }

@@ -332,3 +332,25 @@ async fn a_short_line_in_the_head_of_a_file_is_named() {
         assert_eq!(e.message(), format!("{url}: {want}"));
     }
 }
+
+#[tokio::test]
+async fn json_keys_behind_the_rows_that_the_columns_were_found_in_are_errors_of_their_line() {
+    let mut text = "{\"a\":1}\n".repeat(1000);
+    text += "{\"a\":2,\"late\":3}\n";
+    let ctx = context();
+    let url = format!("{}/x.jsonl", fresh());
+    put(&ctx, &url, text).await;
+    let e = all_rows(&ctx, &def(json(), &url), &ReadOptions::default()).await.unwrap_err();
+    let want = format!("{url}: line 1001: the key `late` is not in the first rows");
+    assert_eq!(e.kind(), ErrorKind::DataLoss);
+    assert!(e.message().starts_with(&want) && e.message().contains("`schema`"), "{e}");
+    // Where not all columns are read, and where a definition gives them, other keys do not matter.
+    let none = ReadOptions { projection: Some(vec![]), ..ReadOptions::default() };
+    assert_eq!(all_rows(&ctx, &def(json(), &url), &none).await.unwrap().unwrap().num_rows(), 1001);
+    let given = FileFormat::Json {
+        schema: Some(vec![("a".into(), ColumnType::Int64)]),
+        compression: Compression::Auto,
+    };
+    let all = all_rows(&ctx, &def(given, &url), &ReadOptions::default()).await.unwrap().unwrap();
+    assert_eq!((all.num_rows(), all.num_columns()), (1001, 1));
+}

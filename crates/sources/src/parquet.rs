@@ -23,7 +23,7 @@ use crate::context::SourceContext;
 use crate::file::SourceFile;
 use crate::file_columns::{FileColumns, file_order};
 use crate::files::Format;
-use crate::parquet_bounds::{PageBounds, check_footer, footer_start};
+use crate::parquet_bounds::{PageBounds, check_footer, check_footer_length, check_rows, footer_start};
 use crate::row_groups::{GroupSize, groups_of, pack};
 use crate::source::{ReadOptions, RowPredicate};
 use crate::split::{FileRef, Split, SplitRange};
@@ -85,11 +85,15 @@ async fn footer(ctx: &SourceContext, file: &Arc<SourceFile>) -> Result<Arc<Parqu
     let tail = size.saturating_sub(TAIL_BYTES)..size;
     let bytes = file.read(tail.clone()).await?;
     let start = footer_start(&bytes, size);
+    if let Some(start) = start {
+        check_footer_length(url, size - 8 - start, TAIL_BYTES, ctx.limits.chunk_bytes)?;
+    }
     check_footer(url, start, size, tail.start, &bytes)?;
     decoder.push_range(tail, bytes).map_err(bad)?;
     loop {
         match decoder.try_decode().map_err(bad)? {
             DecodeResult::Data(metadata) => {
+                check_rows(url, &metadata)?;
                 let metadata = Arc::new(metadata);
                 ctx.caches.insert_footer(&file.file, Arc::clone(&metadata));
                 return Ok(metadata);
@@ -362,3 +366,8 @@ fn batch_rows<'a>(
     let by_bytes = options.batch_bytes as u128 * rows / bytes;
     usize::try_from(by_bytes).unwrap_or(usize::MAX).min(options.batch_rows).max(1)
 }
+
+#[cfg(test)]
+#[allow(clippy::cast_possible_truncation, reason = "test data")]
+#[path = "parquet_tests.rs"]
+mod tests;

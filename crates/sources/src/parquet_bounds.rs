@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use caju_runtime::budget;
-use caju_types::{Error, Result};
+use caju_types::{Error, ErrorKind, Result};
 use parquet::basic::Compression;
 use parquet::file::metadata::{ParquetMetaData, RowGroupMetaData};
 
@@ -31,6 +31,40 @@ pub(crate) fn check_footer(url: &str, start: Option<u64>, size: u64, at: u64, by
         Some(()) => Ok(()),
         None => Err(Error::data_loss(format!("{url}: the file is damaged: its footer makes no sense"))),
     }
+}
+
+/// The most bytes of a footer, whatever the limit of a chunk is.
+const MAX_FOOTER_BYTES: u64 = 256 << 20;
+
+/// Refuses a footer of more bytes than a chunk of work may take (`chunk_bytes`) or than [`MAX_FOOTER_BYTES`], before it is
+/// read. `read_bytes` of the file's end were read anyway: a footer within them is accepted.
+pub(crate) fn check_footer_length(url: &str, length: u64, read_bytes: u64, chunk_bytes: u64) -> Result<()> {
+    let most = chunk_bytes.min(MAX_FOOTER_BYTES).max(read_bytes);
+    if length <= most {
+        return Ok(());
+    }
+    let way_out = if chunk_bytes < MAX_FOOTER_BYTES { ", or raise --chunk-memory" } else { "" };
+    Err(Error::new(
+        ErrorKind::ResourceExhausted,
+        format!(
+            "{url}: the end of the file says that its footer has {length} bytes, more than the {most} allowed; the file is \
+             damaged, or has too many columns and row groups: write it as several files{way_out}"
+        ),
+    ))
+}
+
+/// Refuses a footer whose number of rows is not that of its row groups: a list of row groups that lost some would lose
+/// their rows.
+pub(crate) fn check_rows(url: &str, footer: &ParquetMetaData) -> Result<()> {
+    let claimed = i128::from(footer.file_metadata().num_rows());
+    let found: i128 = footer.row_groups().iter().map(|group| i128::from(group.num_rows())).sum();
+    if claimed == found {
+        return Ok(());
+    }
+    Err(Error::data_loss(format!(
+        "{url}: the file is damaged: its footer says that it has {claimed} rows, and its row groups have {found}; write the \
+         file again, or leave it out of `path`"
+    )))
 }
 
 /// The limits on what the pages of column chunks claim.
@@ -97,7 +131,6 @@ const PACKED_RATIO: u64 = 1 << 17;
 mod tests {
     use arrow_array::{ArrayRef, RecordBatch, StringArray};
     use bytes::Bytes;
-    use caju_types::ErrorKind;
     use parquet::arrow::ArrowWriter;
     use parquet::basic::ZstdLevel;
     use parquet::file::metadata::ParquetMetaDataReader;
@@ -144,6 +177,27 @@ mod tests {
             }
         }
         assert!(refused > 5, "{refused}");
+    }
+
+    #[test]
+    fn the_length_of_a_footer_is_bounded() {
+        let check = |length, chunk| check_footer_length("f", length, 64 << 10, chunk);
+        check(64 << 10, 100).unwrap();
+        check(1 << 20, 1 << 20).unwrap();
+        check(MAX_FOOTER_BYTES, 1 << 40).unwrap();
+        for (length, chunk, most, way_out) in [
+            ((64 << 10) + 1, 100, 64 << 10, true),
+            ((1 << 20) + 1, 1 << 20, 1 << 20, true),
+            (u64::from(u32::MAX), 1 << 40, MAX_FOOTER_BYTES, false),
+        ] {
+            let e = check(length, chunk).unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::ResourceExhausted);
+            let want = format!(
+                "f: the end of the file says that its footer has {length} bytes, more than the {most} allowed"
+            );
+            assert!(e.message().starts_with(&want), "{e}");
+            assert_eq!(e.message().contains("--chunk-memory"), way_out, "{e}");
+        }
     }
 
     #[test]

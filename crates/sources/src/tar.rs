@@ -3,6 +3,8 @@
 //! The `tar` crate is the reference of the tests and not the parser: its `Header` compares no checksums, drops the high bytes
 //! of a binary size where this parser gives an error, and splits extended headers at line ends instead of by their lengths.
 
+use caju_types::{Error, Result};
+
 use crate::caches::RecordStart;
 use crate::record_scan::{Progress, RecordScan, read_window};
 
@@ -23,6 +25,30 @@ pub(crate) enum Entry {
     Extension { kind: u8, size: u64 },
     /// A member.
     Member { name: String, size: u64, regular: bool },
+    /// A member whose bytes the archive does not hold as they are: a reader would lose rows or bytes.
+    Unreadable { name: String, kind: Unreadable },
+}
+
+/// Members that the archive must be written without.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unreadable {
+    HardLink,
+    SymbolicLink,
+    Sparse,
+}
+
+impl Unreadable {
+    /// The error of such a member. `at` is the offset of its first header.
+    pub(crate) fn error(self, url: &str, at: u64, unpacked: &str, name: &str) -> Error {
+        let (what, way_out) = match self {
+            Self::HardLink => ("a hard link", "without links: `tar --hard-dereference`"),
+            Self::SymbolicLink => ("a symbolic link", "without links: `tar --dereference`"),
+            Self::Sparse => ("a sparse file", "without `tar --sparse`"),
+        };
+        Error::invalid(format!(
+            "{url}: the member `{name}` at byte {at}{unpacked} is {what}, which is not supported; write the archive {way_out}"
+        ))
+    }
 }
 
 /// Reads headers; remembers what extension headers say about the next member.
@@ -30,6 +56,9 @@ pub(crate) enum Entry {
 pub(crate) struct Names {
     name: Option<String>,
     size: Option<u64>,
+    /// The extended headers say that the member is sparse. Its own name is a made-up one then.
+    is_sparse: bool,
+    sparse_name: Option<String>,
 }
 
 /// The longest extension header in bytes; a longer one counts as damage.
@@ -62,9 +91,20 @@ impl Names {
             Some(name) => name,
             None => plain_name(block),
         };
+        let sparse_name = self.sparse_name.take();
+        let unreadable = match kind {
+            _ if std::mem::take(&mut self.is_sparse) => Some(Unreadable::Sparse),
+            b'S' => Some(Unreadable::Sparse),
+            b'1' => Some(Unreadable::HardLink),
+            b'2' => Some(Unreadable::SymbolicLink),
+            _ => None,
+        };
+        if let Some(kind) = unreadable {
+            return Ok(Entry::Unreadable { name: sparse_name.unwrap_or(name), kind });
+        }
         let regular = matches!(kind, 0 | b'0' | b'7');
-        // Links and folders have no content, whatever the size field says.
-        let own = if matches!(kind, b'1'..=b'6') { 0 } else { size };
+        // Folders and devices have no content, whatever the size field says.
+        let own = if matches!(kind, b'3'..=b'6') { 0 } else { size };
         let size = self.size.take().unwrap_or(own);
         Ok(Entry::Member { name, size, regular })
     }
@@ -82,6 +122,12 @@ impl Names {
                         b"size" => {
                             let n = std::str::from_utf8(value).ok().and_then(|s| s.parse().ok());
                             self.size = Some(n.ok_or("it has a damaged extension header")?);
+                        }
+                        key if key.starts_with(b"GNU.sparse.") => {
+                            self.is_sparse = true;
+                            if key == b"GNU.sparse.name" {
+                                self.sparse_name = Some(utf8(value)?.to_owned());
+                            }
                         }
                         // Values of other keys, such as extended attributes, may be binary.
                         _ => {}
@@ -194,7 +240,7 @@ impl SampleScan {
 }
 
 impl RecordScan for SampleScan {
-    fn step(&mut self, at: u64, bytes: &[u8]) -> caju_types::Result<Progress> {
+    fn step(&mut self, at: u64, bytes: &[u8]) -> Result<Progress> {
         loop {
             let pos = self.here.at;
             // The reader of the split reports truncation and damage.
@@ -208,9 +254,9 @@ impl RecordScan for SampleScan {
             };
             let Some(block) = rest.first_chunk::<BLOCK>() else { return Ok(need(BLOCK as u64, self.last)) };
             let member = *self.member.get_or_insert(pos);
-            let entry = self.names.header(block).map_err(|why| {
-                caju_types::Error::data_loss(format!("{}: the member at byte {member}: {why}", self.url))
-            })?;
+            let url = &self.url;
+            let bad = |why: &str| Error::data_loss(format!("{url}: the member at byte {member}: {why}"));
+            let entry = self.names.header(block).map_err(bad)?;
             let (size, found) = match entry {
                 Entry::End => return Ok(self.end()),
                 Entry::Extension { kind, size } => {
@@ -221,12 +267,7 @@ impl RecordScan for SampleScan {
                         }
                         return Ok(need(BLOCK as u64 + size, self.last));
                     };
-                    self.names.extension(kind, content).map_err(|why| {
-                        caju_types::Error::data_loss(format!(
-                            "{}: the member at byte {member}: {why}",
-                            self.url
-                        ))
-                    })?;
+                    self.names.extension(kind, content).map_err(bad)?;
                     (size, None)
                 }
                 Entry::Member { name, size, regular } => {
@@ -235,6 +276,7 @@ impl RecordScan for SampleScan {
                     self.last = size;
                     (size, key)
                 }
+                Entry::Unreadable { name, kind } => return Err(kind.error(url, member, "", &name)),
             };
             if let Some(key) = found
                 && self.key.as_ref() != Some(&key)

@@ -61,6 +61,7 @@ fn ours(mut archive: &[u8]) -> Result<Vec<(String, u64)>, &'static str> {
                 }
                 size
             }
+            Entry::Unreadable { .. } => return Err("unreadable"),
         };
         let skip = padded(size).and_then(|n| usize::try_from(n).ok()).and_then(|n| n.checked_add(BLOCK));
         archive = skip.and_then(|n| archive.get(n..)).ok_or("cut off")?;

@@ -132,8 +132,13 @@ impl Members {
         Self { feed: feed.unwrap_or_else(Feed::nothing), ended, url, codec, at, names: Names::default() }
     }
 
+    /// What an offset counts, for messages.
+    fn unpacked(&self) -> &'static str {
+        if self.codec == Codec::Plain { "" } else { " of the decompressed file" }
+    }
+
     fn damaged(&self, at: u64, why: &str) -> Error {
-        let unpacked = if self.codec == Codec::Plain { "" } else { " of the decompressed file" };
+        let unpacked = self.unpacked();
         let hint = if at == 0 { "; it is damaged, is compressed, or is no tar file" } else { "" };
         Error::data_loss(format!("{}: the member at byte {at}{unpacked}: {why}{hint}", self.url))
     }
@@ -189,6 +194,9 @@ impl Members {
                 Entry::Member { name, size, regular: false } => {
                     self.skip(&Member { name, at, size }).await?;
                     first = None;
+                }
+                Entry::Unreadable { name, kind } => {
+                    return Err(kind.error(&self.url, at, self.unpacked(), &name));
                 }
             }
         }

@@ -229,3 +229,79 @@ async fn an_archive_without_its_end_or_with_more_behind_it_is_an_error() {
     gz[at + 5] ^= 1;
     refused("flipped.tar.gz", gz, 1 << 20).await;
 }
+
+/// One member of `kind`, with the records of a pax header in front of it.
+fn unreadable(name: &str, kind: u8, pax: &[(&str, &str)]) -> Vec<u8> {
+    let mut out = Vec::new();
+    if !pax.is_empty() {
+        let record = |(key, value): &(&str, &str)| {
+            let body = format!(" {key}={value}\n");
+            // All records of the test take two digits.
+            format!("{}{body}", body.len() + 2)
+        };
+        let body: String = pax.iter().map(record).collect();
+        out.extend(header(b"PaxHeader", body.len(), b'x'));
+        content(body.as_bytes(), &mut out);
+    }
+    let data: &[u8] = if kind == b'0' { b"1\n0\n3\nabc" } else { b"" };
+    out.extend(header(name.as_bytes(), data.len(), kind));
+    content(data, &mut out);
+    out
+}
+
+/// A link holds no content of its own, and a sparse file holds its content in pieces.
+#[tokio::test]
+async fn links_and_sparse_members_are_errors_with_the_way_out() {
+    use std::io::Write;
+    let samples = |n: std::ops::Range<u8>| -> Vec<Members> {
+        n.map(|i| vec![(format!("{i}.jpg"), vec![i; 700])]).collect()
+    };
+    let first = archive(&samples(0..4), 0);
+    let first = &first[..first.len() - 1024];
+    let sparse_1_0 = [("GNU.sparse.major", "1"), ("GNU.sparse.minor", "0"), ("GNU.sparse.name", "x.jpg")];
+    let sparse_0_1 = [("GNU.sparse.size", "3"), ("GNU.sparse.map", "0,3")];
+    for (member, what, way_out) in [
+        (unreadable("x.jpg", b'1', &[]), "a hard link", "`tar --hard-dereference`"),
+        (unreadable("x.jpg", b'2', &[]), "a symbolic link", "`tar --dereference`"),
+        (unreadable("x.jpg", b'S', &[]), "a sparse file", "without `tar --sparse`"),
+        (unreadable("GNUSparseFile.1/0.jpg", b'0', &sparse_1_0), "a sparse file", "without `tar --sparse`"),
+        (unreadable("x.jpg", b'0', &sparse_0_1), "a sparse file", "without `tar --sparse`"),
+    ] {
+        let data = [first, &member, &archive(&samples(5..9), 0)].concat();
+        let ctx = context();
+        let refused = async |url: &str, format: FileFormat, split_bytes: u64, unpacked: &str| {
+            let mut def = def(format, url);
+            def.split_bytes = split_bytes;
+            let e = all_rows(&ctx, &def, &ReadOptions::default()).await.unwrap_err();
+            let at = first.len();
+            let want =
+                format!("{url}: the member `x.jpg` at byte {at}{unpacked} is {what}, which is not supported");
+            assert_eq!(e.kind(), ErrorKind::InvalidArgument, "{e}");
+            assert!(e.message().starts_with(&want) && e.message().ends_with(way_out), "{e}");
+        };
+        let url = format!("{}/a.tar", fresh());
+        put(&ctx, &url, data.clone()).await;
+        for split_bytes in [2000, 1 << 20] {
+            refused(&url, format(Some(&["jpg"])), split_bytes, "").await;
+        }
+        refused(&url, format(None), 1 << 20, "").await;
+        let url = format!("{}/a.tar.gz", fresh());
+        let mut gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        gz.write_all(&data).unwrap();
+        put(&ctx, &url, gz.finish().unwrap()).await;
+        refused(&url, format(Some(&["jpg"])), 1 << 20, " of the decompressed file").await;
+    }
+}
+
+#[tokio::test]
+async fn folders_and_global_headers_are_skipped() {
+    let mut data = header(b"pax_global_header", 15, b'g');
+    content(b"15 comment=abc\n", &mut data);
+    data.extend(header(b"dir/", 0, b'5'));
+    data.extend(archive(&[vec![("0.jpg".to_owned(), vec![1; 700])]], 0));
+    let ctx = context();
+    let url = format!("{}/a.tar", fresh());
+    put(&ctx, &url, data).await;
+    let all = all_rows(&ctx, &def(format(None), &url), &ReadOptions::default()).await.unwrap().unwrap();
+    assert_eq!(all.num_rows(), 1);
+}

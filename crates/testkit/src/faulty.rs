@@ -68,6 +68,8 @@ pub enum Fault {
     Cut(u64),
     /// The answer's body ends without an error after this many bytes.
     Short(u64),
+    /// The object claims to have this many bytes. Reading the answer's body is an error.
+    Size(u64),
     /// One bit of the byte at this offset of the answer is wrong.
     Flip(u64),
     /// The request first waits for this time on the clock.
@@ -325,6 +327,13 @@ impl StoreLayer for Faulty {
         let mut result = self.inner.get_opts(path, options).await?;
         if let Some(fault) = fault {
             after(Some(&fault), ())?;
+            if let Fault::Size(bytes) = fault {
+                result.meta.size = bytes;
+                result.range = 0..bytes;
+                let body = futures::stream::once(async { Err(generic("a false size was believed".into())) });
+                result.payload = GetResultPayload::Stream(body.boxed());
+                return Ok(result);
+            }
             let empty = GetResultPayload::Stream(futures::stream::empty().boxed());
             let whole = GetResult {
                 payload: std::mem::replace(&mut result.payload, empty),

@@ -125,7 +125,7 @@ macro_rules! constructors {
 impl Error {
     /// An error of the given kind.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into() }
+        Self { kind, message: bounded(message.into()) }
     }
 
     constructors! {
@@ -156,7 +156,7 @@ impl Error {
     /// Prefixes the message with the place: `place: message`.
     #[must_use]
     pub fn context(mut self, place: impl fmt::Display) -> Self {
-        self.message = format!("{place}: {}", self.message);
+        self.message = bounded(format!("{place}: {}", self.message));
         self
     }
 
@@ -173,3 +173,37 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+/// The most bytes of a message. It travels in a header of at most 16 KiB, in which some bytes take three, and it goes to logs: a
+/// value of the data that a library repeats may have megabytes.
+const MAX_MESSAGE_BYTES: usize = 4096;
+/// Of a longer message, the bytes at its end that are kept: what happened, and the way out.
+const TAIL_BYTES: usize = 1536;
+
+/// A message without its middle, if it is too long.
+fn bounded(message: String) -> String {
+    if message.len() <= MAX_MESSAGE_BYTES {
+        return message;
+    }
+    // The note on what is left out has at most 64 bytes.
+    let head = message.floor_char_boundary(MAX_MESSAGE_BYTES - TAIL_BYTES - 64);
+    let tail = message.ceil_char_boundary(message.len() - TAIL_BYTES);
+    format!("{} [... {} bytes are left out ...] {}", &message[..head], tail - head, &message[tail..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_message_keeps_its_beginning_and_its_end() {
+        let long = format!("steps[0].map: cannot cast '{}' to Int32; fix it", "ä".repeat(50_000_000));
+        let e = Error::invalid(long).context("file.parquet").context("x".repeat(10_000));
+        assert!(e.message().len() <= MAX_MESSAGE_BYTES, "{}", e.message().len());
+        assert!(e.message().ends_with("ä' to Int32; fix it"), "{e}");
+        let e = Error::invalid(format!("steps[0].map: '{}'; fix it", "ä".repeat(5000))).context("a.parquet");
+        assert!(e.message().starts_with("a.parquet: steps[0].map: 'ä"), "{e}");
+        assert!(e.message().contains("bytes are left out"), "{e}");
+        assert_eq!(Error::invalid("x".repeat(4096)).message(), "x".repeat(4096));
+    }
+}

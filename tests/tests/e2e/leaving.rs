@@ -1,4 +1,5 @@
-//! A dispatcher that gets SIGTERM: present readers end their epoch, no other one begins, and nothing holds up its end.
+//! A dispatcher that gets SIGTERM: present readers end their epoch, no other one begins, and nothing holds up its end. A reader
+//! that gets SIGTERM or Ctrl-C leaves its epoch.
 
 use std::time::{Duration, Instant};
 
@@ -48,6 +49,23 @@ fn readers_in_the_middle_of_an_epoch_end_it_and_no_other_epoch_begins() {
         worker.process.signal("TERM");
         worker.process.wait().expect_code(0);
     }
+}
+
+#[test]
+fn a_reader_that_is_interrupted_leaves_its_rows_to_others_at_once() {
+    // A reader that is only missed after the client timeout would hold up the other one for as long.
+    let cluster = Cluster::start_with(1, &["--client-timeout", "10min"], &[]);
+    let p = slow(ROWS);
+    for signal in ["INT", "TERM"] {
+        let reader = reader_in_the_middle(&cluster, &p);
+        reader.signal(signal);
+        reader.wait().expect_code(3).expect_error(&[signal, "the reader has left the epoch", "--state FILE"]);
+    }
+    let other = cluster.read(&p, &["--job", "train", "--report", "other.json"]);
+    other.expect_code(0);
+    let rows = Report::load(&p.folder().join("other.json")).rows();
+    assert!(rows[0] > 0 && rows[0] < ROWS, "what others had not taken: {rows:?}");
+    cluster.stop();
 }
 
 #[test]

@@ -143,7 +143,7 @@ pub(crate) struct ProfilingOverheadArgs {
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) repeats: u32,
     /// CPU threads; the number of cores by default
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) cpu_threads: Option<u32>,
 }
 

@@ -97,7 +97,7 @@ pub(crate) struct GenArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=99_999))]
     pub(crate) shards: Option<u64>,
     /// CPU threads; the number of cores by default. Does not change the data
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) cpu_threads: Option<u32>,
     /// Replace the sample data of an earlier run, as recorded in _caju_gen.json there. Other files stay
     #[arg(long)]

@@ -103,10 +103,13 @@ fn memory(text: &str) -> Result<u64, String> {
     caju_types::parse_bytes(text).map_err(|e| e.to_string())
 }
 
+/// The most threads or reads of one process. Machines have fewer cores, and each thread takes megabytes.
+const MAX_COUNT: usize = 4096;
+
 fn count(text: &str) -> Result<usize, String> {
-    match text.parse::<u32>() {
-        Ok(n) if n > 0 => Ok(usize::try_from(n).unwrap_or(usize::MAX)),
-        _ => Err("expected auto, or a number of at least 1".to_string()),
+    match text.parse::<usize>() {
+        Ok(n) if (1..=MAX_COUNT).contains(&n) => Ok(n),
+        _ => Err(format!("expected auto, or a number of 1 to {MAX_COUNT}")),
     }
 }
 

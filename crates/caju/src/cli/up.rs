@@ -44,7 +44,7 @@ pub(crate) struct UpArgs {
     #[arg(long, value_name = "auto|N", default_value = "auto", value_parser = WorkerCount::parse)]
     pub(crate) workers: WorkerCount,
     /// CPU threads of each worker. By default a quarter of the cores with `auto`, and with N workers their part of the cores
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) cpu_threads: Option<u32>,
     /// How many worker processes may end by themselves within a minute. Each of them is replaced; one more ends the command
     #[arg(long, value_name = "N", default_value_t = 5)]

@@ -71,6 +71,8 @@ pub(crate) struct Epochs<'a> {
     pub(crate) attempt: Option<caju_client::Attempt>,
     /// The file of the reader's state.
     pub(crate) state_file: Option<StateFile<'a>>,
+    /// SIGTERM and Ctrl-C end the reading in order: others do not wait until this reader is missed.
+    pub(crate) leaves_on_signal: bool,
 }
 
 /// What a reader does with the rows.
@@ -135,13 +137,24 @@ impl Epochs<'_> {
         let (mut job, mut failure, mut after) = (None, None, 0);
         let announcer = DecisionAnnouncer::new(self.client, &self.job, self.announce);
         // Before the first row can be asked for: a signal that comes before that has a state to write, too.
-        let mut signals = self.state_file.is_some().then(Signals::new).transpose()?;
+        let mut signals = self.leaves_on_signal.then(Signals::new).transpose()?;
         if let Some(file) = &self.state_file {
             file.check(self.client, self.def, self.args).await?;
         }
         for epoch in self.state_file.as_ref().map_or(0, StateFile::first_epoch)..self.args.epochs {
             let before = Instant::now();
-            let opened = self.client.read(self.request(epoch, after)).await;
+            let opening = self.client.read(self.request(epoch, after));
+            // With a state the epoch is opened first: there is a state to write then.
+            let opened = match signals.as_mut().filter(|_| self.state_file.is_none()) {
+                None => opening.await,
+                Some(signals) => tokio::select! {
+                    biased;
+                    name = signals.next() => {
+                        return Err(Error::cancelled(format!("{name}: epoch {epoch} was not opened")));
+                    }
+                    opened = opening => opened,
+                },
+            };
             let reader = match self.file {
                 Some(file) => opened.map_err(pipeline_file::in_file(file))?,
                 None => opened?,
@@ -337,7 +350,8 @@ impl Epochs<'_> {
         let mut sum = (!self.args.no_checksum).then(|| RowsChecksum::for_definition(self.def));
         let mut sums = FuturesOrdered::new();
         let mut staging = Staging::default();
-        while let Some(chunk) = next_chunk(reader, signals.as_deref_mut()).await? {
+        let has_state = self.state_file.is_some();
+        while let Some(chunk) = next_chunk(reader, signals.as_deref_mut(), has_state).await? {
             tail.record(chunk.rows());
             if self.work.copies {
                 staging.copy(&chunk)?;
@@ -364,13 +378,21 @@ impl Epochs<'_> {
 }
 
 /// The next chunk, unless a signal comes that ends the reading.
-async fn next_chunk(reader: &mut Reader, signals: Option<&mut Signals>) -> Result<Option<Chunk>> {
+async fn next_chunk(
+    reader: &mut Reader,
+    signals: Option<&mut Signals>,
+    has_state: bool,
+) -> Result<Option<Chunk>> {
     let Some(signals) = signals else { return reader.next_chunk().await };
     tokio::select! {
         biased;
-        name = signals.next() => {
-            Err(Error::cancelled(format!("{name}: the state is written; the same command reads on from it")))
-        }
+        name = signals.next() => Err(Error::cancelled(match has_state {
+            true => format!("{name}: the state is written; the same command reads on from it"),
+            false => format!(
+                "{name}: the reader has left the epoch, and what it had not taken goes to other readers of its job; with \
+                 --state FILE it could be read on"
+            ),
+        })),
         chunk = reader.next_chunk() => chunk,
     }
 }

@@ -50,6 +50,7 @@ pub(crate) async fn run(global: &Global, args: &ReadArgs) -> Result<()> {
         announce: Announce::AtEnds,
         attempt: args.attempt.clone().map(|id| Attempt { id, rank: None }),
         state_file,
+        leaves_on_signal: true,
     };
     let outcome = Box::pin(epochs.read()).await?;
     shared::finish(&check::title(&def, &args.file), &outcome, &args.epochs, global.quiet)

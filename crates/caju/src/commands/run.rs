@@ -114,6 +114,7 @@ pub(crate) async fn embedded(job: Job<'_>, cluster: ClusterConfig) -> Result<Out
             announce: job.announce,
             attempt: None,
             state_file: None,
+            leaves_on_signal: false,
         };
         Box::pin(epochs.read()).await
     }

@@ -105,7 +105,9 @@ impl Resume {
     /// of another number of them, which begin at one step.
     pub(super) fn complete_steps(&mut self, consumers: u32) {
         if !self.of_all && !self.steps.is_empty() {
-            (0..consumers).for_each(|consumer| drop(self.steps.entry(consumer).or_insert(0)));
+            for consumer in 0..consumers {
+                self.steps.entry(consumer).or_insert(0);
+            }
         }
     }
 

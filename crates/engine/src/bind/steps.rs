@@ -99,6 +99,7 @@ pub(crate) enum StreamOp {
 /// A `batch` or `padded_batch`.
 #[derive(Clone)]
 pub(crate) struct BatchDef {
+    pub(crate) place: String,
     pub(crate) size: usize,
     pub(crate) drop_remainder: bool,
     pub(crate) padding: Option<Padding>,
@@ -315,6 +316,7 @@ fn bind_stream(op: &StageOp, registry: &Registry, schema: &SchemaRef, at: StageS
         StageOp::Take(n) => StreamOp::Take(*n),
         StageOp::Skip(n) => StreamOp::Skip(*n),
         StageOp::Batch { size, drop_remainder } => StreamOp::Batch(BatchDef {
+            place: at.place,
             size: count(*size),
             drop_remainder: *drop_remainder,
             padding: None,
@@ -329,6 +331,7 @@ fn bind_stream(op: &StageOp, registry: &Registry, schema: &SchemaRef, at: StageS
             }
             let padding = Padding { lengths: lengths.clone(), values: values.clone() };
             StreamOp::Batch(BatchDef {
+                place: at.place,
                 size: count(*size),
                 drop_remainder: *drop_remainder,
                 padding: Some(padding),

@@ -3,6 +3,7 @@
 use caju_types::Result;
 use caju_wire::{Chunk, Elements, Padding, RoundMark, Run, pad_batch, push_run};
 
+use super::waiting::{WaitLimit, waiting_bytes};
 use super::{Flow, StreamStage};
 
 /// Rows on their way into a batch.
@@ -11,6 +12,7 @@ pub(crate) struct Pending {
     pieces: Vec<arrow_array::RecordBatch>,
     runs: Vec<Run>,
     rows: usize,
+    bytes: usize,
 }
 
 impl Pending {
@@ -18,12 +20,27 @@ impl Pending {
         self.rows
     }
 
+    /// The bytes of memory that the rows take.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     pub(crate) fn add(&mut self, chunk: Chunk) {
         self.rows += chunk.rows();
+        self.bytes += waiting_bytes(&chunk);
         self.pieces.extend(chunk.pieces.into_iter().filter(|p| p.num_rows() > 0));
         for run in chunk.runs {
             push_run(&mut self.runs, run);
         }
+    }
+
+    /// Adds rows, and returns the element if it has `size` rows then. Rows that are a whole element do not wait.
+    pub(crate) fn complete(&mut self, chunk: Chunk, size: usize) -> Option<Chunk> {
+        if self.rows == 0 && chunk.rows() == size {
+            return Some(element(chunk.pieces, chunk.runs, size));
+        }
+        self.add(chunk);
+        if self.rows == size { self.finish() } else { None }
     }
 
     /// Everything pending as one element; `None` if there is nothing.
@@ -32,18 +49,24 @@ impl Pending {
             return None;
         }
         let taken = std::mem::take(self);
-        let elements = Elements::Lengths(vec![u32::try_from(taken.rows).unwrap_or(u32::MAX)]);
-        let round = RoundMark::default();
-        Some(Chunk { pieces: taken.pieces, runs: taken.runs, elements, remainder: false, round })
+        Some(element(taken.pieces, taken.runs, taken.rows))
     }
 }
 
+/// Rows as one element.
+fn element(pieces: Vec<arrow_array::RecordBatch>, runs: Vec<Run>, rows: usize) -> Chunk {
+    let elements = Elements::Lengths(vec![u32::try_from(rows).unwrap_or(u32::MAX)]);
+    Chunk { pieces, runs, elements, remainder: false, round: RoundMark::default() }
+}
+
 /// Makes elements of `size` rows. Full batches inside one chunk are slices of it; a batch over several
-/// chunks keeps them as pieces. Nothing is copied, unless lists have to be padded.
+/// chunks keeps them as pieces. Nothing is copied, unless lists have to be padded. The rows that wait for a batch are bounded
+/// in bytes.
 pub(crate) struct Batch {
     size: usize,
     end: BatchEnd,
     padding: Option<Padding>,
+    limit: WaitLimit,
     pending: Pending,
 }
 
@@ -59,14 +82,17 @@ pub(crate) enum BatchEnd {
 }
 
 impl Batch {
-    pub(crate) fn new(size: usize, end: BatchEnd, padding: Option<Padding>) -> Self {
-        Self { size: size.max(1), end, padding, pending: Pending::default() }
+    pub(crate) fn new(size: usize, end: BatchEnd, padding: Option<Padding>, limit: WaitLimit) -> Self {
+        Self { size: size.max(1), end, padding, limit, pending: Pending::default() }
     }
 
     fn emit(&self, chunk: Chunk, out: &mut Vec<Chunk>) -> Result<()> {
         match &self.padding {
             None => out.push(chunk),
-            Some(padding) => out.push(pad_batch(&chunk, padding)?),
+            // It asks the budget of the stage for the padded size before it takes memory.
+            Some(padding) => {
+                out.push(pad_batch(&chunk, padding).map_err(|e| e.context(&self.limit.place))?);
+            }
         }
         Ok(())
     }
@@ -93,6 +119,7 @@ impl StreamStage for Batch {
             } else {
                 let n = (self.size - self.pending.rows()).min(rows - at);
                 self.pending.add(chunk.slice_rows(at, n));
+                self.limit.check(self.pending.rows(), self.pending.bytes())?;
                 at += n;
                 if self.pending.rows() == self.size
                     && let Some(full) = self.pending.finish()
@@ -154,11 +181,43 @@ mod tests {
         Chunk::rows_of(RecordBatch::try_from_iter([("id", ids)]).unwrap(), vec![Run { split: 0, start, len }])
     }
 
+    fn limit(max_bytes: u64) -> WaitLimit {
+        WaitLimit { place: "steps[1].batch".into(), max_bytes, argument: "batch" }
+    }
+
+    /// Ten chunks of 100 rows, pushed into batches of `size`, with a bound of what ten such chunks take less `missing` bytes.
+    fn ten_chunks(size: usize, padding: Option<Padding>, missing: usize) -> Result<Vec<Chunk>> {
+        let max_bytes = 10 * waiting_bytes(&chunk(0..100)) - missing;
+        let mut stage = Batch::new(size, BatchEnd::Keep, padding, limit(max_bytes as u64));
+        let mut out = Vec::new();
+        for i in 0..10 {
+            stage.push(chunk(i * 100..(i + 1) * 100), &mut out)?;
+        }
+        stage.flush(&mut out)?;
+        Ok(out)
+    }
+
+    #[test]
+    fn rows_that_wait_for_a_batch_are_bounded_in_bytes() {
+        for padding in [None, Some(Padding::default())] {
+            for size in [1000, 2_000_000_000] {
+                let e = ten_chunks(size, padding.clone(), 1).unwrap_err();
+                assert_eq!(e.kind(), caju_types::ErrorKind::ResourceExhausted);
+                assert!(e.message().starts_with("steps[1].batch: 1,000 rows that take 1"), "{e}");
+                assert!(e.message().ends_with("use a smaller `batch`, or raise --chunk-memory"), "{e}");
+                let out = ten_chunks(size, padding.clone(), 0).unwrap();
+                assert_eq!(out.iter().map(Chunk::rows).collect::<Vec<_>>(), [1000], "within the bound");
+            }
+            // What has left does not count.
+            assert_eq!(ten_chunks(250, padding.clone(), waiting_bytes(&chunk(0..700))).unwrap().len(), 4);
+        }
+    }
+
     proptest! {
         /// Whatever the chunks, the elements are the same, and provenance says exactly which rows they are.
         #[test]
         fn elements_do_not_depend_on_chunks(cuts in prop::collection::vec(0i64..30, 0..20), size in 1usize..17) {
-            let mut stage = Batch::new(size, BatchEnd::Keep, None);
+            let mut stage = Batch::new(size, BatchEnd::Keep, None, limit(u64::MAX));
             let (mut out, mut at) = (Vec::new(), 0);
             for n in cuts {
                 stage.push(chunk(at..at + n), &mut out).unwrap();

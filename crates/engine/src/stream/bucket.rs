@@ -10,12 +10,14 @@ use caju_types::{Error, Result};
 use caju_wire::{Chunk, Padding, RoundMark, Run, pad_batch, push_run};
 
 use super::batch::Pending;
+use super::waiting::WaitLimit;
 use super::{Flow, StreamStage};
 
-/// Collects rows by length class; each full class becomes a batch.
+/// Collects rows by length class; each full class becomes a batch. The rows that wait in all classes together are bounded in
+/// bytes.
 pub(crate) struct Bucket {
     pub(crate) length: BoundExprs,
-    pub(crate) place: String,
+    pub(crate) limit: WaitLimit,
     /// Upper bounds (exclusive) of all classes but the last, ascending.
     pub(crate) boundaries: Vec<i64>,
     pub(crate) sizes: Vec<usize>,
@@ -27,20 +29,20 @@ pub(crate) struct Bucket {
 impl Bucket {
     pub(crate) fn new(
         length: BoundExprs,
-        place: String,
+        limit: WaitLimit,
         boundaries: Vec<i64>,
         sizes: Vec<usize>,
         drop_remainder: bool,
         padding: Option<Padding>,
     ) -> Self {
         let pending = sizes.iter().map(|_| Pending::default()).collect();
-        Self { length, place, boundaries, sizes, drop_remainder, padding, pending }
+        Self { length, limit, boundaries, sizes, drop_remainder, padding, pending }
     }
 
     fn emit(&self, class: usize, mut chunk: Chunk, out: &mut Vec<Chunk>) -> Result<()> {
         chunk.round = RoundMark { bucket: u32::try_from(class).ok(), ..RoundMark::default() };
         out.push(match &self.padding {
-            Some(p) => pad_batch(&chunk, p)?,
+            Some(p) => pad_batch(&chunk, p).map_err(|e| e.context(&self.limit.place))?,
             None => chunk,
         });
         Ok(())
@@ -50,9 +52,9 @@ impl Bucket {
     fn classes(&self, chunk: &Chunk) -> Result<Vec<usize>> {
         let mut classes = Vec::with_capacity(chunk.rows());
         for piece in &chunk.pieces {
-            let values = self.length.evaluate(piece, None).map_err(|e| e.error.context(&self.place))?;
+            let values = self.length.evaluate(piece, None).map_err(|e| e.error.context(&self.limit.place))?;
             let lengths = cast(&values[0], &DataType::Int64)
-                .map_err(|e| Error::invalid(format!("{}: length: {e}", self.place)))?;
+                .map_err(|e| Error::invalid(format!("{}: length: {e}", self.limit.place)))?;
             let lengths = lengths.as_primitive::<Int64Type>();
             for i in 0..lengths.len() {
                 let n = if lengths.is_valid(i) { lengths.value(i) } else { 0 };
@@ -95,15 +97,15 @@ impl StreamStage for Bucket {
             let mut at = 0;
             while at < rows.len() {
                 let n = (self.sizes[class] - self.pending[class].rows()).min(rows.len() - at);
-                self.pending[class].add(picked.slice_rows(at, n));
+                let part = picked.slice_rows(at, n);
                 at += n;
-                if self.pending[class].rows() == self.sizes[class]
-                    && let Some(batch) = self.pending[class].finish()
-                {
+                if let Some(batch) = self.pending[class].complete(part, self.sizes[class]) {
                     full.push((rows[at - 1], class, batch));
                 }
             }
         }
+        let waiting = |f: fn(&Pending) -> usize| self.pending.iter().map(f).sum();
+        self.limit.check(waiting(Pending::rows), waiting(Pending::bytes))?;
         full.sort_unstable_by_key(|(filled, ..)| *filled);
         for (_, class, batch) in full {
             self.emit(class, batch, out)?;
@@ -140,6 +142,38 @@ mod tests {
         Chunk::rows_of(RecordBatch::try_from_iter([("id", ids)]).unwrap(), vec![run])
     }
 
+    fn limit(max_bytes: u64) -> WaitLimit {
+        WaitLimit { place: "steps[1].bucket_by_length".into(), max_bytes, argument: "batch_sizes" }
+    }
+
+    /// Chunks of 100 rows of three classes, in batches of `size`, and the bytes that wait at the end. `max_bytes` may wait.
+    fn ten_chunks(size: usize, max_bytes: usize) -> Result<(Vec<Chunk>, usize)> {
+        let registry = Registry::new(Limits::default());
+        let schema = chunk(0..1).schema();
+        let length = registry.bind("bucket", &[("length".into(), "id % 3".into())], &schema)?;
+        let mut bucket = Bucket::new(length, limit(max_bytes as u64), vec![1, 2], vec![size; 3], false, None);
+        let mut out = Vec::new();
+        for i in 0..10 {
+            bucket.push(chunk(i * 100..(i + 1) * 100), &mut out)?;
+        }
+        let waiting = bucket.pending.iter().map(Pending::bytes).sum();
+        bucket.flush(&mut out)?;
+        Ok((out, waiting))
+    }
+
+    #[test]
+    fn rows_that_wait_in_all_classes_together_are_bounded_in_bytes() {
+        let (_, most) = ten_chunks(1_000_000, usize::MAX).unwrap();
+        assert!(most > 1000 * size_of::<i64>(), "{most}");
+        assert_eq!(ten_chunks(1_000_000, most).unwrap().0.len(), 3, "within the bound");
+        let e = ten_chunks(1_000_000, most - 1).unwrap_err();
+        assert_eq!(e.kind(), caju_types::ErrorKind::ResourceExhausted);
+        assert!(e.message().starts_with("steps[1].bucket_by_length: 1,000 rows that take"), "{e}");
+        assert!(e.message().ends_with("use a smaller `batch_sizes`, or raise --chunk-memory"), "{e}");
+        // What has left does not count.
+        assert_eq!(ten_chunks(50, most / 2).unwrap().0.len(), 21);
+    }
+
     /// The ids of the batches of rows 0 to 99, of which chunks end at `cuts`.
     fn batches(mut cuts: Vec<i64>) -> Vec<Vec<i64>> {
         cuts.extend([0, 100]);
@@ -148,7 +182,7 @@ mod tests {
         let registry = Registry::new(Limits::default());
         let schema = chunk(0..1).schema();
         let length = registry.bind("bucket", &[("length".into(), "id * 7 % 10".into())], &schema).unwrap();
-        let mut bucket = Bucket::new(length, "here".into(), vec![3, 6], vec![5, 3, 4], false, None);
+        let mut bucket = Bucket::new(length, limit(u64::MAX), vec![3, 6], vec![5, 3, 4], false, None);
         let mut out = Vec::new();
         for ends in cuts.windows(2) {
             bucket.push(chunk(ends[0]..ends[1]), &mut out).unwrap();

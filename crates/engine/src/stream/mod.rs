@@ -11,6 +11,7 @@ mod mix;
 mod shard;
 mod shuffle;
 mod take;
+mod waiting;
 
 pub(crate) use batch::{Batch, BatchEnd, Unbatch};
 pub(crate) use bucket::Bucket;
@@ -18,8 +19,9 @@ pub(crate) use draws::Draws;
 pub(crate) use mix::Mix;
 
 pub(crate) use shard::{Shard, only};
-pub(crate) use shuffle::Shuffle;
+pub(crate) use shuffle::{Shuffle, max_buffer_memory};
 pub(crate) use take::{Skip, Take};
+pub(crate) use waiting::WaitLimit;
 
 use caju_types::Result;
 use caju_wire::Chunk;

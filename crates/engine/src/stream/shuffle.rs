@@ -2,9 +2,11 @@
 
 use arrow::compute::interleave_record_batch;
 use arrow_array::RecordBatch;
+use caju_pipeline::DEFAULT_SHUFFLE_BYTES;
 use caju_types::{Error, Result, format_bytes};
 use caju_wire::{Chunk, Elements, Run, batch_bytes, push_run};
 
+use super::waiting::{overhead_bytes, piece_bytes};
 use super::{Draws, Flow, StreamStage};
 
 /// The most rows of one chunk that leaves the buffer at its end.
@@ -14,46 +16,85 @@ const CHUNK_BYTES: usize = 8 << 20;
 /// Held batches are rewritten once they pin this much more than the rows that are still waiting.
 const SLACK_BYTES: usize = 64 << 20;
 
+/// The most memory of one buffer, in multiples of the memory limit of one chunk (`--chunk-memory`): 16 GiB by default. It
+/// admits the buffers that a large machine has memory for, and a definition cannot raise it.
+const MAX_BUFFER_CHUNKS: u64 = 16;
+
+/// The most memory of one buffer, whatever `max_bytes` of a definition is: the elements, and what the buffer notes about each.
+/// It is never less than the default of `max_bytes`.
+pub(crate) fn max_buffer_memory(chunk_bytes: u64) -> usize {
+    let bytes = chunk_bytes.saturating_mul(MAX_BUFFER_CHUNKS).max(DEFAULT_SHUFFLE_BYTES);
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
 /// Permutes elements within a buffer of `capacity`.
 pub(crate) struct Shuffle {
     place: String,
     capacity: usize,
+    /// The bound of the definition, on the bytes of the elements.
     max_bytes: usize,
+    /// The bound of the server, on all memory of the buffer.
+    max_memory: usize,
     draws: Draws,
     rows: RowBuffer,
     batches: Vec<Chunk>,
     batch_bytes: usize,
+    /// Memory of `batches` besides the values of their rows.
+    batch_overhead: usize,
 }
 
 impl Shuffle {
-    pub(crate) fn new(place: String, capacity: usize, max_bytes: usize, seed: u64) -> Self {
+    pub(crate) fn new(
+        place: String,
+        capacity: usize,
+        max_bytes: usize,
+        max_memory: usize,
+        seed: u64,
+    ) -> Self {
         Self {
             place,
             capacity: capacity.max(1),
             max_bytes,
+            max_memory,
             draws: Draws::new(seed),
             rows: RowBuffer::default(),
             batches: Vec::new(),
             batch_bytes: 0,
+            batch_overhead: 0,
         }
     }
 
-    fn check(&self, bytes: usize, held: usize) -> Result<()> {
-        if bytes <= self.max_bytes {
+    /// Compares `held` elements of `bytes` and their overhead with both bounds. The error is about the smaller one.
+    fn check(&self, bytes: usize, overhead: usize, held: usize) -> Result<()> {
+        let memory = bytes.saturating_add(overhead);
+        let by_definition = bytes > self.max_bytes && self.max_bytes <= self.max_memory;
+        if !by_definition && memory <= self.max_memory {
             return Ok(());
         }
-        let full = bytes as f64 / held.max(1) as f64 * self.capacity as f64;
+        let counted = if by_definition { bytes } else { memory };
+        let full = counted as f64 / held.max(1) as f64 * self.capacity as f64;
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
             reason = "an estimate for a message"
         )]
-        let need = format_bytes(full as u64);
+        let full = full as u64;
+        let most = format_bytes(self.max_memory as u64);
+        let server =
+            format!("{most}, the most that this server gives a shuffle buffer whatever its `max_bytes` is");
+        let (bound, remedy) = match by_definition {
+            true if full <= self.max_memory as u64 => {
+                (format_bytes(self.max_bytes as u64), "set `max_bytes` to that, use".to_owned())
+            }
+            true => (format_bytes(self.max_bytes as u64), format!("that is more than {server}; use")),
+            false => (server, "raise --chunk-memory, use".to_owned()),
+        };
         Err(Error::exhausted(format!(
-            "{}: {held} of {} elements fill the shuffle buffer's {}; the whole buffer needs about {need}: set `max_bytes` to that, use a smaller `buffer`, or shuffle before the rows grow (above decode_image, say)",
+            "{}: {held} of {} elements fill the shuffle buffer's {bound}; the whole buffer needs about {}: {remedy} a smaller \
+             `buffer`, or shuffle before the rows grow (above decode_image, say)",
             self.place,
             self.capacity,
-            format_bytes(self.max_bytes as u64),
+            format_bytes(full),
         )))
     }
 
@@ -65,16 +106,18 @@ impl Shuffle {
             one.elements = Elements::Lengths(vec![n]);
             at += n as usize;
             self.batch_bytes += one.bytes();
+            self.batch_overhead += overhead_bytes(&one);
             if self.batches.len() < self.capacity {
                 self.batches.push(one);
             } else {
                 let i = self.draws.below(self.batches.len());
                 let old = std::mem::replace(&mut self.batches[i], one);
                 self.batch_bytes -= old.bytes();
+                self.batch_overhead -= overhead_bytes(&old);
                 out.push(old);
             }
         }
-        self.check(self.batch_bytes, self.batches.len())
+        self.check(self.batch_bytes, self.batch_overhead, self.batches.len())
     }
 }
 
@@ -86,7 +129,7 @@ impl StreamStage for Shuffle {
             self.push_elements(&chunk, lengths, out)?;
         } else {
             self.rows.push(chunk, self.capacity, &mut self.draws, out)?;
-            self.check(self.rows.live_bytes(), self.rows.slots.len())?;
+            self.check(self.rows.live_bytes(), self.rows.overhead_bytes(), self.rows.slots.len())?;
         }
         Ok(Flow::More)
     }
@@ -97,7 +140,7 @@ impl StreamStage for Shuffle {
             let i = self.draws.below(self.batches.len());
             out.push(self.batches.swap_remove(i));
         }
-        self.batch_bytes = 0;
+        (self.batch_bytes, self.batch_overhead) = (0, 0);
         Ok(())
     }
 }
@@ -129,6 +172,12 @@ impl RowBuffer {
     /// Bytes of the waiting rows, taking each batch's rows as equally large.
     fn live_bytes(&self) -> usize {
         self.held.iter().map(|h| h.bytes / h.batch.num_rows().max(1) * h.live).sum()
+    }
+
+    /// Memory besides the values of the rows.
+    fn overhead_bytes(&self) -> usize {
+        let columns = self.held.first().map_or(0, |h| h.batch.num_columns());
+        self.slots.len() * size_of::<Slot>() + self.held.len() * piece_bytes(columns)
     }
 
     fn push(&mut self, chunk: Chunk, capacity: usize, draws: &mut Draws, out: &mut Vec<Chunk>) -> Result<()> {
@@ -243,7 +292,7 @@ mod tests {
     use super::*;
 
     fn run(n: i64, buffer: usize, seed: u64, step: i64) -> (Vec<i64>, Vec<u64>) {
-        let mut s = Shuffle::new("steps[0].shuffle".into(), buffer, 1 << 30, seed);
+        let mut s = Shuffle::new("steps[0].shuffle".into(), buffer, 1 << 30, 1 << 34, seed);
         let (mut out, mut at) = (Vec::new(), 0);
         while at < n {
             let m = step.min(n - at);
@@ -278,12 +327,42 @@ mod tests {
         assert_eq!(run(10, 1, 7, 3).0, (0..10).collect::<Vec<_>>());
     }
 
+    /// 500 rows of 8 bytes each, in a buffer for a million elements.
+    fn filled(elements: Elements, max_bytes: usize, max_memory: usize) -> Result<Flow> {
+        let mut s = Shuffle::new("steps[0].shuffle".into(), 1_000_000, max_bytes, max_memory, 1);
+        let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(0..500));
+        let rows = Chunk::rows_of(RecordBatch::try_from_iter([("id", ids)]).unwrap(), vec![]);
+        s.push(Chunk { elements, ..rows }, &mut Vec::new())
+    }
+
     #[test]
     fn a_buffer_past_its_bound_names_the_size() {
-        let mut s = Shuffle::new("steps[0].shuffle".into(), 1_000_000, 1000, 1);
-        let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(0..500));
-        let c = Chunk::rows_of(RecordBatch::try_from_iter([("id", ids)]).unwrap(), vec![]);
-        let e = s.push(c, &mut Vec::new()).unwrap_err();
-        assert!(e.message().contains("needs about 7.63 MiB"), "{e}");
+        let e = filled(Elements::Rows, 1000, 1 << 30).unwrap_err();
+        assert!(e.message().contains("fill the shuffle buffer's 1000 B; the whole"), "{e}");
+        assert!(e.message().contains("needs about 7.63 MiB: set `max_bytes` to that"), "{e}");
+        let e = filled(Elements::Rows, 1000, 5000).unwrap_err();
+        assert!(
+            e.message().contains("7.63 MiB: that is more than 4.88 KiB, the most that this server"),
+            "{e}"
+        );
+    }
+
+    #[test]
+    fn a_definition_cannot_raise_the_bound_of_the_server() {
+        const PIB: usize = 1 << 50;
+        for elements in [Elements::Rows, Elements::Lengths(vec![5; 100])] {
+            let e = filled(elements.clone(), PIB, 4000).unwrap_err();
+            assert_eq!(e.kind(), caju_types::ErrorKind::ResourceExhausted);
+            assert!(e.message().starts_with("steps[0].shuffle: "), "{e}");
+            assert!(
+                e.message().contains("3.91 KiB, the most that this server gives a shuffle buffer"),
+                "{e}"
+            );
+            assert!(e.message().contains("raise --chunk-memory"), "{e}");
+            filled(elements, PIB, 100_000).unwrap();
+        }
+        assert_eq!(max_buffer_memory(1 << 30), 16 << 30);
+        assert_eq!(max_buffer_memory(1 << 20), 1 << 30, "the default of `max_bytes` fits");
+        assert_eq!(max_buffer_memory(u64::MAX), usize::MAX);
     }
 }

@@ -1,4 +1,5 @@
-//! `take` and `skip` where they could not be planned away: counting elements on a single task.
+//! `take` and `skip` where they could not be planned away: counting elements on a single task. Above a `repeat` each repetition
+//! counts by itself.
 
 use caju_types::Result;
 use caju_wire::{Chunk, Elements};
@@ -23,9 +24,16 @@ pub(super) fn elements(chunk: &Chunk, from: usize, to: usize) -> Chunk {
     out
 }
 
-/// Lets the first `left` elements through.
+/// Lets the first elements of each repetition through.
 pub(crate) struct Take {
-    pub(crate) left: u64,
+    count: u64,
+    left: u64,
+}
+
+impl Take {
+    pub(crate) fn new(count: u64) -> Self {
+        Self { count, left: count }
+    }
 }
 
 impl StreamStage for Take {
@@ -42,13 +50,21 @@ impl StreamStage for Take {
     }
 
     fn flush(&mut self, _out: &mut Vec<Chunk>) -> Result<()> {
+        self.left = self.count;
         Ok(())
     }
 }
 
-/// Drops the first `left` elements.
+/// Drops the first elements of each repetition.
 pub(crate) struct Skip {
-    pub(crate) left: u64,
+    count: u64,
+    left: u64,
+}
+
+impl Skip {
+    pub(crate) fn new(count: u64) -> Self {
+        Self { count, left: count }
+    }
 }
 
 impl StreamStage for Skip {
@@ -65,6 +81,7 @@ impl StreamStage for Skip {
     }
 
     fn flush(&mut self, _out: &mut Vec<Chunk>) -> Result<()> {
+        self.left = self.count;
         Ok(())
     }
 }

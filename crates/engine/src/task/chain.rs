@@ -2,26 +2,25 @@
 
 use std::sync::Arc;
 
-use caju_runtime::{budget, catch};
-use caju_types::Result;
 use caju_wire::Chunk;
 use futures::stream::{self, StreamExt};
 
 use super::concurrent::Order;
+use super::empty_repetition::{refuse_endless_emptiness, watched_step};
 use super::hint::{Numbering, at_hint, at_set, at_sharing_point, without_marks};
 use super::pay::simulate_cost;
 use super::prefetch::prefetched;
 use super::rows::rows;
-use super::shard::{shard_stage, sharded};
+use super::shard::sharded;
+use super::stream_stage::{run_shard, run_stream_op, run_stream_stage};
 use super::{Item, Items};
-use crate::bind::{BoundPipeline, BranchKind, ShardStep, Step, StreamOp};
+use crate::bind::{BoundPipeline, BranchKind, Step, StreamOp};
 use crate::caching::TaskCache;
 use crate::context::TaskContext;
 use crate::row::{RowOp, RowStage};
 use crate::row_checks::diverged;
 use crate::sharing::{END, Flights};
-use crate::stats::TaskStats;
-use crate::stream::{Batch, BatchEnd, Bucket, Flow, Mix, Shuffle, Skip, StreamStage, Take, Unbatch};
+use crate::stream::Mix;
 
 /// The random position of a sampling source, apart from those of stages.
 const SAMPLE_POSITION: u32 = u32::MAX;
@@ -59,6 +58,7 @@ pub(super) fn build(
     }
     // Stages above the last `repeat` restart with every repetition.
     let mut repeats = streaming.iter().filter(|s| matches!(s, Step::Repeat)).count();
+    let watched = watched_step(pipeline, local, streaming, ctx);
     let mut run: Vec<Arc<RowStage>> = Vec::new();
     for (i, step) in streaming.iter().enumerate() {
         if let Step::Rows(r) = step {
@@ -66,6 +66,9 @@ pub(super) fn build(
             continue;
         }
         items = rows(std::mem::take(&mut run), items, ctx, order);
+        if watched == Some(i) {
+            items = refuse_endless_emptiness(items, pipeline, ctx);
+        }
         match step {
             Step::Repeat => {
                 repeats -= 1;
@@ -78,12 +81,7 @@ pub(super) fn build(
             Step::Shard(shard) => items = run_shard(*shard, items, ctx, repeats > 0),
             Step::Cost { cost, burn, stats } => items = simulate_cost(items, ctx, *cost, *burn, *stats),
             Step::Prefetch { elements, stats } => items = prefetched(items, *elements, *stats, ctx),
-            Step::Stream { op, stats } => {
-                let (stage, holds) = (stream_stage(op, ctx), holds(op));
-                let stage = Counted { stage, ctx: Arc::clone(ctx), stats: *stats, holds };
-                let place = ctx.stats.stage(*stats).place();
-                items = run_stream_stage(Box::new(stage), place, items, repeats > 0, &ctx.stats);
-            }
+            Step::Stream { op, stats } => items = run_stream_op(op, *stats, items, ctx, repeats > 0),
             Step::Rows(_) => {}
         }
         if last_count == Some(i) {
@@ -277,215 +275,4 @@ fn drop_done(items: Items, ctx: &Arc<TaskContext>) -> Items {
             stream::iter(out)
         })
         .boxed()
-}
-
-/// Runs a `shard` over the stream of elements.
-fn run_shard(shard: ShardStep, items: Items, ctx: &Arc<TaskContext>, restarts: bool) -> Items {
-    const PLACE: &str = "the shards of processing mode `data`";
-    let stage = match shard_stage(shard, ctx) {
-        Ok(stage) => stage,
-        Err(e) => return stream::iter([Err(e)]).boxed(),
-    };
-    match shard.stats {
-        Some(stats) => {
-            let place = ctx.stats.stage(stats).place();
-            let stage = Counted { stage: Box::new(stage), ctx: Arc::clone(ctx), stats, holds: false };
-            run_stream_stage(Box::new(stage), place, items, restarts, &ctx.stats)
-        }
-        None => run_stream_stage(Box::new(stage), PLACE.into(), items, restarts, &ctx.stats),
-    }
-}
-
-fn stream_stage(op: &StreamOp, ctx: &TaskContext) -> Box<dyn StreamStage> {
-    match op {
-        StreamOp::Shuffle { place, buffer, max_bytes, seed, position } => {
-            Box::new(Shuffle::new(place.clone(), *buffer, *max_bytes, ctx.stream_seed(*position, *seed)))
-        }
-        StreamOp::Take(n) => Box::new(Take { left: *n }),
-        StreamOp::Skip(n) => Box::new(Skip { left: *n }),
-        StreamOp::Batch(b) => {
-            let end = match (b.merge, b.drop_remainder) {
-                (true, _) => BatchEnd::Merge,
-                (false, true) => BatchEnd::Drop,
-                (false, false) => BatchEnd::Keep,
-            };
-            Box::new(Batch::new(b.size, end, b.padding.clone()))
-        }
-        StreamOp::Bucket { place, length, boundaries, sizes, drop_remainder, padding } => {
-            Box::new(Bucket::new(
-                (**length).clone(),
-                place.clone(),
-                boundaries.clone(),
-                sizes.clone(),
-                *drop_remainder,
-                padding.clone(),
-            ))
-        }
-        StreamOp::Unbatch => Box::new(Unbatch),
-    }
-}
-
-/// Whether a stage gives out all rows that it takes in, some of them later.
-fn holds(op: &StreamOp) -> bool {
-    match op {
-        StreamOp::Shuffle { .. } | StreamOp::Batch(_) | StreamOp::Bucket { .. } => true,
-        StreamOp::Take(_) | StreamOp::Skip(_) | StreamOp::Unbatch => false,
-    }
-}
-
-/// A stage whose work is counted.
-struct Counted {
-    stage: Box<dyn StreamStage>,
-    ctx: Arc<TaskContext>,
-    stats: usize,
-    /// Whether the rows in it are computed.
-    holds: bool,
-}
-
-impl Counted {
-    fn count<T>(
-        &mut self,
-        rows: usize,
-        out: &mut Vec<Chunk>,
-        work: impl FnOnce(&mut dyn StreamStage, &mut Vec<Chunk>) -> T,
-    ) -> T {
-        let counters = self.ctx.stats.stage(self.stats);
-        let before = out.len();
-        let done = counters.timed(|| budget::scope(self.ctx.chunk_bytes, || work(&mut *self.stage, out)));
-        let new = || out.iter().skip(before);
-        let rows_out = new().map(Chunk::rows).sum();
-        counters.moved(rows, rows_out, new().map(Chunk::bytes).sum());
-        if self.holds {
-            self.ctx.stats.held(rows, rows_out);
-        }
-        done
-    }
-}
-
-impl StreamStage for Counted {
-    fn push(&mut self, chunk: Chunk, out: &mut Vec<Chunk>) -> Result<Flow> {
-        self.count(chunk.rows(), out, |stage, out| stage.push(chunk, out))
-    }
-
-    fn flush(&mut self, out: &mut Vec<Chunk>) -> Result<()> {
-        self.count(0, out, |stage, out| stage.flush(out))
-    }
-}
-
-struct Running {
-    items: Items,
-    stage: Box<dyn StreamStage>,
-    /// What errors call the stage.
-    place: String,
-    /// Whether the end of a repetition empties the stage.
-    restarts: bool,
-    /// What it has put out, and no stage below has taken.
-    ready: std::collections::VecDeque<Item>,
-    stats: Arc<TaskStats>,
-    over: bool,
-}
-
-impl Running {
-    /// Runs a step of the stage. A panic is an error, because libraries evaluate expressions here.
-    fn step<T>(&mut self, step: impl FnOnce(&mut dyn StreamStage) -> Result<T>) -> Result<T> {
-        let stage = &mut *self.stage;
-        catch(&self.place, || step(stage)).and_then(|done| done)
-    }
-}
-
-fn run_stream_stage(
-    stage: Box<dyn StreamStage>,
-    place: String,
-    items: Items,
-    restarts: bool,
-    stats: &Arc<TaskStats>,
-) -> Items {
-    let (ready, stats) = (std::collections::VecDeque::new(), Arc::clone(stats));
-    let running = Running { items, stage, place, restarts, ready, stats, over: false };
-    stream::try_unfold(running, |mut r| async move {
-        let mut out = Vec::new();
-        loop {
-            if let Some(item) = r.ready.pop_front() {
-                if let Item::Chunk(chunk) = &item {
-                    r.stats.held(0, chunk.rows());
-                }
-                return Ok(Some((item, r)));
-            }
-            if r.over {
-                return Ok(None);
-            }
-            let mut end = None;
-            match r.items.next().await.transpose()? {
-                Some(Item::Chunk(chunk)) => {
-                    r.over = r.step(|stage| stage.push(chunk, &mut out))? == Flow::Done
-                }
-                Some(Item::EndOfRepetition) => {
-                    if r.restarts {
-                        r.step(|stage| stage.flush(&mut out))?;
-                    }
-                    end = Some(Item::EndOfRepetition);
-                }
-                // The rows enter at a hint below; the stage passes them on.
-                Some(entry @ Item::Entry { .. }) => r.ready.push_back(entry),
-                Some(Item::EndOfSplit(_)) => {}
-                None => {
-                    r.step(|stage| stage.flush(&mut out))?;
-                    r.over = true;
-                }
-            }
-            r.stats.held(out.iter().map(Chunk::rows).sum(), 0);
-            r.ready.extend(out.drain(..).filter(|c| c.rows() > 0).map(Item::Chunk));
-            r.ready.extend(end);
-        }
-    })
-    .boxed()
-}
-
-#[cfg(test)]
-mod tests {
-    use caju_proto::v1::StageKind;
-    use caju_wire::Run;
-
-    use super::*;
-
-    /// A stage that breaks down when it is pushed, or flushed.
-    struct Broken {
-        pushed: bool,
-    }
-
-    impl StreamStage for Broken {
-        fn push(&mut self, chunk: Chunk, out: &mut Vec<Chunk>) -> Result<Flow> {
-            assert!(!self.pushed, "byte array offset overflow");
-            out.push(chunk);
-            Ok(Flow::More)
-        }
-
-        fn flush(&mut self, _: &mut Vec<Chunk>) -> Result<()> {
-            panic!("nothing to flush")
-        }
-    }
-
-    fn chunk() -> Chunk {
-        let ids: arrow_array::ArrayRef = Arc::new(arrow_array::Int64Array::from_iter_values(0..3));
-        let batch = arrow_array::RecordBatch::try_from_iter([("id", ids)]).unwrap();
-        Chunk::rows_of(batch, vec![Run { split: 0, start: 0, len: 3 }])
-    }
-
-    async fn errors(items: Items) -> Vec<String> {
-        let all: Vec<_> = items.collect().await;
-        assert!(matches!(all.last(), Some(Err(_))), "the error is the end");
-        all.into_iter().filter_map(Result::err).map(|e| e.message().to_string()).collect()
-    }
-
-    #[tokio::test]
-    async fn a_stage_that_panics_is_an_error_that_names_it() {
-        for (pushed, text) in [(true, "byte array offset overflow"), (false, "nothing to flush")] {
-            let items = stream::iter([Ok(Item::Chunk(chunk()))]).boxed();
-            let place = "steps[2].bucket_by_length".to_string();
-            let stats = Arc::new(TaskStats::new([(place.clone(), StageKind::Serial)], true));
-            let got =
-                errors(run_stream_stage(Box::new(Broken { pushed }), place, items, false, &stats)).await;
-            assert_eq!(got, [format!("steps[2].bucket_by_length panicked: {text}")]);
-        }
-    }
 }

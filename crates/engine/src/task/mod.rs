@@ -5,6 +5,7 @@ mod batch_size;
 mod chain;
 mod concurrent;
 mod distribute;
+mod empty_repetition;
 mod hint;
 mod open_splits;
 mod pay;
@@ -13,6 +14,7 @@ mod read;
 mod read_limiter;
 mod rows;
 mod shard;
+mod stream_stage;
 mod zip;
 
 use std::sync::Arc;

@@ -78,6 +78,12 @@ impl Builtins {
         }
     }
 
+    /// The name of the function that is called by a (lower-case) name.
+    pub(crate) fn own_name(&self, name: &str) -> Option<&str> {
+        let scalar = self.scalar.get(name).map(|f| f.name());
+        scalar.or_else(|| self.higher_order.get(name).map(|f| f.name()))
+    }
+
     /// The names that may be called.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         let pure = |(name, f): (_, &Arc<ScalarUDF>)| {

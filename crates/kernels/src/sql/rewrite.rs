@@ -148,6 +148,7 @@ impl VisitorMut for CallVisitor<'_> {
                 let function = catalog::find(&name);
                 if function.is_none() {
                     stop(self.check_builtin(f, &name, &place))?;
+                    self.name_canonically(f, &name);
                 }
                 // Sites are numbered in the order of the text: an outer call comes before the calls in it.
                 if function.is_some_and(|f| f.signature.random) {
@@ -195,6 +196,18 @@ impl CallVisitor<'_> {
                 || matches!(self.env.builtins.look_up(&id.value.to_lowercase()), Builtin::Unknown)
         };
         (f.args == FunctionArguments::None && self.env.columns.is_none_or(is_column)).then(|| id.clone())
+    }
+
+    /// Calls a function of DataFusion by its own name. For a call by another one of its names DataFusion makes a column's name from
+    /// the names of the arguments, twice: nested calls take a time that doubles with each level.
+    fn name_canonically(&self, f: &mut SqlFunction, name: &str) {
+        let own = self.env.builtins.own_name(name).filter(|own| *own != name && catalog::find(own).is_none());
+        if let (Some(own), [part]) = (own, f.name.0.as_slice())
+            && let Some(id) = part.as_ident()
+        {
+            let id = Ident { value: own.to_owned(), quote_style: None, span: id.span };
+            f.name = ObjectName::from(vec![id]);
+        }
     }
 
     fn check_builtin(&mut self, f: &SqlFunction, name: &str, place: &str) -> Result<()> {

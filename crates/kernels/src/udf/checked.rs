@@ -1,6 +1,6 @@
-//! `+`, `-` and `*` of integers that fail on overflow.
+//! `+`, `-`, `*`, `<<` and `>>` of integers that fail on overflow.
 //!
-//! DataFusion wraps: `9223372036854775807 + 1` is negative. The functions here compute the wrapped values in one pass, as
+//! DataFusion wraps: `9223372036854775807 + 1` is negative, and `1 << 64` is 1. The functions here compute the wrapped values in one pass, as
 //! fast as DataFusion, with one overflow flag for the whole batch. Only if the flag is set, the row is searched.
 
 use std::sync::Arc;
@@ -32,6 +32,21 @@ enum Op {
     Add,
     Sub,
     Mul,
+    ShiftLeft,
+    ShiftRight,
+}
+
+impl Op {
+    /// As it is written.
+    fn sign(self) -> &'static str {
+        match self {
+            Op::Add => "+",
+            Op::Sub => "-",
+            Op::Mul => "*",
+            Op::ShiftLeft => "<<",
+            Op::ShiftRight => ">>",
+        }
+    }
 }
 
 /// Replaces the integer arithmetic in `expr` by checked arithmetic. Types have to match already.
@@ -43,6 +58,8 @@ pub(crate) fn checked(expr: Expr, schema: &DFSchema) -> Result<Expr, DataFusionE
                     Operator::Plus => Op::Add,
                     Operator::Minus => Op::Sub,
                     Operator::Multiply => Op::Mul,
+                    Operator::BitwiseShiftLeft => Op::ShiftLeft,
+                    Operator::BitwiseShiftRight => Op::ShiftRight,
                     _ => return Ok(Transformed::no(e)),
                 };
                 (op, left.as_ref().clone(), right.as_ref().clone())
@@ -92,6 +109,29 @@ trait Wrapping: Copy {
     fn add(self, other: Self) -> (Self, bool);
     fn sub(self, other: Self) -> (Self, bool);
     fn mul(self, other: Self) -> (Self, bool);
+    /// A shift that loses bits of the value wraps, and one by a number of bits that the type does not have.
+    fn shift_left(self, other: Self) -> (Self, bool);
+    /// A shift by a number of bits that the type does not have wraps.
+    fn shift_right(self, other: Self) -> (Self, bool);
+}
+
+macro_rules! shifts {
+    ($t:ty) => {
+        #[inline(always)]
+        fn shift_left(self, other: Self) -> (Self, bool) {
+            match u32::try_from(other).ok().filter(|bits| *bits < <$t>::BITS) {
+                Some(bits) => (self << bits, self << bits >> bits != self),
+                None => (0, true),
+            }
+        }
+        #[inline(always)]
+        fn shift_right(self, other: Self) -> (Self, bool) {
+            match u32::try_from(other).ok().filter(|bits| *bits < <$t>::BITS) {
+                Some(bits) => (self >> bits, false),
+                None => (0, true),
+            }
+        }
+    };
 }
 
 macro_rules! signed {
@@ -111,6 +151,7 @@ macro_rules! signed {
         fn mul(self, other: Self) -> (Self, bool) {
             self.overflowing_mul(other)
         }
+        shifts!($t);
     })*};
 }
 
@@ -129,6 +170,7 @@ macro_rules! unsigned {
         fn mul(self, other: Self) -> (Self, bool) {
             self.overflowing_mul(other)
         }
+        shifts!($t);
     })*};
 }
 
@@ -182,15 +224,13 @@ impl Checked {
             Op::Add => values((a, b), Wrapping::add),
             Op::Sub => values((a, b), Wrapping::sub),
             Op::Mul => values((a, b), Wrapping::mul),
+            Op::ShiftLeft => values((a, b), Wrapping::shift_left),
+            Op::ShiftRight => values((a, b), Wrapping::shift_right),
         };
         let nulls =
             NullBuffer::union(a.array.nulls().filter(|_| !a.scalar), b.array.nulls().filter(|_| !b.scalar));
         if wrapped && let Some(row) = self.first_wrapped(a, b, nulls.as_ref(), out.len()) {
-            let sign = match self.op {
-                Op::Add => '+',
-                Op::Sub => '-',
-                Op::Mul => '*',
-            };
+            let sign = self.op.sign();
             let what = format!(
                 "{:?} {sign} {:?} does not fit {}; cast to a wider type (bigint, decimal(38, 0) or double) before",
                 a.value(row),
@@ -218,6 +258,8 @@ impl Checked {
             Op::Add => Wrapping::add,
             Op::Sub => Wrapping::sub,
             Op::Mul => Wrapping::mul,
+            Op::ShiftLeft => Wrapping::shift_left,
+            Op::ShiftRight => Wrapping::shift_right,
         };
         (0..rows).find(|&i| nulls.is_none_or(|n| n.is_valid(i)) && op(a.value(i), b.value(i)).1)
     }
@@ -229,6 +271,8 @@ impl ScalarUDFImpl for Checked {
             Op::Add => "add",
             Op::Sub => "subtract",
             Op::Mul => "multiply",
+            Op::ShiftLeft => "shift_left",
+            Op::ShiftRight => "shift_right",
         }
     }
 

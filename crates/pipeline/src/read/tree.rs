@@ -41,6 +41,12 @@ pub(crate) fn from_yaml(text: &str) -> Result<Value> {
             "not a valid pipeline file: brackets are nested more than {MAX_NESTING} deep"
         )));
     }
+    // JSON is YAML, but for pairs of escapes such as `\ud83d\ude00`, which stand for one character in JSON alone.
+    if text.trim_start().starts_with('{')
+        && let Ok(tree) = serde_json::from_str::<Strict>(text)
+    {
+        return Ok(tree.0);
+    }
     match serde_norway::from_str::<Strict>(text) {
         Ok(tree) => Ok(tree.0),
         Err(e) => Err(Error::invalid(format!("not a valid pipeline file: {}", located(&e)))),

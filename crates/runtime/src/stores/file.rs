@@ -1,6 +1,9 @@
 //! Listed files, and the selection of files by their keys.
 
-use std::fs::Metadata;
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 
 use super::glob::{Pattern, is_hidden, is_stored_layout};
 use super::url::StoreUrl;
@@ -53,6 +56,27 @@ impl Filter {
     pub(super) fn may_enter(&self, level: usize, name: &str) -> bool {
         self.pattern.as_ref().is_none_or(|p| p.may_enter(level, name))
     }
+}
+
+/// Opens a local file for reading. Anything but a regular file is refused: opening a pipe would wait for a process that
+/// writes to it. Blocking.
+///
+/// # Errors
+/// `InvalidData` if it is no regular file, and what the file system reports.
+pub fn open_file(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    // The flag has no effect on regular files.
+    options.read(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC);
+    let refusal = || io::Error::new(io::ErrorKind::InvalidData, "it is not a regular file");
+    let file = options.open(path).map_err(|e| match e.raw_os_error() {
+        // A socket cannot be opened, nor a device without a driver.
+        Some(libc::ENXIO) => refusal(),
+        _ => e,
+    })?;
+    if !file.metadata()?.is_file() {
+        return Err(refusal());
+    }
+    Ok(file)
 }
 
 /// Size, modification time and change time of a local file, in bytes and nanoseconds since 1970.

@@ -115,8 +115,7 @@ impl Traversal {
                 match std::fs::metadata(url.local_path()) {
                     Ok(m) if m.is_file() => found.push(listed(url, &m)),
                     Ok(_) => {}
-                    // Deleted since the folder was read.
-                    Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                    Err(e) if e.kind() == io::ErrorKind::NotFound => dangling(&url, name)?,
                     Err(e) => return Err(io_error(&url, &e)),
                 }
             }
@@ -124,6 +123,21 @@ impl Traversal {
         let end = found.is_empty() && self.stack.is_empty();
         Ok((if end { None } else { Some(found) }, self))
     }
+}
+
+/// A file that is gone: it was deleted since the folder was read, or it is a symbolic link that leads nowhere.
+///
+/// # Errors
+/// `NotFound` for such a link: a volume that is not mounted would lose its rows. Hidden ones, as editors make them, are no files of
+/// a data set.
+fn dangling(url: &StoreUrl, name: &str) -> Result<()> {
+    let is_link = std::fs::symlink_metadata(url.local_path()).is_ok_and(|m| m.is_symlink());
+    if !is_link || name.starts_with('.') {
+        return Ok(());
+    }
+    Err(Error::not_found(format!(
+        "{url}: the symbolic link leads to a file that does not exist; restore the file, or remove the link"
+    )))
 }
 
 fn read_folder(path: &Path) -> io::Result<Vec<Entry>> {

@@ -361,6 +361,26 @@ async fn the_first_of_100_000_objects_costs_one_page() {
     assert_eq!(pages.pages.load(Ordering::Relaxed), 101);
 }
 
+#[cfg(unix)]
+#[tokio::test]
+async fn symbolic_links_that_lead_nowhere_are_errors_where_their_rows_would_be_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let link = |name: &str| std::os::unix::fs::symlink("/nowhere/at/all", dir.path().join(name)).unwrap();
+    std::fs::write(dir.path().join("a.csv"), "x").unwrap();
+    // What editors write, and what the pattern does not read.
+    link(".#a.csv");
+    link("readme");
+    let (folder, pattern) = (dir.path().to_str().unwrap(), dir.path().join("*.csv"));
+    let pattern = pattern.to_str().unwrap();
+    assert_eq!(keys(&stores(), pattern, &[]).await.unwrap().len(), 1);
+    link("b.csv");
+    for path in [folder, pattern] {
+        let e = keys(&stores(), path, &["csv"]).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::NotFound);
+        assert!(e.message().contains("b.csv: the symbolic link leads to a file that does not exist"), "{e}");
+    }
+}
+
 #[tokio::test]
 async fn a_large_local_folder_is_read_once_and_looked_at_in_steps() {
     let dir = tempfile::tempdir().unwrap();

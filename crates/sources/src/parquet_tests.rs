@@ -1,0 +1,89 @@
+//! Footers of Parquet files that claim other rows or more bytes than there are.
+
+use std::sync::Arc;
+
+use arrow_array::{ArrayRef, Int64Array, RecordBatch};
+use caju_pipeline::FileFormat;
+use caju_types::ErrorKind;
+use parquet::arrow::ArrowWriter;
+use parquet::file::metadata::{ParquetMetaDataReader, ParquetMetaDataWriter};
+use parquet::file::properties::WriterProperties;
+
+use crate::source::ReadOptions;
+use crate::test_util::*;
+
+fn format() -> FileFormat {
+    FileFormat::Parquet { columns: None }
+}
+
+/// A file of three row groups of 100 rows.
+fn file() -> Vec<u8> {
+    let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(0..300));
+    let batch = RecordBatch::try_from_iter([("id", ids)]).unwrap();
+    let properties = WriterProperties::builder().set_max_row_group_row_count(Some(100)).build();
+    let mut writer = ArrowWriter::try_new(Vec::new(), batch.schema(), Some(properties)).unwrap();
+    writer.write(&batch).unwrap();
+    writer.into_inner().unwrap()
+}
+
+/// The field of a footer with this number of rows, and the first byte of the next field, in Thrift's compact protocol.
+fn rows_field(rows: u16) -> [u8; 4] {
+    let zigzag = rows * 2;
+    [0x16, (zigzag & 0x7f) as u8 | 0x80, (zigzag >> 7) as u8, 0x19]
+}
+
+/// The library writes the sum of the row groups, so the test changes the bytes.
+#[tokio::test]
+async fn a_footer_whose_rows_are_not_those_of_its_row_groups_is_an_error() {
+    let good = file();
+    let footer = ParquetMetaDataReader::new().parse_and_finish(&bytes::Bytes::from(good.clone())).unwrap();
+    assert_eq!(footer.num_row_groups(), 3);
+    let ctx = context();
+    for (claimed, groups) in [(300, 1), (300, 2), (200, 3), (100, 2), (300, 3)] {
+        let some = footer.row_groups()[..groups].to_vec();
+        let mut data = good.clone();
+        let changed = footer.clone().into_builder().set_row_groups(some).build();
+        ParquetMetaDataWriter::new(&mut data, &changed).finish().unwrap();
+        let found = 100 * u16::try_from(groups).unwrap();
+        let at = data.windows(4).rposition(|w| w == rows_field(found)).unwrap();
+        data[at..at + 4].copy_from_slice(&rows_field(claimed));
+        let url = format!("{}/x.parquet", fresh());
+        put(&ctx, &url, data).await;
+        let result = all_rows(&ctx, &def(format(), &url), &ReadOptions::default()).await;
+        if claimed == found {
+            assert_eq!(result.unwrap().unwrap().num_rows(), 300);
+            continue;
+        }
+        let e = result.unwrap_err();
+        let want = format!(
+            "{url}: the file is damaged: its footer says that it has {claimed} rows, and its row groups have {found}; write \
+             the file again, or leave it out of `path`"
+        );
+        assert_eq!((e.kind(), e.message()), (ErrorKind::DataLoss, want.as_str()));
+    }
+}
+
+/// A sparse file on disk: 8 GiB, of which the end alone exists.
+#[tokio::test]
+async fn a_footer_above_the_bound_is_refused_before_it_is_read() {
+    use std::io::{Seek, SeekFrom, Write};
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x.parquet");
+    let mut file = std::fs::File::create(&path).unwrap();
+    file.seek(SeekFrom::Start((8 << 30) - 8)).unwrap();
+    file.write_all(b"\xff\xff\xff\xffPAR1").unwrap();
+    drop(file);
+    let url = format!("file://{}", path.display());
+    for (chunk_bytes, most, raise) in [(1 << 20, 1 << 20, true), (1 << 40, 256 << 20, false)] {
+        let mut ctx = context();
+        ctx.limits.chunk_bytes = chunk_bytes;
+        let e = open(&ctx, &def(format(), &url)).await.map(drop).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::ResourceExhausted, "{e}");
+        let want = format!(
+            "{url}: the end of the file says that its footer has 4294967295 bytes, more than the {most} allowed"
+        );
+        assert!(e.message().starts_with(&want), "{e}");
+        assert_eq!(e.message().contains("--chunk-memory"), raise, "{e}");
+        assert!(ctx.io.snapshot().bytes_read <= 64 << 10);
+    }
+}
