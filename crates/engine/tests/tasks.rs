@@ -237,8 +237,6 @@ async fn elements_are_what_the_stages_say() {
     assert_eq!(r, [even(0..3), even(0..3)].concat());
     let (_, r) = lengths(&evens("{ skip: 497 }, { repeat: 2 }"), d).await;
     assert_eq!(r, [even(497..500), even(497..500)].concat());
-    let (_, r) = lengths(&evens("{ take: 3 }, repeat, { take: 7 }"), d).await;
-    assert_eq!(r, [even(0..3), even(0..3), even(0..1)].concat());
     let (_, r) = lengths("[ { shuffle: { buffer: 2000, seed: 1 } }, { repeat: 2 } ]", d).await;
     assert_eq!(sorted(r[..1000].to_vec()), sorted(ids(0..1000)), "each repetition is whole");
     assert_ne!(r[..1000], r[1000..], "and shuffled again");

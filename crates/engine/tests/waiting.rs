@@ -127,6 +127,7 @@ async fn a_repeat_of_few_rows_is_no_error() {
         "[{ filter: 'uniform(0.0, 1.0) < 0.005' }, repeat, { take: 5 }]",
         "[repeat, { filter: 'id = 7' }, { take: 5 }]",
         "[{ filter: 'id > 2' }, { skip: 3 }, repeat, { take: 5 }]",
+        "[{ filter: 'id > 2' }, { take: 3 }, repeat, { take: 5 }]",
     ] {
         assert_eq!(rows_of(steps).await.expect("the task ends").unwrap(), 5, "{steps}");
     }

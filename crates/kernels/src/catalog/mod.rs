@@ -53,8 +53,8 @@ Expressions are SQL scalar expressions: `normalize(random_flip(random_resized_cr
 `ln(x + 1)`, `coalesce(a, 0)`, `label < 100`, `\"image/encoded\"`. Names of columns are case-sensitive, and quoted with
 `\"` if they hold anything but letters, digits and `_`. All immutable scalar functions and operators of DataFusion may be
 called (`ln`, `coalesce`, `lower`, `array_length`, `regexp_replace`, `case`, `cast`, ...) and the functions below.
-An integer that `+`, `-` or `*` makes too large for its type is an error that names the row. A value that alone needs more
-memory than `--chunk-memory`, or more steps than `--chunk-steps`, is one too. A literal of more than 15 digits within a
+An integer that `+`, `-`, `*` or `<<` makes too large for its type is an error that names the row. So is a decimal of more
+digits than its type. A value that alone needs more memory than `--chunk-memory`, or more steps than `--chunk-steps`, is one too. A literal of more than 15 digits within a
 `cast` to a decimal keeps all its digits; anywhere else it is a float64.
 Aggregates, window functions, subqueries, and functions that give another value each time (`random`, `now`, `uuid`) are
 refused: a row must be a function of the data, the seed and the epoch.

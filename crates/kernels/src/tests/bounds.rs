@@ -206,6 +206,16 @@ fn integers_that_do_not_fit_are_errors_of_their_row() {
         ("a << 64", 0, "1 << 64 does not fit Int64"),
         ("1 << b", 2, "1 << -9223372036854775808 does not fit Int64"),
         ("a >> 64", 0, "1 >> 64 does not fit Int64"),
+        (
+            "d + arrow_cast('99999999999999999999999999999999999999', 'Decimal128(38, 0)')",
+            0,
+            "does not fit Decimal128(38, 0)",
+        ),
+        (
+            "d * arrow_cast('50000000000000000000000000000000000000', 'Decimal128(38, 0)')",
+            1,
+            "does not fit Decimal128(38, 0)",
+        ),
         ("d * arrow_cast('99999999999999999999999999999999999999', 'Decimal128(38, 0)')", 1, "verflow"),
     ] {
         let e = try_eval(&b, sql).expect_err(sql);

@@ -22,6 +22,7 @@ use datafusion_expr::{
 use datafusion_physical_expr::PhysicalExpr;
 use datafusion_physical_expr::expressions::BinaryExpr as PhysicalBinary;
 
+use super::decimals_in_range;
 use crate::kernel::Fault;
 
 /// An operation that also returns whether it overflowed.
@@ -51,6 +52,7 @@ impl Op {
 
 /// Replaces the integer arithmetic in `expr` by checked arithmetic. Types have to match already.
 pub(crate) fn checked(expr: Expr, schema: &DFSchema) -> Result<Expr, DataFusionError> {
+    let expr = decimals_in_range(expr, schema)?;
     expr.transform_up(|e| {
         let (op, left, right) = match &e {
             Expr::BinaryExpr(BinaryExpr { left, op, right }) => {

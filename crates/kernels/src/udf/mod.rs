@@ -1,6 +1,7 @@
 //! The kernels: text, tables, random numbers, and faster or safer forms of DataFusion's functions.
 
 mod checked;
+mod decimal_range;
 mod fast;
 mod hash;
 mod image_size;
@@ -11,6 +12,7 @@ mod tokenize;
 mod truncate;
 
 pub(crate) use checked::{checked, checked_rest};
+pub(crate) use decimal_range::decimals_in_range;
 pub(crate) use fast::with_constant;
 pub(crate) use hash::HashBucket;
 pub(crate) use image_size::ImageSide;

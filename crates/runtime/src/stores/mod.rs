@@ -12,6 +12,7 @@ mod glob;
 mod layer;
 mod list;
 mod local;
+mod regular;
 mod resolve;
 mod settled;
 mod url;

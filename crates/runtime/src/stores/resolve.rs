@@ -13,13 +13,13 @@ use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::client::ClientConfigKey;
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::http::HttpBuilder;
-use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
 use parking_lot::Mutex;
 
 use super::access::{Access, AccessRules};
+use super::regular::LocalStore;
 use super::url::{SCHEMES, StoreUrl};
 
 /// One in-memory store per name, for the life of the process.
@@ -172,7 +172,7 @@ impl Stores {
             retry_timeout: Duration::from_secs(60),
         };
         Ok(match url.scheme.as_str() {
-            "file" => Arc::new(LocalFileSystem::new()),
+            "file" => Arc::new(LocalStore::new()),
             "memory" => {
                 Arc::clone(MEMORY.lock().entry(url.authority.clone()).or_default()) as Arc<dyn ObjectStore>
             }

@@ -361,6 +361,27 @@ async fn the_first_of_100_000_objects_costs_one_page() {
     assert_eq!(pages.pages.load(Ordering::Relaxed), 101);
 }
 
+/// The opening of a pipe waits for a process that writes to it.
+#[cfg(unix)]
+#[tokio::test]
+async fn a_pipe_in_the_place_of_a_file_is_an_error_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = dir.path().join("pipe.csv");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
+    assert!(made.success());
+    let at = stores().resolve(pipe.to_str().unwrap()).unwrap();
+    for e in [
+        at.store.get(&at.path).await.map(drop).unwrap_err(),
+        at.store.head(&at.path).await.map(drop).unwrap_err(),
+        at.store.get_ranges(&at.path, &[0..1]).await.map(drop).unwrap_err(),
+    ] {
+        assert!(e.to_string().contains("pipe.csv is not a regular file"), "{e}");
+    }
+    let missing = stores().resolve(dir.path().join("no.csv").to_str().unwrap()).unwrap();
+    let e = missing.store.get(&missing.path).await.map(drop).unwrap_err();
+    assert!(matches!(e, object_store::Error::NotFound { .. }), "{e}");
+}
+
 #[cfg(unix)]
 #[tokio::test]
 async fn symbolic_links_that_lead_nowhere_are_errors_where_their_rows_would_be_read() {
