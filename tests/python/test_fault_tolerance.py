@@ -249,14 +249,21 @@ def test_a_function_that_depends_on_the_time_is_named_when_its_split_is_run_agai
 
         return {"id": row["id"], "at": time.time_ns()}
 
-    python = ["--allow-python", sys.executable]
+    # Large splits, so that the worker is killed in the middle of one.
+    for i in range(2):
+        ids = range(i * 10_000, (i + 1) * 10_000)
+        (tmp_path / f"{i}.csv").write_text("\n".join(["id", *map(str, ids)]) + "\n")
+    python = ["--allow-python", sys.executable, "--allow-read", str(tmp_path)]
     dispatcher = Server(caju, tmp_path, "dispatcher", "--heartbeat", "50ms", "--worker-timeout", "1s", *python)
-    workers = [Server(caju, tmp_path, "worker", "--dispatcher", dispatcher.address, *python) for _ in range(2)]
+    worker = ["worker", "--dispatcher", dispatcher.address, *python]
+    workers = [Server(caju, tmp_path, *worker)]
     try:
-        slow = cj.from_yaml("source: { range: 20000 }\nsteps: [sleep: { per_row: 500us }]")
+        source = f"source: {{ csv: {{ path: '{tmp_path}/*.csv' }} }}"
+        slow = cj.from_yaml(f"{source}\nsteps: [sleep: {{ per_row: 500us }}]")
         epoch = iter(slow.map(now).batch(10).distribute(dispatcher.address, job_name="j"))
         seen = sum(len(next(epoch)["id"]) for _ in range(400))
         assert seen == 4000
+        workers.append(Server(caju, tmp_path, *worker))
         workers[0].kill()
         with pytest.raises(cj.CajuError, match="run again after its worker was lost") as e:
             for _ in epoch:

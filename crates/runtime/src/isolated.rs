@@ -21,7 +21,7 @@ thread_local! {
 /// neither the async runtime nor the CPU pool. Clones share the bound.
 ///
 /// A thread cannot be stopped. Work that misses its deadline runs on, and its result is dropped. Other work takes its place, so
-/// that a few pieces of endless work do not keep all others out. With more than [`MAX_OVERDUE`] of them, the next one keeps its
+/// that a few pieces of endless work do not keep all others out. With more than eight of them, the next one keeps its
 /// place until it ends.
 #[derive(Debug, Clone)]
 pub struct IsolatedThreads {
