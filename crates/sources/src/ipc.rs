@@ -243,7 +243,11 @@ impl Format for Ipc {
             for b in &footer.batches {
                 let r = range_of(b, &file.url)?;
                 let head = u64::from(b.metaDataLength().unsigned_abs());
-                check_footer_length(&file.url, head, TAIL_BYTES, ctx.limits.chunk_bytes)?;
+                if head > ctx.limits.chunk_bytes.max(TAIL_BYTES) {
+                    let why =
+                        format!("the metadata of a record batch claim {head} bytes, above --chunk-memory");
+                    return Err(damaged(&file.url, why));
+                }
                 heads.push(r.start..r.start + u64::from(b.metaDataLength().unsigned_abs()));
             }
             let heads = source.read_ranges(heads).await?;

@@ -172,7 +172,7 @@ pub(super) fn run_stream_stage(
             let mut end = None;
             match r.items.next().await.transpose()? {
                 Some(Item::Chunk(chunk)) => {
-                    // The next repetition begins anew, so the rest of this one is only dropped.
+                    // The next repetition counts from its beginning, so the rest of this one is only dropped.
                     r.over = r.step(|stage| stage.push(chunk, &mut out))? == Flow::Done && !r.restarts;
                 }
                 Some(Item::EndOfRepetition) => {
