@@ -3,7 +3,7 @@
 //! A [`Cache`] is one process's handle on a cache root in an object store. A [`Snapshot`] is the stored output of one
 //! prefix. It has at most one part per split. A part counts only when its commit record exists. The record is created
 //! only if absent: before that no reader sees the part, and after that the part never changes. Every block is checked
-//! before it is decoded. So a part is whole or absent (I4), and at most one part per split is ever served (I5), whatever
+//! before it is decoded. So a part is whole or absent, and at most one part per split is ever served, whatever
 //! processes die or pause. The `layout` module has the names of the objects.
 //!
 //! Opening a root finds out whether its store honours conditional puts. On a store that ignores them, names are unique

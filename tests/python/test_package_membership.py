@@ -316,3 +316,35 @@ def test_met_03_registering_always_stores_the_schema():
         opaque.register(server, "opaque")
         known = cj.from_dataset_id(server.address, "opaque")
         assert dict(known.schema) == dict(opaque.schema) and set(known.schema) == {"x", "name"}
+
+
+# ---- endless epochs ------------------------------------------------------------------------------------------------
+
+def test_an_endless_repeat_does_not_keep_the_splits_that_users_have_taken(cluster, tmp_path):
+    """An epoch may last as long as a training: nothing that is known of its splits may grow for as long."""
+    for i in range(20):
+        (tmp_path / f"{i:02}.jsonl").write_text("".join(f'{{"id": {5 * i + k}}}\n' for k in range(5)))
+    servers = cluster(workers=2)
+    endless = cj.read_json(str(tmp_path / "*.jsonl")).filter("id % 5 < 3").shuffle(30).repeat()
+    readers = [iter(endless.distribute(servers.dispatcher.address, job_name="endless")) for _ in range(2)]
+    counts = {}
+    for _ in range(6000):
+        for reader in readers:
+            row = int(next(reader)["id"])
+            counts[row] = counts.get(row, 0) + 1
+    assert set(counts) == {5 * i + k for i in range(20) for k in range(3)}
+    splits = lambda: next(job for job in servers.status()["jobs"] if job["clients"])["splits"]  # noqa: E731
+    wait_until(lambda: splits()["done"] > 3000, "splits are done while their tasks run")
+    # What is computed ahead, and what waits in shuffle buffers and with readers, is not done.
+    assert splits()["leased"] < 1000 and splits()["sent"] == 0
+    for reader in readers:
+        reader.close()
+
+
+def test_an_endless_repeat_of_nothing_is_an_error_of_all_its_tasks(cluster, tmp_path):
+    for i in range(4):
+        (tmp_path / f"{i}.jsonl").write_text(f'{{"id": {i}}}\n')
+    servers = cluster(workers=2)
+    nothing = cj.read_json(str(tmp_path / "*.jsonl")).filter("id > 100").repeat()
+    with pytest.raises(cj.Error, match=r"steps\[1\]\.repeat: the pipeline above it gives no row"):
+        next(iter(nothing.distribute(servers.dispatcher.address)))

@@ -203,7 +203,7 @@ pub async fn read_with(
     Ok(arrow::compute::concat_batches(&schema, &batches).unwrap())
 }
 
-/// Asserts equality as in I1: floats by their bits.
+/// Asserts that two batches are equal. Floats are compared by their bits, as rows from a cache must be those that are computed.
 pub fn assert_same(a: &RecordBatch, b: &RecordBatch) {
     assert_eq!(a.schema(), b.schema());
     assert_eq!(a.num_rows(), b.num_rows());

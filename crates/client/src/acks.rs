@@ -1,5 +1,5 @@
 //! The rows that the user has taken: those that it got before it asked for more. They are reported to the dispatcher as
-//! acknowledged; all other rows of this reader go to other readers if it vanishes (I3).
+//! acknowledged; all other rows of this reader go to other readers if it vanishes.
 //!
 //! A reader that ends before its epoch does gives back what its user was not handed: [`Acks::close`] fixes the boundary: the
 //! element that the user has in hand then counts as taken, and no further one is handed out.

@@ -1,4 +1,4 @@
-//! Credits: the bytes that workers may send (I7).
+//! Credits: the bytes that workers may send.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

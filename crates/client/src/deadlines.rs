@@ -40,7 +40,7 @@ impl Idle {
         self.since = (tasks == 0).then(Instant::now);
     }
 
-    /// Checks the deadline of having nothing to read (I8). `states_within` is how long states of other readers are waited for.
+    /// Checks the deadline of having nothing to read. `states_within` is how long states of other readers are waited for.
     ///
     /// # Errors
     /// `DeadlineExceeded` if the dispatcher does not end the epoch, or states of other readers are missing; `Unavailable`

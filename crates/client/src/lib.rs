@@ -4,7 +4,7 @@
 //! [`Client::connect`] finds the dispatcher, [`Client::read`] opens one epoch of a job, and [`Reader::next`] gives its elements
 //! one by one ([`Reader::next_chunk`] in bulk). Inside, a session exchanges heartbeats with the dispatcher, and one connection
 //! per task puts chunks into a queue. Receipts record which rows were received, so that the remaining rows of a lost worker
-//! come from others, and no row comes twice (I3). [`Reader::state`] says which rows the user got, and [`ReadRequest::states`]
+//! come from others, and no row comes twice. [`Reader::state`] says which rows the user got, and [`ReadRequest::states`]
 //! reads the remaining rows of the epoch.
 
 mod acks;

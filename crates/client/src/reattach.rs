@@ -1,4 +1,4 @@
-//! Opening an epoch again at a dispatcher that lost its state (I6).
+//! Opening an epoch again at a dispatcher that lost its state.
 //!
 //! The reader stops handing out elements, reports which rows its user has, and reads the remaining ones: a new iteration
 //! continues behind the states of all readers of the lost one, as it does behind states that a user gives. Rows that had

@@ -1,4 +1,4 @@
-//! The rows that were received, so that none is delivered twice and none is lost (I3).
+//! The rows that were received, so that none is delivered twice and none is lost.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -30,6 +30,10 @@ pub(crate) struct FinalReceipts {
 #[derive(Debug, Default)]
 pub(crate) struct Receipts {
     splits: HashMap<u64, Vec<Share>>,
+    /// Complete splits: users of this reader and of others have taken every row. Rows of them that come are not new.
+    completed: RowRanges,
+    /// Tasks with rows of these that may still be lost.
+    tasks: BTreeSet<TaskId>,
 }
 
 /// The rows of one split that came from one task, or from any task that is over. One task at a time has a split, so there are
@@ -47,6 +51,11 @@ impl Receipts {
         let mut at = 0;
         for run in runs {
             let end = run.start.saturating_add(run.len);
+            if self.completed.contains(run.split) {
+                parts.get_or_insert_with(|| if at > 0 { vec![(0, at)] } else { Vec::new() });
+                at += run.len;
+                continue;
+            }
             let shares = self.splits.entry(run.split).or_default();
             let known = shares.iter().any(|s| s.rows.intersects(run.start, end));
             let own = match shares.iter().position(|s| s.task == Some(task)) {
@@ -120,6 +129,9 @@ impl Receipts {
                 receipts.returned.push(ranges_to_proto(split, &returned));
             }
         }
+        for task in &self.tasks {
+            received.entry(*task).or_default();
+        }
         let of_task =
             |(task, received): (TaskId, _)| v1::LostTask { task_id: task.0, received, ..Default::default() };
         receipts.received = received.into_iter().map(of_task).collect();
@@ -128,11 +140,21 @@ impl Receipts {
 
     /// Tasks that may still be lost.
     pub(crate) fn tasks(&self) -> BTreeSet<TaskId> {
-        self.splits.values().flatten().filter_map(|s| s.task).collect()
+        self.splits.values().flatten().filter_map(|s| s.task).chain(self.tasks.iter().copied()).collect()
+    }
+
+    /// Users of this reader and of others have taken every row of splits.
+    pub(crate) fn complete(&mut self, splits: &[u64]) {
+        for split in splits {
+            let shares = self.splits.remove(split).unwrap_or_default();
+            self.tasks.extend(shares.iter().filter_map(|s| s.task));
+            self.completed.insert(*split, split.saturating_add(1));
+        }
     }
 
     /// A task is over, or its loss was reported: its rows are received for good.
     pub(crate) fn settle(&mut self, task: TaskId) {
+        self.tasks.remove(&task);
         for shares in self.splits.values_mut() {
             let Some(own) = shares.iter().position(|s| s.task == Some(task)) else { continue };
             let share = shares.swap_remove(own);

@@ -38,6 +38,8 @@ pub(crate) struct Session {
     is_consumer: bool,
     tasks: TaskSet,
     taken: Taken,
+    /// How many complete splits the dispatcher has listed to this reader.
+    completed_seen: u64,
     /// The short batches were released, and no rows have arrived since.
     flushed: bool,
     accounted: bool,
@@ -82,6 +84,7 @@ impl Session {
             iteration: IterationId(opened.iteration_id),
             poll: Duration::from_millis(opened.heartbeat_ms.clamp(50, 10_000)),
             taken: Taken::default(),
+            completed_seen: 0,
             flushed: false,
             accounted: false,
             secret: opened.client_secret.clone(),
@@ -299,6 +302,8 @@ impl Session {
             secret: self.secret.clone(),
             acknowledged,
             acknowledged_all,
+            sizes: self.taken.reported_sizes(),
+            completed_seen: self.completed_seen,
             taken_tasks: tasks.taken,
             local_workers: self.shared.config.local.addresses(),
             knows_resumed: self.shared.facts.knows_resumed(),
@@ -340,6 +345,11 @@ impl Session {
         }
         self.accounted = answer.accounted;
         self.taken.repeat_if(answer.acknowledge_all);
+        self.completed_seen = answer.completed_up_to;
+        if !answer.completed.is_empty() {
+            self.taken.complete(&answer.completed);
+            self.shared.receipts.lock().complete(&answer.completed);
+        }
         let facts = &self.shared.facts;
         facts.record(&answer.listed, &answer.readers, &answer.resumed, answer.states_missing)?;
         facts.set_bases(&answer.bases);

@@ -20,6 +20,14 @@ pub(crate) struct Taken {
     elements: u64,
     /// The numbers of rows of splits, as workers say them.
     sizes: HashMap<u64, u64>,
+    /// Those of them that the dispatcher has not confirmed.
+    unconfirmed_sizes: HashMap<u64, u64>,
+    /// Complete splits: the users of this reader and of others have taken every row.
+    complete: RowRanges,
+    /// What the user of this one took of them.
+    of_complete: TakenRows,
+    /// The number of these rows.
+    rows_of_complete: u64,
 }
 
 impl Taken {
@@ -36,7 +44,33 @@ impl Taken {
 
     /// Workers say how many rows splits have.
     pub(crate) fn sized(&mut self, sized: Vec<(u64, u64)>) {
-        self.sizes.extend(sized);
+        for (split, rows) in sized {
+            if !self.complete.contains(split) {
+                self.sizes.insert(split, rows);
+                self.unconfirmed_sizes.insert(split, rows);
+            }
+        }
+    }
+
+    /// The dispatcher says that splits are complete: they are not reported any more.
+    pub(crate) fn complete(&mut self, splits: &[u64]) {
+        for &split in splits {
+            self.complete.insert(split, split.saturating_add(1));
+            self.unconfirmed.remove(&split);
+            self.unconfirmed_sizes.remove(&split);
+            let size = self.sizes.remove(&split);
+            let Some(rows) = self.rows.remove(&split) else { continue };
+            self.rows_of_complete += rows.len();
+            // Other readers' states say what their users took: this one's does not.
+            if size == Some(rows.len()) {
+                self.of_complete.add_whole(split);
+                continue;
+            }
+            self.of_complete.add_rows(split, &rows.ranges());
+            if let Some(size) = size {
+                self.of_complete.set_size(split, size);
+            }
+        }
     }
 
     /// The numbers of rows of these splits, as far as they are known.
@@ -55,7 +89,7 @@ impl Taken {
 
     /// Rows since the reader began.
     pub(crate) fn num_rows(&self) -> u64 {
-        self.rows.values().map(RowSet::len).sum()
+        self.rows_of_complete + self.rows.values().map(RowSet::len).sum::<u64>()
     }
 
     /// Everything that was taken of the epoch, with what was taken before this reader began.
@@ -63,7 +97,7 @@ impl Taken {
     /// # Errors
     /// `Internal` if the rows do not fit what was taken before.
     pub(crate) fn all(&self, before: Option<&TakenRows>) -> Result<TakenRows> {
-        let mut all = TakenRows::default();
+        let mut all = self.of_complete.clone();
         let had = |split: &u64| before.and_then(|b| b.rows_of(*split)).map_or(0, RowRanges::len);
         for (split, rows) in &self.rows {
             match self.sizes.get(split) {
@@ -79,7 +113,7 @@ impl Taken {
         Ok(all)
     }
 
-    /// Rows since the epoch began.
+    /// Rows since the epoch began, of splits that are not complete.
     pub(crate) fn rows(&self) -> &HashMap<u64, RowSet> {
         &self.rows
     }
@@ -90,9 +124,18 @@ impl Taken {
         (rows.iter().map(|(split, rows)| to_proto(*split, rows)).collect(), self.repeat)
     }
 
+    /// The numbers of rows of splits to report to the dispatcher.
+    pub(crate) fn reported_sizes(&self) -> Vec<v1::SplitCount> {
+        let sizes = if self.repeat { &self.sizes } else { &self.unconfirmed_sizes };
+        let of =
+            |(split_index, rows): (&u64, &u64)| v1::SplitCount { split_index: *split_index, rows: *rows };
+        sizes.iter().map(of).collect()
+    }
+
     /// The dispatcher has the last report.
     pub(crate) fn confirm(&mut self, was_all: bool) {
         self.unconfirmed.clear();
+        self.unconfirmed_sizes.clear();
         self.repeat &= !was_all;
     }
 

@@ -1,8 +1,8 @@
 //! The dispatcher: caju's control plane.
 //!
 //! It knows datasets, jobs, their iterations, tasks on workers and the clients that read them; it leases
-//! splits under `dynamic`, notices who is silent, and sees to it that every row reaches the user exactly once
-//! (I3). It moves no rows itself.
+//! splits under `dynamic`, notices who is silent, and sees to it that every row reaches the user exactly once.
+//! It moves no rows itself.
 //!
 //! - [`state`]: what it must not forget, pure; changed by [`state::Update`]s alone.
 //! - [`journal`]: the updates, durable before their results are reported.

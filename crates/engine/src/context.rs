@@ -1,8 +1,8 @@
 //! The state that the stages of one task share: random keys, the task's splits, counters and the policy for bad rows.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arrow_array::UInt64Array;
 use caju_pipeline::OnError;
@@ -22,6 +22,9 @@ const REPORTED_SKIPS: usize = 100;
 /// The most characters of a report about a skipped row: enough for a URL, a row and a reason.
 const REPORTED_CHARS: usize = 500;
 
+/// Splits without rows whose number of rows waits to be sent to readers: 1 MiB. An endless `repeat` of nothing has any number.
+const MAX_EMPTY_SIZED: usize = 1 << 16;
+
 /// A split, as stages see it.
 #[derive(Debug, Clone)]
 struct SplitInfo {
@@ -33,6 +36,7 @@ struct SplitInfo {
     /// The random draws of a stored part, for the stages above its hint.
     frozen: Option<Frozen>,
     place: Arc<str>,
+    repetition: u32,
     /// The dataset of a combinator that the split belongs to.
     child: usize,
     /// Rows of the split-local output that readers have already.
@@ -67,10 +71,18 @@ pub(crate) struct TaskContext {
     /// Skipped rows, by lease and by the index of the stage's counters.
     skips: Mutex<HashMap<(u64, usize), u64>>,
     splits: RwLock<HashMap<u64, SplitInfo>>,
+    /// Some of these are splits of nested datasets.
+    has_nested: AtomicBool,
     /// Splits whose rows have all passed the split-local stages, with their numbers of rows.
     sized: Mutex<Vec<(u64, u64)>>,
+    /// Some row has passed the split-local stages.
+    has_rows: AtomicBool,
+    /// Splits without rows that ended before that, with their repetitions of the source.
+    empty: Mutex<Vec<(u64, u32)>>,
     /// The memory in bytes that a stage may use for one chunk.
     pub(crate) chunk_bytes: u64,
+    /// The bytes that all stages hold.
+    held_bytes: AtomicU64,
     /// The first bound of each queue of the task, and the memory that they share.
     buffer: (usize, Arc<QueueMemory>),
     pub(crate) pool: CpuPool,
@@ -109,8 +121,12 @@ impl TaskContext {
             first_skips: Mutex::default(),
             skips: Mutex::default(),
             splits: RwLock::new(HashMap::new()),
+            has_nested: AtomicBool::new(false),
             sized: Mutex::default(),
+            has_rows: AtomicBool::new(false),
+            empty: Mutex::default(),
             chunk_bytes: budget::DEFAULT_BYTES,
+            held_bytes: AtomicU64::new(0),
             buffer: (64 << 20, QueueMemory::unlimited()),
             pool,
             interrupt: Interrupt::default(),
@@ -120,6 +136,12 @@ impl TaskContext {
             one_at_a_time,
             slowdown: 1,
         }
+    }
+
+    /// A stage holds `now` bytes, and held `before`. The bytes that all stages of the task hold.
+    pub(crate) fn stages_hold(&self, before: u64, now: u64) -> u64 {
+        let known = self.held_bytes.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
+        known.wrapping_add(now.wrapping_sub(before))
     }
 
     /// Sets how many times as long the artificial stages take.
@@ -172,6 +194,7 @@ impl TaskContext {
 
     /// Registers a split of a nested dataset, which belongs to a lease.
     pub(crate) fn register_nested(&self, index: u64, split: &Split, home: u64) {
+        self.has_nested.store(true, Ordering::Relaxed);
         let frozen = self.splits.read().get(&home).and_then(|i| i.frozen);
         // All stages of a nested dataset are above every hint.
         let frozen = frozen.map(|f| Frozen { below: u32::MAX, ..f });
@@ -186,12 +209,30 @@ impl TaskContext {
             home,
             frozen,
             place: split.describe().into(),
+            repetition: split.repetition,
             child: split.child.first().map_or(0, |&c| c as usize),
             done,
             stride: split.stride,
             passed: Some(0),
         };
         self.splits.write().insert(index, info);
+    }
+
+    /// Readers have taken every row of these splits. What is known of them is not needed any more, unless readers had some of the
+    /// rows before: those may still be in a stage, and must not come out of it.
+    pub(crate) fn forget(&self, splits: &[u64]) {
+        if splits.is_empty() {
+            return;
+        }
+        let mut known = self.splits.write();
+        let whole = |split: &&u64| known.get(split).is_some_and(|info| info.done.is_empty());
+        let forgotten: HashSet<u64> = splits.iter().filter(whole).copied().collect();
+        match self.has_nested.load(Ordering::Relaxed) {
+            true => known.retain(|_, info| !forgotten.contains(&info.home)),
+            false => forgotten.iter().for_each(|split| drop(known.remove(split))),
+        }
+        drop(known);
+        self.skips.lock().retain(|(home, _), _| !forgotten.contains(home));
     }
 
     /// Readers have all rows of a split, and none passes again.
@@ -221,10 +262,24 @@ impl TaskContext {
     /// All rows of a split have passed.
     pub(crate) fn ended(&self, index: u64) {
         self.stats.busy.split_ends();
-        let passed = self.splits.read().get(&index).and_then(|i| i.passed);
-        if let Some(rows) = passed {
-            self.sized.lock().push((index, rows));
+        let passed = self.splits.read().get(&index).and_then(|i| Some((i.passed?, i.repetition)));
+        let Some((rows, repetition)) = passed else { return };
+        if rows > 0 {
+            self.has_rows.store(true, Ordering::Relaxed);
+        } else if !self.has_rows.load(Ordering::Relaxed) {
+            self.empty.lock().push((index, repetition));
         }
+        let mut sized = self.sized.lock();
+        // Nobody takes them while no row passes.
+        if rows > 0 || sized.len() < MAX_EMPTY_SIZED {
+            sized.push((index, rows));
+        }
+    }
+
+    /// Splits without rows that have ended since the last call, with their repetitions of the source, as long as none had a row.
+    pub(crate) fn take_empty(&self) -> Vec<(u64, u32)> {
+        let empty = std::mem::take(&mut *self.empty.lock());
+        if self.has_rows.load(Ordering::Relaxed) { Vec::new() } else { empty }
     }
 
     /// Splits of which all rows have passed the split-local stages since the last call, with their numbers of rows.

@@ -58,4 +58,13 @@ pub trait SplitFeed: Send {
     /// # Errors
     /// Any error that ends the task: the dispatcher was unreachable for too long, or the iteration failed.
     async fn next(&mut self, want: usize) -> Result<Option<Vec<LeasedSplit>>>;
+
+    /// The task has read all of these splits, each with its repetition of the source, and they have no rows. Nothing is reported
+    /// once some split of the task had a row: then readers know it.
+    fn report_empty(&mut self, _splits: &[(u64, u32)]) {}
+
+    /// Splits of which readers have taken every row, as was learnt since the last call: the task may forget them.
+    fn take_completed(&mut self) -> Vec<u64> {
+        Vec::new()
+    }
 }

@@ -1,4 +1,4 @@
-//! What a task puts out does not depend on how it is run (I2), and elements are what the definition says.
+//! What a task puts out does not depend on how it is run, and elements are what the definition says.
 
 #![allow(clippy::unwrap_used, unreachable_pub, reason = "tests")]
 

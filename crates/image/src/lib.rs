@@ -68,7 +68,7 @@ pub const IMAGENET_MEAN: [f32; 3] = [0.485, 0.456, 0.406];
 /// The standard deviations of ImageNet, for inputs in `[0, 1]`.
 pub const IMAGENET_STD: [f32; 3] = [0.229, 0.224, 0.225];
 
-/// The version of each kernel: it changes when, and only when, the kernel's output may change (I10).
+/// The version of each kernel: it changes when, and only when, the kernel's output may change.
 pub const VERSIONS: &[(&str, u32)] = &[
     ("decode_image", 1),
     ("resize", 1),

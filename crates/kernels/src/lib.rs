@@ -2,8 +2,8 @@
 //!
 //! A stage's expressions are bound once against the schema of its input ([`Registry::bind`]), and evaluated over its batches
 //! ([`BoundExprs::evaluate`]). DataFusion plans and evaluates. Our kernels are scalar functions to it. Nested image
-//! operations become one function. Random kernels get the key of their row as a column (invariant I2 of the design), so that
-//! they are pure functions, too.
+//! operations become one function. Random kernels get the key of their row as a column, so that they are pure
+//! functions, too.
 //!
 //! Modules build on one another in this order: `limits`, `constant`, `syntax` (text to tree), `signature`, `call` (the
 //! arguments of a call), `kernel`, `tensor`, `guard`, `udf` (the kernels), `image_udf`, `catalog` (all functions), `sql`

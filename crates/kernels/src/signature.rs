@@ -77,7 +77,7 @@ pub(crate) const fn opt(name: &'static str, kind: Kind, default: &'static str, d
 }
 
 impl Signature {
-    /// The version; see invariant I10.
+    /// The version. It is raised whenever the function's output may change.
     pub(crate) fn version(&self) -> u32 {
         self.version
             .or_else(|| caju_image::VERSIONS.iter().find(|(n, _)| *n == self.name).map(|(_, v)| *v))

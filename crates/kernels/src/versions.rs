@@ -1,5 +1,5 @@
 //! The versions of the libraries whose code determines computed values. A test compares them with the lock file. They are
-//! part of the fingerprint of what uses them (invariant I10).
+//! part of the fingerprint of what uses them, so that a cache never serves what another version computed.
 
 /// Library and version, sorted by name.
 pub const ENGINES: &[(&str, &str)] = &[

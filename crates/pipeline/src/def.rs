@@ -43,7 +43,7 @@ impl Default for Options {
     }
 }
 
-/// The handling of a row whose data is bad (I9). I/O errors always fail the job.
+/// The handling of a row whose data is bad. I/O errors always fail the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnError {
     /// The job fails with an error that names file, row and stage.

@@ -387,7 +387,7 @@ impl ContentHasher {
 }
 
 /// The current versions of stages and sources whose rows have changed since version 1. The version is raised whenever equal
-/// arguments give other rows (I10).
+/// arguments give other rows.
 const VERSIONS: &[(&str, u32)] = &[
     // Values that a record lacks are an error or an empty list. They were nulls in version 1.
     ("parse_example", 2),

@@ -54,7 +54,7 @@ impl DatasetDef {
         Err(Error::invalid(format!("the dataset has no hint `{name}`{known}")))
     }
 
-    /// The number of stages above stage `i` that are not hints. It is the stage's position for random numbers (I2), so that
+    /// The number of stages above stage `i` that are not hints. It is the stage's position for random numbers, so that
     /// adding or removing a hint changes no draw.
     pub fn stage_position_without_hints(&self, i: usize) -> usize {
         self.ops().take(i).filter(|op| !matches!(op, StageOp::Autocache { .. })).count()

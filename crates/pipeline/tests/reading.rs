@@ -35,7 +35,7 @@ fn a_pipeline_file_in_json_may_have_escaped_emoji() {
 }
 
 #[test]
-fn the_pipeline_of_the_design() {
+fn an_imagenet_pipeline() {
     let def = read(include_str!("imagenet.yaml")).unwrap();
     assert_eq!(def.name.as_deref(), Some("imagenet-train"));
     let SourceDef::Files(files) = &def.source else { panic!("{:?}", def.source) };

@@ -1,4 +1,4 @@
-//! A pool of threads for CPU work, separate from the async runtime's threads (design habit 13).
+//! A pool of threads for CPU work, separate from the async runtime's threads, so that decoding never delays sockets and timers.
 
 mod queues;
 

@@ -65,6 +65,9 @@ pub(crate) async fn read_part(
     let iteration = open.iteration().0;
     let read = take_rows(world, reader, &mut open, (number, elements, most_rows)).await;
     let missing = open.incomplete().map(|i| (i.rows_missing, i.rows_unknown));
+    if let Some(incomplete) = open.incomplete() {
+        world.log().event(format_args!("reader-{reader}: epoch {number} is incomplete: {}", incomplete.why));
+    }
     with_epochs(world.record(reader), |parts| {
         if let Some(last) = parts.last_mut() {
             (last.is_over, last.missing) = (matches!(read, Ok(true)), missing);

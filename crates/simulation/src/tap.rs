@@ -61,7 +61,9 @@ struct Inner {
     leases: Vec<(u64, v1::SplitLease)>,
     /// Tasks that were declared as left, by client.
     fenced: BTreeSet<(u64, u64)>,
-    /// Clients that said what they had taken when they left.
+    /// Clients that the present dispatcher knows, or knew.
+    known: BTreeSet<u64>,
+    /// Clients that said to a dispatcher that knew them what they had taken, and left.
     left: BTreeSet<u64>,
     /// The reader that each call to open an epoch has made in each of its iterations, and when. Where the epoch began again since,
     /// a repeated call makes another reader.
@@ -79,6 +81,7 @@ impl Observed {
             handed: BTreeMap::new(),
             leases: Vec::new(),
             fenced: BTreeSet::new(),
+            known: BTreeSet::new(),
             left: BTreeSet::new(),
             opened: BTreeMap::new(),
             loses_open: None,
@@ -94,7 +97,9 @@ impl Observed {
 
     /// The dispatcher has lost its state: a call that is made again makes another reader.
     pub(crate) fn forget_calls(&self) {
-        self.0.lock().opened.clear();
+        let mut inner = self.0.lock();
+        inner.opened.clear();
+        inner.known.clear();
     }
 
     /// A client's user was handed more rows.
@@ -102,7 +107,7 @@ impl Observed {
         *self.0.lock().handed.entry(client).or_default() += rows;
     }
 
-    /// Whether a client's leave has reached a dispatcher.
+    /// Whether a client's leave has reached a dispatcher that knew the client.
     pub(crate) fn has_left(&self, client: u64) -> bool {
         self.0.lock().left.contains(&client)
     }
@@ -117,6 +122,7 @@ impl Inner {
     /// The dispatcher has opened an epoch for a client. True if its answer is lost.
     fn on_opened(&mut self, call: Vec<u8>, iteration: u64, client: u64) -> bool {
         let now = ambient::elapsed();
+        self.known.insert(client);
         let (first, at) = *self.opened.entry((call, iteration)).or_insert((client, now));
         // A reader that did not come back in time is expelled, and then another one.
         if first != client && now < at + CLIENT_TIMEOUT {
@@ -128,6 +134,13 @@ impl Inner {
             return lost.send(()).is_ok();
         }
         false
+    }
+
+    /// A client has left. A dispatcher that has lost its state answers so, too: what the client had taken comes again.
+    fn on_left(&mut self, client: u64) {
+        if self.known.contains(&client) {
+            self.left.insert(client);
+        }
     }
 
     fn acknowledged_by(&self, client: u64) -> u64 {
@@ -373,7 +386,7 @@ dispatcher! {
     async fn close_client(&self, request: Request<v1::CloseClientRequest>) -> Answer<v1::CloseClientResponse> {
         let client = request.get_ref().client_id;
         let answer = self.dispatcher.clone().close_client(without_extensions(request)).await?;
-        self.observed.0.lock().left.insert(client);
+        self.observed.0.lock().on_left(client);
         Ok(answer)
     }
 

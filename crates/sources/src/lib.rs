@@ -1,4 +1,4 @@
-//! Readers of every format: they list splits and read the rows of one split (design §3).
+//! Readers of every format: they list splits and read the rows of one split.
 //!
 //! [`open_source`] turns a [`SourceDef`](caju_pipeline::SourceDef) into a [`Source`], which lists [`Split`]s lazily, in
 //! canonical order, and reads the rows of one split as a stream of record batches bounded in rows and in bytes. Reads are

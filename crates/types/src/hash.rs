@@ -12,7 +12,7 @@ pub fn hash128(bytes: &[u8]) -> u128 {
 /// Mixes two words into one (the finaliser of MurmurHash3 over their combination).
 ///
 /// It derives the key of a row from (seed, epoch, repetition, split key, ordinal), and the key of a call site from the key
-/// of its row; see invariant I2 of the design.
+/// of its row. Every random draw follows from such a key.
 #[inline]
 pub fn mix64(a: u64, b: u64) -> u64 {
     let mut z = a ^ b.wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29).wrapping_add(0x632B_E59B_D9B4_E019);

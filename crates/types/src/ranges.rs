@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// Up to this number of ranges are inserted one by one: that is cheaper than copying a large set.
 const MAX_SINGLE_INSERTS: usize = 8;
 
-/// A set of row ordinals of one split. Acknowledgements and reader states consist of such sets (I3).
+/// A set of row ordinals of one split. Acknowledgements and reader states consist of such sets.
 ///
 /// ```
 /// let mut r = caju_types::RowRanges::default();

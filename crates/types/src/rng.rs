@@ -1,7 +1,7 @@
 //! The counter-based generator of the random kernels.
 //!
 //! A draw depends only on (row key, call site, number of the draw): not on the thread, on the engine's batch size, or on
-//! whether a chain ran fused (invariant I2). `exp` and `ln` are computed here from additions, multiplications and divisions,
+//! whether a chain ran fused. `exp` and `ln` are computed here from additions, multiplications and divisions,
 //! because the last bit of a system library's result differs between machines.
 
 use crate::hash::mix64;

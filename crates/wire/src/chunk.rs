@@ -9,7 +9,7 @@ use caju_types::{Error, Result};
 /// Consecutive rows of one split's split-local output.
 ///
 /// The ordinal counts the rows that the split-local stages put out for the split. It does not depend on batch sizes, workers
-/// or failures, so a set of runs says exactly which rows were delivered (I3).
+/// or failures, so a set of runs says exactly which rows were delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
     /// The split's index in the iteration.

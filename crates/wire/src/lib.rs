@@ -9,8 +9,8 @@
 //! Any Arrow Flight client can read a task; our own client speaks this protocol on the same port. It differs from
 //! Flight in three things. Columns are never copied on the way out, and land in one recycled, aligned allocation
 //! on the way in ([`encode_chunk`], [`decode_chunk`], [`BufferPool`]). Rows carry their provenance ([`Run`]), so
-//! that a reader knows which rows it has received (I3). And the reader bounds what is on its way in bytes (I7),
-//! with credits.
+//! that a reader knows which rows it has received. And the reader bounds what is on its way in bytes, with
+//! credits.
 //!
 //! A connection reads one task:
 //!

@@ -1,4 +1,4 @@
-//! A queue bounded in bytes (I7).
+//! A queue bounded in bytes.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -16,6 +16,8 @@ pub(crate) struct EmittedRows {
     base: Option<u64>,
     table: Vec<u64>,
     others: HashMap<u64, u64>,
+    /// Rows of splits that were forgotten.
+    forgotten: u64,
 }
 
 impl EmittedRows {
@@ -26,10 +28,30 @@ impl EmittedRows {
         }
     }
 
+    /// Readers have taken every row of these splits: only the sum of their rows is kept.
+    pub(crate) fn forget(&mut self, splits: &[u64]) {
+        for split in splits {
+            self.forgotten += match self.position(*split).filter(|at| *at < self.table.len()) {
+                Some(at) => std::mem::take(&mut self.table[at]),
+                None => self.others.remove(split).unwrap_or(0),
+            };
+        }
+    }
+
+    /// Rows of splits that were forgotten: they are not in [`EmittedRows::counts`].
+    pub(crate) fn forgotten(&self) -> u64 {
+        self.forgotten
+    }
+
+    /// The place of a split in the table; none: it is counted elsewhere, or nothing was counted.
+    fn position(&self, split: u64) -> Option<usize> {
+        let position = split.checked_sub(self.base?).filter(|p| *p < MAX_TABLE_SPLITS)?;
+        usize::try_from(position).ok()
+    }
+
     fn count_of(&mut self, split: u64) -> &mut u64 {
-        let base = *self.base.get_or_insert(split - split % MAX_TABLE_SPLITS);
-        let position = split.checked_sub(base).filter(|p| *p < MAX_TABLE_SPLITS);
-        match position.and_then(|p| usize::try_from(p).ok()) {
+        self.base.get_or_insert(split - split % MAX_TABLE_SPLITS);
+        match self.position(split) {
             Some(at) => {
                 if at >= self.table.len() {
                     self.table.resize(at + 1, 0);

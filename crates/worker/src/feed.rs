@@ -10,9 +10,11 @@ use caju_proto::{split_name, v1};
 use caju_sources::Split;
 use caju_types::{Error, Result, TaskId};
 use caju_wire::Dispatcher;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::behind::Behind;
+use crate::emitted_rows::EmittedRows;
 use crate::identity::{Identity, refused_as_loss};
 
 /// How long one request waits at the dispatcher for splits to be listed.
@@ -38,6 +40,16 @@ pub(crate) struct DispatcherFeed {
     behind: Arc<Behind>,
     /// The task's part in the window of shared rows.
     sharing: Option<Arc<SharingMember>>,
+    /// The rows that the task gave out: those of complete splits are forgotten.
+    emitted: Arc<Mutex<EmittedRows>>,
+    /// How many complete splits the dispatcher has listed.
+    completed_seen: u64,
+    /// Those that the engine does not know of.
+    completed: Vec<u64>,
+    /// Splits without rows that the dispatcher does not know of.
+    empty: Vec<u64>,
+    /// The last repetition of the source that those, and earlier ones, belong to.
+    empty_repetition: u32,
 }
 
 impl DispatcherFeed {
@@ -47,6 +59,7 @@ impl DispatcherFeed {
         retry_timeout: Duration,
         behind: Arc<Behind>,
         sharing: Option<Arc<SharingMember>>,
+        emitted: Arc<Mutex<EmittedRows>>,
     ) -> Self {
         Self {
             identity,
@@ -59,6 +72,11 @@ impl DispatcherFeed {
             over: false,
             behind,
             sharing,
+            emitted,
+            completed_seen: 0,
+            completed: Vec::new(),
+            empty: Vec::new(),
+            empty_repetition: 0,
         }
     }
 
@@ -74,6 +92,9 @@ impl DispatcherFeed {
             shared_splits: self.sharing.as_ref().map(|s| s.unread_splits()).unwrap_or_default(),
             sharing_points: self.sharing.as_ref().map(|s| s.point_names()).unwrap_or_default(),
             asks_for_behind: true,
+            completed_seen: self.completed_seen,
+            empty_splits: self.empty.clone(),
+            empty_repetition: self.empty_repetition,
         };
         let call = |mut d: Dispatcher| {
             let request = request.clone();
@@ -83,6 +104,10 @@ impl DispatcherFeed {
         let answer = answer.map_err(|e| refused_as_loss(self.task, e))?;
         self.request_no += 1;
         self.over = answer.end;
+        self.empty.clear();
+        self.completed_seen = answer.completed_up_to;
+        self.emitted.lock().forget(&answer.completed);
+        self.completed.extend(answer.completed);
         self.behind.promise(&answer.behind);
         if answer.consumers_behind {
             self.behind.ask();
@@ -132,5 +157,16 @@ impl SplitFeed for DispatcherFeed {
         }
         let n = self.leased.len().min(want as usize);
         Ok(if n == 0 { None } else { Some(self.leased.drain(..n).collect()) })
+    }
+
+    fn report_empty(&mut self, splits: &[(u64, u32)]) {
+        for (split, repetition) in splits {
+            self.empty.push(*split);
+            self.empty_repetition = self.empty_repetition.max(*repetition);
+        }
+    }
+
+    fn take_completed(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.completed)
     }
 }

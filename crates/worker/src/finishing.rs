@@ -72,6 +72,7 @@ impl Manager {
             secret: registration.secret,
             counted: finished.emitted.is_some(),
             splits_out: finished.emitted.clone().unwrap_or_default(),
+            forgotten_rows: finished.forgotten_rows,
             flight_counted: true,
             splits_to_flight: finished.to_flight.clone(),
             served: finished.served,

@@ -49,8 +49,10 @@ pub(crate) struct RunningTask {
     rows_out: AtomicU64,
     bytes_out: AtomicU64,
     elements_out: AtomicU64,
-    /// Rows that went out, per split, once all did.
-    emitted: OnceLock<Vec<SplitCount>>,
+    /// Rows that went out so far, per split.
+    emitted_rows: Arc<Mutex<EmittedRows>>,
+    /// The same, once all did, and the rows of splits that were forgotten.
+    emitted: OnceLock<(Vec<SplitCount>, u64)>,
     /// Rows of those that were written to Arrow Flight readers.
     to_flight: Mutex<EmittedRows>,
     /// The numbers of rows of splits, for readers.
@@ -67,6 +69,8 @@ pub(crate) struct Finished {
     pub(crate) modes: SplitModes,
     /// Rows that went out, per split; absent unless all did.
     pub(crate) emitted: Option<Vec<SplitCount>>,
+    /// Rows of other splits that went out: users had taken all of these splits before.
+    pub(crate) forgotten_rows: u64,
     /// Rows of those that were written to Arrow Flight readers, per split.
     pub(crate) to_flight: Vec<SplitCount>,
     /// What it gave out; absent if it did not begin.
@@ -80,11 +84,12 @@ impl RunningTask {
         schema: SchemaRef,
         run: &TaskRun,
         queue: TaskOutput,
-        (profiled, sharing, bodies, behind): (
+        (profiled, sharing, bodies, behind, emitted_rows): (
             Option<Profiled>,
             Option<Arc<SharingMember>>,
             TaskBodies,
             Arc<Behind>,
+            Arc<Mutex<EmittedRows>>,
         ),
         group: Tasks,
     ) -> Self {
@@ -107,6 +112,7 @@ impl RunningTask {
             rows_out: AtomicU64::new(0),
             bytes_out: AtomicU64::new(0),
             elements_out: AtomicU64::new(0),
+            emitted_rows,
             emitted: OnceLock::new(),
             to_flight: Mutex::default(),
             sizes: Sizes::default(),
@@ -126,7 +132,7 @@ impl RunningTask {
 
     /// Rows that went out, per split, once all did.
     pub(crate) fn emitted(&self) -> Option<Vec<SplitCount>> {
-        self.emitted.get().cloned()
+        self.emitted.get().map(|(counts, _)| counts.clone())
     }
 
     /// What its readers take, for tasks that share its rows; none if it shares nothing.
@@ -153,6 +159,7 @@ impl RunningTask {
             first_skips: Vec::new(),
             modes: SplitModes::default(),
             emitted: self.emitted(),
+            forgotten_rows: self.emitted.get().map_or(0, |(_, forgotten)| *forgotten),
             to_flight: self.to_flight(),
             served: Some(self.served()),
         }
@@ -188,16 +195,18 @@ impl RunningTask {
         linger: Duration,
         mut dealer: Option<Dealer>,
     ) -> Finished {
-        let mut emitted_rows = EmittedRows::default();
         let result = tokio::select! {
-            r = self.emit(&mut run, &mut emitted_rows, dealer.as_mut()) => r,
+            r = self.emit(&mut run, dealer.as_mut()) => r,
             () = self.readers.gone(linger) => Err(self.unread(linger)),
         };
         self.counters.busy.end();
         let result = match result {
             Ok(()) => {
                 // Set before the end is published, because code that sees the end may read this.
-                self.emitted.get_or_init(|| emitted_rows.counts());
+                self.emitted.get_or_init(|| {
+                    let rows = self.emitted_rows.lock();
+                    (rows.counts(), rows.forgotten())
+                });
                 self.queue.close();
                 self.received(linger).await
             }
@@ -234,12 +243,7 @@ impl RunningTask {
         Finished { modes, ..self.finished(Err(error)) }
     }
 
-    async fn emit(
-        &self,
-        run: &mut TaskRun,
-        emitted_rows: &mut EmittedRows,
-        mut dealer: Option<&mut Dealer>,
-    ) -> Result<()> {
+    async fn emit(&self, run: &mut TaskRun, mut dealer: Option<&mut Dealer>) -> Result<()> {
         loop {
             let start = std::time::Instant::now();
             let full = self.demand().map(|demand| demand.output_is_full());
@@ -255,25 +259,17 @@ impl RunningTask {
             self.sizes.add(run.take_sized());
             let Some(chunk) = next else { break };
             match dealer.as_mut() {
-                None => self.put(0, chunk, emitted_rows)?,
+                None => self.put(0, chunk)?,
                 Some(dealer) => {
-                    dealer
-                        .deal(chunk)
-                        .await?
-                        .into_iter()
-                        .try_for_each(|(to, chunk)| self.put(to, chunk, emitted_rows))?;
+                    dealer.deal(chunk).await?.into_iter().try_for_each(|(to, chunk)| self.put(to, chunk))?;
                 }
             }
         }
         match dealer {
             None => Ok(()),
             Some(dealer) => {
-                dealer.finish()?.into_iter().try_for_each(|(to, chunk)| self.put(to, chunk, emitted_rows))?;
-                dealer
-                    .deal_tail()
-                    .await?
-                    .into_iter()
-                    .try_for_each(|(to, chunk)| self.put(to, chunk, emitted_rows))
+                dealer.finish()?.into_iter().try_for_each(|(to, chunk)| self.put(to, chunk))?;
+                dealer.deal_tail().await?.into_iter().try_for_each(|(to, chunk)| self.put(to, chunk))
             }
         }
     }
@@ -296,11 +292,11 @@ impl RunningTask {
         self.behind.ask();
     }
 
-    fn put(&self, to: usize, chunk: Chunk, emitted_rows: &mut EmittedRows) -> Result<()> {
+    fn put(&self, to: usize, chunk: Chunk) -> Result<()> {
         self.rows_out.fetch_add(chunk.rows() as u64, Ordering::Relaxed);
         self.bytes_out.fetch_add(chunk.bytes() as u64, Ordering::Relaxed);
         self.elements_out.fetch_add(chunk.num_elements() as u64, Ordering::Relaxed);
-        emitted_rows.add(&chunk.runs);
+        self.emitted_rows.lock().add(&chunk.runs);
         if self.queue.push(to, chunk) {
             return Ok(());
         }

@@ -12,10 +12,12 @@ use caju_proto::v1;
 use caju_runtime::caught;
 use caju_types::{Error, ErrorKind, IterationId, Result, Secret, TaskId, hash128};
 use caju_wire::Dispatcher;
+use parking_lot::Mutex;
 
 use crate::behind::Behind;
 use crate::body_files::TaskBodies;
 use crate::dealer::{Dealer, Dispatch};
+use crate::emitted_rows::EmittedRows;
 use crate::feed::DispatcherFeed;
 use crate::identity::{Registration, refused_as_loss};
 use crate::manager::{Credentials, Manager};
@@ -46,12 +48,14 @@ impl Manager {
         let pipeline = self.pipeline(id, &def).await?;
         let (behind, retry_timeout) = (Arc::<Behind>::default(), self.config.dispatcher_timeout);
         let sharing = self.share(&def, &pipeline)?;
+        let emitted_rows = Arc::<Mutex<EmittedRows>>::default();
         let feed = DispatcherFeed::new(
             Arc::clone(&self.identity),
             id,
             retry_timeout,
             Arc::clone(&behind),
             sharing.clone(),
+            Arc::clone(&emitted_rows),
         );
         let dealer = match def.num_consumers {
             0 => None,
@@ -72,7 +76,7 @@ impl Manager {
         let may_repeat = sharing.is_some() && pipeline.single_task();
         let group = may_repeat.then(|| body_group(&def));
         let bodies = TaskBodies::new(id, Arc::clone(&self.body_files), group);
-        let sides = (profiled, sharing, bodies, behind);
+        let sides = (profiled, sharing, bodies, behind, emitted_rows);
         let running = RunningTask::new(id, whose, schema, &run, output, sides, tasks);
         let running = Arc::new(running);
         tracing::info!(task = %id, job = %def.job, epoch = def.epoch, "task started");
@@ -143,6 +147,7 @@ impl Manager {
                     first_skips: Vec::new(),
                     modes: SplitModes::default(),
                     emitted: None,
+                    forgotten_rows: 0,
                     to_flight: Vec::new(),
                     served: None,
                 };

@@ -1,4 +1,4 @@
-//! The model once more, as the design words it and without any cleverness: the other half of a
+//! The model once more, as docs/plan.md words it and without optimisations: the other half of a
 //! differential test. Rates here, seconds per row there; loops here, prefix sums there.
 
 use caju_planner::{Encoding, Profile};

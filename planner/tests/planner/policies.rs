@@ -15,7 +15,7 @@ fn near(a: Option<f64>, b: f64) {
     assert!((a / b - 1.0).abs() < 1e-8, "{a} for {b}");
 }
 
-/// The example of the design with paper and pencil.
+/// The decision on the golden profile `design-example`, computed by hand.
 #[test]
 fn design_example() {
     let d = decide(&example(), "auto");

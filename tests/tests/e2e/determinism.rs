@@ -1,4 +1,4 @@
-//! A row is a pure function of the seed, the epoch and its place (I2), and comes once (I3), however the
+//! A row is a pure function of the seed, the epoch and its place, and comes once, however the
 //! work is spread.
 
 use caju_tests::binary::{IMAGES, sample_images};

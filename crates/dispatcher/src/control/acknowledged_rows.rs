@@ -83,6 +83,11 @@ impl Reported {
         !self.splits.is_empty()
     }
 
+    /// The splits of which it acknowledges rows.
+    pub(super) fn splits(&self) -> impl Iterator<Item = u64> + '_ {
+        self.splits.keys().copied()
+    }
+
     /// Drops splits that are done or were never handed out. The time it takes is bounded by what the dispatcher handed
     /// out, however many splits the message names.
     pub(super) fn keep_open(&mut self, iteration: &Iteration, holders: &mut Holders) {

@@ -33,10 +33,10 @@ impl Reports {
         txn: &mut Txn<'_>,
         (client, id): (ClientId, IterationId),
         mut reported: Reported,
-        taken_tasks: &[u64],
-        elements: u64,
+        request: &v1::ClientHeartbeatRequest,
     ) -> Result<bool> {
         let Some(iteration) = txn.state.iterations.get(&id) else { return Ok(false) };
+        let (taken_tasks, elements) = (&request.taken_tasks, request.elements);
         let is_compared = self.compared.get(&id) == Some(&iteration.version);
         // Rows alone end no task that their reader reads: it says when its user took all of the task.
         let ends_others = reported.has_rows() && iteration.awaits_rows_of(client);
@@ -45,7 +45,9 @@ impl Reports {
         if reported.is_all() {
             self.complete.insert((id, client));
         }
+        let mut open_splits: BTreeSet<u64> = self.add_sizes(iteration, &request.sizes).into_iter().collect();
         if reported.has_rows() {
+            self.notify_of_complete(iteration, client, reported.splits());
             reported.keep_open(iteration, &mut self.holders);
         }
         let known = iteration.acknowledged_by(client);
@@ -56,7 +58,14 @@ impl Reports {
             txn.apply(Update::ClientTook { client, iteration: id });
         }
         if has_rows || is_further {
+            open_splits.extend(rows.iter().map(|(split, _)| *split));
+            if let Some(iteration) = txn.state.iterations.get(&id) {
+                self.completed_splits.acknowledge(iteration, &rows);
+            }
             txn.apply(Update::RowsAcknowledged { client, iteration: id, rows, elements });
+        }
+        if !open_splits.is_empty() {
+            self.complete_splits(txn, id, &open_splits);
         }
         for task in taken_tasks.iter().copied().map(TaskId) {
             let known = txn.state.task(task).is_some_and(|(iteration, task)| {
@@ -103,6 +112,7 @@ impl Reports {
             }
             let taken = acknowledged_rows(iteration, task);
             self.holders.forget_task(id, task);
+            self.completed_splits.forget_task(id, task);
             updates.push(Update::TaskSettled { task: task.id, missing, taken });
         }
         updates.into_iter().for_each(|update| txn.apply(update));
@@ -131,13 +141,23 @@ fn compare(reports: &Reports, iteration: &Iteration, task: &Task) -> Option<Sums
     let Some(emitted) = task.emitted.as_ref().filter(|_| !uncounted) else { return Some(Sums::default()) };
     let emitted: HashMap<u64, u64> = emitted.iter().copied().collect();
     let to_flight: HashMap<u64, u64> = task.to_flight.iter().flatten().copied().collect();
-    let splits: BTreeSet<u64> = task.leases.keys().chain(emitted.keys()).copied().collect();
+    let (completed, others): (Vec<u64>, Vec<u64>) =
+        emitted.keys().copied().partition(|split| iteration.is_complete(*split));
+    let splits: BTreeSet<u64> = task.leases.keys().copied().chain(others).collect();
     let mut sums = Sums::default();
+    if let Some(forgotten) = task.forgotten_rows {
+        let of_completed = completed.iter().filter_map(|split| emitted.get(split));
+        let emitted = of_completed.fold(forgotten, |sum, rows| sum.saturating_add(*rows));
+        // Users had taken each of these rows once when the splits were complete. What was emitted since was taken by nobody, or
+        // twice.
+        let surplus = emitted.saturating_sub(task.completed_rows);
+        sums.surplus.extend(completed.first().filter(|_| surplus > 0).map(|split| (*split, surplus)));
+    }
     for split in splits {
         let lease = task.leases.get(&split);
         let delivered = lease.map_or(0, |l| l.done.len());
         let expected = emitted.get(&split).copied().unwrap_or(0).saturating_add(delivered);
-        let (users, doubled) = taken_by_users(&clients, task, lease, split);
+        let (users, doubled) = taken_by_users(clients.iter().copied(), task, lease, split);
         let have = users.saturating_add(to_flight.get(&split).copied().unwrap_or(0));
         if have < expected {
             sums.missing.push((split, expected - have));
@@ -151,7 +171,12 @@ fn compare(reports: &Reports, iteration: &Iteration, task: &Task) -> Option<Sums
 }
 
 /// Rows of a split that users took, and rows of those that several users took.
-fn taken_by_users(clients: &[&Acknowledged], task: &Task, lease: Option<&Lease>, split: u64) -> (u64, u64) {
+pub(super) fn taken_by_users<'a>(
+    clients: impl Iterator<Item = &'a Acknowledged>,
+    task: &Task,
+    lease: Option<&Lease>,
+    split: u64,
+) -> (u64, u64) {
     let (mut taken, mut doubled) = (RowRanges::default(), 0u64);
     for client in clients {
         let rows = client.of(split);

@@ -99,6 +99,8 @@ impl Clients {
             reports.recent_stages(iteration, self.context.clock.now(), self.context.config.timers.heartbeat);
         let slowest = consumers::slowest(&reports, iteration, client);
         let unnotified = self.context.reports.unnotified(&reports, iteration, client);
+        let (completed, completed_up_to) =
+            reports.completed_splits.for_client(id, client, request.completed_seen);
         drop(reports);
         let facts = Facts::of(iteration, request.knows_resumed, request.known_readers);
         let same_tasks = request.knows_tasks && request.seen_version == iteration.version;
@@ -131,6 +133,8 @@ impl Clients {
             decision_json: if request.knows_tasks { String::new() } else { decision(state, iteration) },
             slowest,
             others_take,
+            completed,
+            completed_up_to,
         }
     }
 
@@ -218,7 +222,7 @@ impl PeerReports {
         let mut reports = self.lock();
         let taken = &request.taken_tasks;
         let took = reported.has_rows() || !taken.is_empty();
-        let acknowledged = reports.acknowledge(txn, (client, id), reported, taken, request.elements)?;
+        let acknowledged = reports.acknowledge(txn, (client, id), reported, request)?;
         let iteration = txn.state.iterations.get(&id);
         let is_at_end = iteration.is_some_and(|i| acknowledgements::is_at_end(&reports, i, client));
         reports.record_call(id, client, ReaderCall { now: self.now(), took, is_at_end });
@@ -377,12 +381,13 @@ fn report(
 
 /// What a task emitted by its worker's word to this client, where that is not known yet.
 fn counts(state: &State, request: &v1::ClientHeartbeatRequest, id: TaskId) -> Option<Vec<(u64, u64)>> {
-    let (_, task) = state.task(id)?;
+    let (iteration, task) = state.task(id)?;
     if task.emitted.is_some() {
         return None;
     }
     let counts = request.ended_counts.iter().find(|c| c.task_id == id.0)?;
-    let own = counts.splits_out.iter().filter(|c| task.leases.contains_key(&c.split_index));
+    let is_own = |split: &u64| task.leases.contains_key(split) || iteration.is_complete(*split);
+    let own = counts.splits_out.iter().filter(|c| is_own(&c.split_index));
     Some(own.map(|c| (c.split_index, c.rows)).collect())
 }
 

@@ -46,12 +46,26 @@ impl Holders {
         self.by_iteration.remove(&iteration);
     }
 
+    /// Splits of a running task are complete.
+    pub(super) fn forget_splits(&mut self, iteration: IterationId, splits: &[u64]) {
+        if let Some(holders) = self.by_iteration.get_mut(&iteration) {
+            for split in splits {
+                holders.remove(split);
+            }
+        }
+    }
+
+    /// The task that has a split and is not done.
+    pub(super) fn task_of<'a>(&mut self, iteration: &'a Iteration, split: u64) -> Option<&'a Task> {
+        let holder = self.of(iteration).get(&split)?;
+        let has = |t: &&Task| t.state != TaskState::Done && t.leases.contains_key(&split);
+        iteration.tasks.get(holder).filter(has)
+    }
+
     /// Whether a split is with a task that is not done, or waits for one.
     pub(super) fn is_open(&mut self, iteration: &Iteration, split: u64) -> bool {
         let pending =
             iteration.feeds.get(&FeedId::of_index(split)).is_some_and(|f| f.pending.contains_key(&split));
-        let has = |t: &Task| t.state != TaskState::Done && t.leases.contains_key(&split);
-        let holder = self.of(iteration).get(&split);
-        pending || holder.and_then(|id| iteration.tasks.get(id)).is_some_and(has)
+        pending || self.task_of(iteration, split).is_some()
     }
 }

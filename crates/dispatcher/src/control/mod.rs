@@ -12,6 +12,8 @@ mod autocache;
 mod beginnings;
 mod cache_size;
 mod clients;
+mod completed_splits;
+mod completion;
 mod consumers;
 mod context;
 mod datasets;

@@ -1,4 +1,4 @@
-//! Readers that open their epoch again after the dispatcher lost its state (I6).
+//! Readers that open their epoch again after the dispatcher lost its state.
 //!
 //! Each of them says what its user has taken, and which readers it knows of. The epoch goes on when all of these have come: then
 //! every row that is left is read once. A reader does not hand out rows before every earlier one knows of it, so no reader is

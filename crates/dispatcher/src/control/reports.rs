@@ -7,6 +7,7 @@ use std::time::Duration;
 use caju_proto::v1::{IoStats, StageStats, TaskServed, TunedSetting, WorkerUsage};
 use caju_types::{ClientId, IterationId, TaskId, WorkerId};
 
+use super::completed_splits::CompletedSplits;
 use super::holders::Holders;
 use super::row_checksums::RowChecksums;
 use crate::state::{Iteration, State, TaskState};
@@ -60,6 +61,8 @@ pub(crate) struct Reports {
     pub(super) compared: BTreeMap<IterationId, u64>,
     /// Which task has a split.
     pub(super) holders: Holders,
+    /// Splits of running tasks of which users have taken every row.
+    pub(super) completed_splits: CompletedSplits,
     /// The iterations that share rows.
     pub(super) sharing: SharingIterations,
     /// Checksums of rows, by iteration.
@@ -293,6 +296,7 @@ impl Reports {
         self.row_checksums.remove(&iteration);
         self.compared.remove(&iteration);
         self.holders.forget(iteration);
+        self.completed_splits.forget(iteration);
         self.task_speeds.forget(iteration);
         self.served.forget(iteration);
         self.sharing.forget(iteration);

@@ -183,6 +183,7 @@ fn silent_clients(state: &State, reports: &mut Reports, timers: &Timers, now: Du
     }
     reports.clients.retain(|(iteration, client), _| state.is_member(*client, *iteration));
     reports.complete.retain(|(iteration, client)| state.is_member(*client, *iteration));
+    reports.completed_splits.retain_present(state);
     out
 }
 

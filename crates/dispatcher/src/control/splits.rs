@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use caju_proto::v1;
-use caju_types::{Error, IterationId, Result, RowRanges, TaskId, WorkerId};
+use caju_types::{Error, IterationId, Result, RowRanges, TaskId, WorkerId, format_count};
 
 use super::context::Context;
 use super::fairness::fair_count;
@@ -57,7 +57,7 @@ impl SplitLeases {
         secrets::worker(txn.state, worker, &request.secret)?;
         let (iteration, task) = running_task(txn.state, id, worker)?;
         if request.request_no == task.last_request && request.request_no > 0 {
-            return Ok(Some(self.answer(iteration, task)));
+            return Ok(Some(self.answer(iteration, task, request.completed_seen)));
         }
         if request.request_no < task.last_request {
             return Err(Error::failed_precondition(format!(
@@ -69,6 +69,11 @@ impl SplitLeases {
             return Ok(Some(v1::NextSplitsResponse { end: true, ..Default::default() }));
         }
         let (iteration_id, feed_id) = (iteration.id, task.feed);
+        if !request.empty_splits.is_empty() {
+            let describe = iteration.describe();
+            let added = self.context.reports.lock().add_empty(txn, request);
+            added.map_err(|e| fail(txn, iteration_id, e.context(describe)))?;
+        }
         let chosen = self.shared_splits(txn, (iteration_id, feed_id, worker), request);
         let Some((iteration, task)) = txn.state.task(id) else { return Ok(None) };
         let found = match chosen.is_empty() {
@@ -83,6 +88,9 @@ impl SplitLeases {
                 if let Some(listing) = exhausted {
                     if let Some(e) = other_listing(iteration, listing) {
                         return Err(fail(txn, iteration_id, e));
+                    }
+                    if let Some(changed) = changed_source(txn.state, iteration, feed_id) {
+                        tracing::warn!("{}: {changed}", iteration.describe());
                     }
                     txn.apply(Update::FeedExhausted { iteration: iteration_id, feed: feed_id, listing });
                 }
@@ -102,11 +110,12 @@ impl SplitLeases {
             checksums.begin_again(given.filter_map(|index| task.leases.get_key_value(index)));
         }
         drop(reports);
-        Ok(Some(self.answer(iteration, task)))
+        Ok(Some(self.answer(iteration, task, request.completed_seen)))
     }
 
-    fn answer(&self, iteration: &Iteration, task: &Task) -> v1::NextSplitsResponse {
-        let reports = self.context.reports.lock();
+    fn answer(&self, iteration: &Iteration, task: &Task, completed_seen: u64) -> v1::NextSplitsResponse {
+        let mut reports = self.context.reports.lock();
+        let (completed, completed_up_to) = reports.completed_splits.for_task(task.id, completed_seen);
         let checksums = reports.row_checksums.get(&iteration.id);
         let lease = |index: &u64| {
             let lease = task.leases.get(index)?;
@@ -119,6 +128,8 @@ impl SplitLeases {
             end: task.told_end,
             behind: task.last_behind.clone(),
             consumers_behind: iteration.even.as_ref().is_some_and(Even::is_behind),
+            completed,
+            completed_up_to,
         }
     }
 
@@ -213,6 +224,29 @@ fn other_listing(iteration: &Iteration, listing: Option<u64>) -> Option<Error> {
              the epoch again under another job name",
             iteration.describe()
         ))
+    })
+}
+
+/// Says that the source has another number of splits than in the epoch before; none if it has not, or if that is not known. Each
+/// epoch lists the source again, so this is no error: files may be added between epochs. Files that vanish are rows that vanish.
+pub(super) fn changed_source(state: &State, iteration: &Iteration, feed: FeedId) -> Option<String> {
+    let is_before = |i: &&Iteration| {
+        i.job == iteration.job
+            && i.dataset == iteration.dataset
+            && (i.mode, i.num_shards) == (iteration.mode, iteration.num_shards)
+            && i.epoch < iteration.epoch
+    };
+    let before = state.iterations.values().filter(is_before).max_by_key(|i| (i.epoch, i.id))?;
+    let is_whole = |i: &Iteration| i.resume.is_none();
+    let known = before.feeds.get(&feed).filter(|f| f.exhausted && is_whole(before) && is_whole(iteration))?;
+    let (had, has) = (known.issued, iteration.feeds.get(&feed)?.issued);
+    (had != has).then(|| {
+        format!(
+            "the source has {} splits, and had {} in epoch {}: its files changed between the epochs",
+            format_count(has),
+            format_count(had),
+            before.epoch
+        )
     })
 }
 

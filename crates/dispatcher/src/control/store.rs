@@ -9,7 +9,7 @@ use caju_types::{Error, IterationId, Result};
 use crate::config::DispatcherConfig;
 use crate::journal::{Journal, JournalWriter};
 use crate::locks;
-use crate::state::{LossLimits, State, Update, follow_ups, has_no_follow_up};
+use crate::state::{LossLimits, State, Update, follow_ups, is_notable};
 
 /// The state and its journal. A step decides under the lock, which takes microseconds; its result is reported once it is
 /// durable.
@@ -102,7 +102,7 @@ impl Store {
         let result = decide(&mut txn);
         txn.settle();
         let Txn { updates, touched, .. } = txn;
-        let is_notable = updates.iter().any(|u| !has_no_follow_up(u));
+        let is_notable = updates.iter().any(is_notable);
         let all = if updates.is_empty() { self.journal.last() } else { self.journal.enqueue(updates) };
         // Written and read under the lock of the state alone.
         if is_notable {

@@ -370,7 +370,8 @@ fn end(txn: &mut Txn<'_>, request: &v1::FinishTaskRequest, modes: SplitModes) {
     let (id, rows_skipped) = (TaskId(request.task_id), request.rows_skipped);
     let (emitted, to_flight) = counts(request);
     let shared = request.served.and_then(|s| s.shared).map(shared_counts);
-    txn.apply(Update::TaskEnded { task: id, rows_skipped, modes, emitted, to_flight, shared });
+    let forgotten = request.forgotten_rows;
+    txn.apply(Update::TaskEnded { task: id, rows_skipped, modes, emitted, to_flight, forgotten, shared });
     let Some((iteration, _)) = txn.state.task(id) else { return };
     let limit = txn.state.datasets.get(&iteration.dataset).and_then(|d| d.skip_limit);
     let (iteration_id, skipped) = (iteration.id, iteration.rows_skipped);

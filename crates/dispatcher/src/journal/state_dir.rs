@@ -65,7 +65,7 @@ impl JournalKind {
 }
 
 /// Opens the journal of a state directory. What is damaged or foreign there is renamed, with a warning, and a
-/// new journal begun (I6). A journal in the other database is carried over. `unix_time` names what is renamed.
+/// new journal begun. A journal in the other database is carried over. `unix_time` names what is renamed.
 ///
 /// # Errors
 /// As [`JournalKind::open`], less `DataLoss`; and if the directory cannot be made.

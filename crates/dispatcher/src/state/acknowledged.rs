@@ -1,7 +1,7 @@
 //! Rows that clients acknowledged: what their users took, of splits that are not done.
 //!
 //! Clients send them again to a dispatcher that was restarted. They are part of the state nevertheless, because a client may
-//! die before it can do so: what its user had taken is known from here alone (I6).
+//! die before it can do so: what its user had taken is known from here alone.
 
 use std::collections::BTreeMap;
 
@@ -73,6 +73,11 @@ impl AcknowledgedRows {
         all
     }
 
+    /// How many rows it has, or more where it has rows as a range and as bits.
+    pub fn most_rows(&self) -> u64 {
+        self.long.len().saturating_add(self.short.len())
+    }
+
     /// Ranges and words: the size in memory, in units of about 24 bytes.
     pub fn entries(&self) -> usize {
         self.long.iter().count() + self.short.num_words()
@@ -96,6 +101,11 @@ impl Acknowledged {
     /// The rows of a split.
     pub fn of(&self, split: u64) -> RowRanges {
         self.splits.get(&split).map(AcknowledgedRows::ranges).unwrap_or_default()
+    }
+
+    /// About how many rows of a split it has: never too few.
+    pub fn most_rows_of(&self, split: u64) -> u64 {
+        self.splits.get(&split).map_or(0, AcknowledgedRows::most_rows)
     }
 
     /// The rows of each split that is not done.

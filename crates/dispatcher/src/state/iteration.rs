@@ -21,6 +21,9 @@
 //! A task whose lease lost delivered rows in this way ran as if they were delivered, so it is lost too. A client whose
 //! user took every row of a task exempts that task from this, and from nothing else.
 //!
+//! A split is *complete*, and its lease ends, when the users of clients have taken as many rows of it as it has, while its task
+//! runs. A task may run for as long as its job, as under an endless `repeat`, and what is known of its splits must not grow.
+//!
 //! A task is compared once its worker and every client have said all: `taken by users = emitted + delivered before`,
 //! split by split, as sets of rows. Rows that a present client only holds are not taken.
 
@@ -29,7 +32,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use caju_autocache::{CachePlan, Document, SplitModes};
 use caju_engine::ShardBy;
 use caju_types::{
-    ClientId, DatasetId, IterationId, JobName, ReadingBase, ReadingBases, Secret, TaskId, WorkerId,
+    ClientId, DatasetId, IterationId, JobName, ReadingBase, ReadingBases, RowRanges, Secret, TaskId, WorkerId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -138,6 +141,9 @@ pub struct Iteration {
     /// Readers whose users took rows, those that left included.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub takers: BTreeSet<ClientId>,
+    /// Splits that were complete before their tasks ended.
+    #[serde(default, skip_serializing_if = "RowRanges::is_empty")]
+    pub completed: RowRanges,
     /// What was taken before it began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resume: Option<Box<Resume>>,

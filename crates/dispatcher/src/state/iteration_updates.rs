@@ -47,6 +47,7 @@ impl State {
             Update::TaskEnded { .. }
             | Update::TaskLost { .. }
             | Update::TaskTakenOver { .. }
+            | Update::SplitsCompleted { .. }
             | Update::TaskSettled { .. } => apply_to_tasks(iteration, update),
             Update::StatesGiven { states, .. } => iteration.states_given(states),
             Update::StatesGivenUp { .. } => iteration.states_given_up(),
@@ -82,6 +83,7 @@ impl State {
             | Update::TailReached { task, .. }
             | Update::ClientEnded { task, .. }
             | Update::ClientTaken { task, .. }
+            | Update::SplitsCompleted { task, .. }
             | Update::TaskSettled { task, .. }
             | Update::ClientLost { task, .. } => self.task_index.get(task).copied(),
             _ => None,
@@ -190,12 +192,13 @@ fn apply_to_splits(iteration: &mut Iteration, update: &Update) {
 /// Tasks end.
 fn apply_to_tasks(iteration: &mut Iteration, update: &Update) {
     match update {
-        Update::TaskEnded { task, rows_skipped, modes, emitted, to_flight, shared } => {
+        Update::TaskEnded { task, rows_skipped, modes, emitted, to_flight, forgotten, shared } => {
             let end = TaskEnd {
                 rows_skipped: *rows_skipped,
                 modes: *modes,
                 emitted: emitted.as_ref(),
                 to_flight: to_flight.as_ref(),
+                forgotten: *forgotten,
                 shared: *shared,
             };
             iteration.task_ended(*task, &end);
@@ -204,6 +207,9 @@ fn apply_to_tasks(iteration: &mut Iteration, update: &Update) {
             iteration.task_given_up(*task, reason, emitted.as_ref());
         }
         Update::TaskTakenOver { task, reason } => iteration.take_over(*task, reason),
+        Update::SplitsCompleted { task, splits, emitted, taken } => {
+            iteration.complete_splits(*task, splits, *emitted, taken);
+        }
         Update::TaskSettled { task, missing, taken } => iteration.settle_task(*task, missing, taken),
         _ => {}
     }

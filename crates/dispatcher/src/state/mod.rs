@@ -7,6 +7,7 @@
 mod acknowledged;
 mod attempt;
 mod cache_plan;
+mod completed;
 mod dataset;
 mod even;
 mod failure;
@@ -35,7 +36,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use caju_autocache::fixed_hint;
 use caju_engine::ShardBy;
-use caju_types::{ClientId, DatasetId, Fingerprint, IterationId, JobName, TaskId, WorkerId};
+use caju_types::{ClientId, DatasetId, Fingerprint, IterationId, JobName, RowRanges, TaskId, WorkerId};
 use serde::{Deserialize, Serialize};
 
 pub use acknowledged::{Acknowledged, AcknowledgedRows};
@@ -118,7 +119,14 @@ pub fn has_no_follow_up(update: &Update) -> bool {
             | Update::BehindServed { .. }
             | Update::SplitsSetAside { .. }
             | Update::RowsAcknowledged { .. }
+            | Update::SplitsCompleted { .. }
     )
+}
+
+/// Whether answers that do not depend on leases wait until an update is durable.
+pub fn is_notable(update: &Update) -> bool {
+    // Readers forget a split that is complete: a dispatcher that is started again must know it.
+    !has_no_follow_up(update) || matches!(update, Update::SplitsCompleted { .. })
 }
 
 impl State {
@@ -314,6 +322,7 @@ impl State {
             suspects: BTreeSet::new(),
             stragglers: BTreeSet::new(),
             takers: BTreeSet::new(),
+            completed: RowRanges::default(),
             resume,
             begun_by: attempt,
         };

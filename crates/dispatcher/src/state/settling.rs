@@ -12,6 +12,7 @@ pub(super) struct TaskEnd<'a> {
     pub(super) modes: SplitModes,
     pub(super) emitted: Option<&'a Vec<(u64, u64)>>,
     pub(super) to_flight: Option<&'a Vec<(u64, u64)>>,
+    pub(super) forgotten: u64,
     pub(super) shared: Option<SharedCounts>,
 }
 
@@ -119,6 +120,7 @@ impl Iteration {
             task.emitted = end.emitted.cloned();
         }
         task.to_flight = end.to_flight.cloned();
+        task.forgotten_rows = Some(end.forgotten);
         self.rows_skipped += end.rows_skipped;
         self.modes += end.modes;
         if let Some(shared) = end.shared {
@@ -170,12 +172,17 @@ impl Iteration {
         task.finish();
         self.forget_acknowledged(splits.iter());
         self.missing.add(missing.iter().map(|(_, rows)| *rows));
+        self.add_rows_done(taken);
+        self.version += 1;
+    }
+
+    /// The users of clients took rows of splits that are accounted for.
+    pub(super) fn add_rows_done(&mut self, taken: &[(ClientId, u64)]) {
         for (client, rows) in taken {
             if let Some(member) = self.members.get_mut(client) {
                 member.rows_done = member.rows_done.saturating_add(*rows);
             }
         }
-        self.version += 1;
     }
 
     /// Whether every present reader has all that an ended task emitted: its worker is needed no more.

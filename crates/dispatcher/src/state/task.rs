@@ -75,6 +75,12 @@ pub struct Task {
     /// Of a lost task: how many rows its splits have, as far as clients reported it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub sizes: BTreeMap<u64, u64>,
+    /// Rows that it emitted of splits that were complete before its end.
+    #[serde(default, skip_serializing_if = "super::is_default")]
+    pub completed_rows: u64,
+    /// Those of these rows that are not in `emitted`; absent until its worker reports.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forgotten_rows: Option<u64>,
     /// Only readers in its worker's own process read it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub local_only: bool,
@@ -134,6 +140,8 @@ impl Task {
             last_served: Vec::new(),
             elements_of: BTreeMap::new(),
             sizes: BTreeMap::new(),
+            completed_rows: 0,
+            forgotten_rows: None,
             local_only,
             secret,
         }

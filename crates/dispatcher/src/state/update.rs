@@ -257,6 +257,18 @@ pub enum Update {
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         taken: Vec<(ClientId, u64)>,
     },
+    /// The users of readers have taken every row of splits of a running task.
+    SplitsCompleted {
+        /// The task.
+        task: TaskId,
+        /// The splits.
+        splits: Vec<u64>,
+        /// Rows of them that the task emitted.
+        emitted: u64,
+        /// Rows of them that the users of present clients took.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        taken: Vec<(ClientId, u64)>,
+    },
     /// An iteration gets a task on a worker.
     TaskCreated {
         /// Its identifier.
@@ -331,6 +343,9 @@ pub enum Update {
         /// Rows that its worker wrote to Arrow Flight readers, per split; absent if its worker did not count.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         to_flight: Option<Vec<(u64, u64)>>,
+        /// Rows that it emitted of splits that are in no other field: they were complete before.
+        #[serde(default, skip_serializing_if = "super::is_default")]
+        forgotten: u64,
         /// What it computed and what it read from its worker's window; absent if it shared nothing.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         shared: Option<SharedCounts>,

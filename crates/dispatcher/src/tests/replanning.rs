@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::fake::{World, run};
 use crate::state::{Job, JobSpec, Mode, Policy, Precedence, Sharing, TargetWorkers, Update};
 
-/// The design's example with a second hint, at which rows are five times as large.
+/// The golden profile `design-example` with a second hint, at which rows are five times as large.
 fn profile() -> Profile {
     let text = include_str!("../../../../tests/golden_plans/design-example.profile.json");
     let mut value: Value = serde_json::from_str(text).unwrap();

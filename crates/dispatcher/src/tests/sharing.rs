@@ -37,6 +37,7 @@ impl Sharer {
             shared_splits: window.iter().map(name).collect(),
             sharing_points: vec![11],
             asks_for_behind: true,
+            ..Default::default()
         };
         let answer = world.core.splits.next_splits(request.clone()).await?;
         let again = world.core.splits.next_splits(request).await?;

@@ -10,7 +10,7 @@ use super::locks;
 /// How long writers may stall a task's splits before their speed matters. Stores have pauses of this length.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// The time for which the splits of a task may wait for the writers of their parts (design, section 5.5).
+/// The time for which the splits of a task may wait for the writers of their parts.
 ///
 /// A store may take half the bytes per second that the decision assumed. A store that is slow, but not slower than rows
 /// arrive, stalls nothing.

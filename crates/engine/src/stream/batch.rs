@@ -104,6 +104,10 @@ impl Batch {
 }
 
 impl StreamStage for Batch {
+    fn held_bytes(&self) -> usize {
+        self.pending.bytes()
+    }
+
     fn push(&mut self, chunk: Chunk, out: &mut Vec<Chunk>) -> Result<Flow> {
         let rows = chunk.rows();
         let mut at = 0;

@@ -83,6 +83,10 @@ fn pick(chunk: &Chunk, rows: &[u32]) -> Result<Chunk> {
 }
 
 impl StreamStage for Bucket {
+    fn held_bytes(&self) -> usize {
+        self.pending.iter().map(Pending::bytes).sum()
+    }
+
     fn push(&mut self, chunk: Chunk, out: &mut Vec<Chunk>) -> Result<Flow> {
         let classes = self.classes(&chunk)?;
         // Full batches by the row that filled them: the order in which they would come row by row.

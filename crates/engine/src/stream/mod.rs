@@ -42,4 +42,9 @@ pub(crate) trait StreamStage: Send {
 
     /// Appends the rows that the stage holds to `out`: the input, or this repetition of it, is at its end.
     fn flush(&mut self, out: &mut Vec<Chunk>) -> Result<()>;
+
+    /// The bytes of memory that the stage holds.
+    fn held_bytes(&self) -> usize {
+        0
+    }
 }

@@ -37,6 +37,8 @@ pub(crate) struct Shuffle {
     max_memory: usize,
     draws: Draws,
     rows: RowBuffer,
+    /// Memory of `rows`.
+    row_bytes: usize,
     batches: Vec<Chunk>,
     batch_bytes: usize,
     /// Memory of `batches` besides the values of their rows.
@@ -58,6 +60,7 @@ impl Shuffle {
             max_memory,
             draws: Draws::new(seed),
             rows: RowBuffer::default(),
+            row_bytes: 0,
             batches: Vec::new(),
             batch_bytes: 0,
             batch_overhead: 0,
@@ -122,6 +125,10 @@ impl Shuffle {
 }
 
 impl StreamStage for Shuffle {
+    fn held_bytes(&self) -> usize {
+        self.row_bytes + self.batch_bytes + self.batch_overhead
+    }
+
     fn push(&mut self, chunk: Chunk, out: &mut Vec<Chunk>) -> Result<Flow> {
         if chunk.remainder {
             out.push(chunk);
@@ -129,7 +136,9 @@ impl StreamStage for Shuffle {
             self.push_elements(&chunk, lengths, out)?;
         } else {
             self.rows.push(chunk, self.capacity, &mut self.draws, out)?;
-            self.check(self.rows.live_bytes(), self.rows.overhead_bytes(), self.rows.slots.len())?;
+            let (live, overhead) = (self.rows.live_bytes(), self.rows.overhead_bytes());
+            self.row_bytes = live + overhead;
+            self.check(live, overhead, self.rows.slots.len())?;
         }
         Ok(Flow::More)
     }
@@ -140,7 +149,7 @@ impl StreamStage for Shuffle {
             let i = self.draws.below(self.batches.len());
             out.push(self.batches.swap_remove(i));
         }
-        (self.batch_bytes, self.batch_overhead) = (0, 0);
+        (self.row_bytes, self.batch_bytes, self.batch_overhead) = (0, 0, 0);
         Ok(())
     }
 }

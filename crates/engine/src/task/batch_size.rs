@@ -3,7 +3,7 @@
 //! Handing a batch from thread to thread costs about 30 µs, whatever its size. Where rows are narrow and cheap to compute
 //! that dominates, so batches grow until their work outweighs the handover. Where stages make rows much larger (a row number
 //! becomes a picture) batches shrink, so that a batch stays within its memory at its widest stage. Rows and their random
-//! draws are the same for every batch size (I2), so measurements may control it.
+//! draws are the same for every batch size, so measurements may control it.
 
 use caju_proto::v1::StageStats;
 

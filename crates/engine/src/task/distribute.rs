@@ -85,7 +85,9 @@ impl Distributor {
                 let busy = &self.reader.ctx.stats.busy;
                 busy.set_readers(self.limit.readers());
                 busy.set_awaits_split(true);
+                self.feed.report_empty(&self.reader.ctx.take_empty());
                 let next = self.feed.next(1).await;
+                self.reader.ctx.forget(&self.feed.take_completed());
                 busy.set_awaits_split(false);
                 match next? {
                     Some(more) => self.leases.extend(more),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use caju_runtime::{budget, catch};
-use caju_types::Result;
+use caju_types::{Error, Result, format_bytes};
 use caju_wire::Chunk;
 use futures::stream::{self, StreamExt};
 
@@ -24,7 +24,7 @@ pub(super) fn run_stream_op(
     ctx: &Arc<TaskContext>,
     restarts: bool,
 ) -> Items {
-    let stage = Counted { stage: stream_stage(op, ctx), ctx: Arc::clone(ctx), stats, holds: holds(op) };
+    let stage = Counted::new(stream_stage(op, ctx), ctx, stats, holds(op));
     let place = ctx.stats.stage(stats).place();
     run_stream_stage(Box::new(stage), place, items, restarts, &ctx.stats)
 }
@@ -39,7 +39,7 @@ pub(super) fn run_shard(shard: ShardStep, items: Items, ctx: &Arc<TaskContext>, 
     match shard.stats {
         Some(stats) => {
             let place = ctx.stats.stage(stats).place();
-            let stage = Counted { stage: Box::new(stage), ctx: Arc::clone(ctx), stats, holds: false };
+            let stage = Counted::new(Box::new(stage), ctx, stats, false);
             run_stream_stage(Box::new(stage), place, items, restarts, &ctx.stats)
         }
         None => run_stream_stage(Box::new(stage), PLACE.into(), items, restarts, &ctx.stats),
@@ -95,15 +95,40 @@ struct Counted {
     stats: usize,
     /// Whether the rows in it are computed.
     holds: bool,
+    /// The bytes that it holds, as its task knows them.
+    held_bytes: u64,
 }
 
 impl Counted {
+    fn new(stage: Box<dyn StreamStage>, ctx: &Arc<TaskContext>, stats: usize, holds: bool) -> Self {
+        Self { stage, ctx: Arc::clone(ctx), stats, holds, held_bytes: 0 }
+    }
+
+    /// Compares what all stages of the task hold with their common bound: each has one of its own, and there may be many.
+    fn check_held(&mut self) -> Result<()> {
+        let held = self.stage.held_bytes() as u64;
+        let all = self.ctx.stages_hold(self.held_bytes, held);
+        self.held_bytes = held;
+        let most = max_buffer_memory(self.ctx.chunk_bytes) as u64;
+        if all <= most || all == held {
+            return Ok(());
+        }
+        Err(Error::exhausted(format!(
+            "{}: the stages of the pipeline hold rows that take {}, {} of them here, and {} is the most that this server gives \
+             them together; use smaller shuffle buffers and batches, or raise --chunk-memory",
+            self.ctx.stats.stage(self.stats).place(),
+            format_bytes(all),
+            format_bytes(held),
+            format_bytes(most),
+        )))
+    }
+
     fn count<T>(
         &mut self,
         rows: usize,
         out: &mut Vec<Chunk>,
-        work: impl FnOnce(&mut dyn StreamStage, &mut Vec<Chunk>) -> T,
-    ) -> T {
+        work: impl FnOnce(&mut dyn StreamStage, &mut Vec<Chunk>) -> Result<T>,
+    ) -> Result<T> {
         let counters = self.ctx.stats.stage(self.stats);
         let before = out.len();
         let done = counters.timed(|| budget::scope(self.ctx.chunk_bytes, || work(&mut *self.stage, out)));
@@ -112,8 +137,16 @@ impl Counted {
         counters.moved(rows, rows_out, new().map(Chunk::bytes).sum());
         if self.holds {
             self.ctx.stats.held(rows, rows_out);
+            let done = done?;
+            return self.check_held().map(|()| done);
         }
         done
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.ctx.stages_hold(self.held_bytes, 0);
     }
 }
 
@@ -199,8 +232,10 @@ pub(super) fn run_stream_stage(
 
 #[cfg(test)]
 mod tests {
+    use caju_pipeline::OnError;
     use caju_proto::v1::StageKind;
-    use caju_wire::Run;
+    use caju_runtime::{CpuPool, SystemClock};
+    use caju_wire::{QueueMemory, Run};
 
     use super::*;
 
@@ -231,6 +266,39 @@ mod tests {
         let all: Vec<_> = items.collect().await;
         assert!(matches!(all.last(), Some(Err(_))), "the error is the end");
         all.into_iter().filter_map(Result::err).map(|e| e.message().to_string()).collect()
+    }
+
+    #[test]
+    fn the_stages_of_a_pipeline_have_a_bound_together() {
+        let stats = Arc::new(TaskStats::new([("4.shuffle".to_string(), StageKind::Serial)], true));
+        let (pool, clock) = (CpuPool::new(1).unwrap(), SystemClock::shared());
+        let ctx = TaskContext::new(1, 0, None, OnError::Fail, pool, clock, stats, Arc::default());
+        let ctx = Arc::new(ctx.within(1 << 20, (1 << 20, QueueMemory::unlimited())));
+        let op = StreamOp::Shuffle {
+            place: "steps[4].shuffle".into(),
+            buffer: 100,
+            max_bytes: 1 << 20,
+            seed: None,
+            position: 0,
+        };
+        let push = || {
+            let mut stage = Counted::new(stream_stage(&op, &ctx), &ctx, 0, true);
+            stage.push(chunk(), &mut Vec::new()).map(|_| ctx.stages_hold(0, 0))
+        };
+        let held = push().unwrap();
+        assert!(held > 24, "three rows of 8 bytes, and what is noted of each: {held}");
+        assert_eq!(ctx.stages_hold(0, 0), 0, "a stage that is gone holds nothing");
+        let most = max_buffer_memory(1 << 20) as u64;
+        ctx.stages_hold(0, most - held);
+        push().unwrap();
+        ctx.stages_hold(0, 1);
+        let e = push().unwrap_err();
+        assert_eq!(e.kind(), caju_types::ErrorKind::ResourceExhausted);
+        assert!(e.message().starts_with("steps[4].shuffle: the stages of the pipeline hold"), "{e}");
+        assert!(
+            e.message().contains("smaller shuffle buffers") && e.message().contains("--chunk-memory"),
+            "{e}"
+        );
     }
 
     #[tokio::test]

@@ -140,7 +140,7 @@ async fn a_store_that_fails_in_the_middle_of_a_part() {
     assert_eq!(modes.get, 1, "a store that fails harms no part");
 }
 
-/// Design, section 5.5: what was decided on falls back where the store is slower than half of what was assumed. The tasks'
+/// A task stops storing rows where the store takes less than half the bytes per second that the decision assumed. The tasks'
 /// time passes only when the store has fallen silent, so that a busy machine is never taken for a slow store.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_that_falls_silent_holds_nobody_up_for_long() {

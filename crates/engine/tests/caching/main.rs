@@ -1,4 +1,4 @@
-//! Caching is invisible (I1): rows that are read from a hint are the rows that would have been computed, with the same
+//! Caching is invisible: rows that are read from a hint are the rows that would have been computed, with the same
 //! provenance, whatever parts exist and whatever damage they have.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, unreachable_pub, reason = "tests")]

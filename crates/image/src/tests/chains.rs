@@ -67,7 +67,7 @@ fn any_op() -> impl Strategy<Value = ImageOp> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// I1: wherever a chain is cut in two by a hint, the result is the same, to the bit, errors included.
+    /// Wherever a chain is cut in two by a hint, the result is the same, to the bit, errors included.
     #[test]
     fn fused_equals_one_by_one(file in 0..FILES.len(), mut ops in prop::collection::vec(any_op(), 1..6), key: u64) {
         let bytes = fixture(FILES[file]);

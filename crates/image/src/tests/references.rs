@@ -138,7 +138,7 @@ fn floats_are_torchvisions() {
     }
 }
 
-/// I10: the output of each kernel on fixed inputs, by its version. If this fails and the change is meant,
+/// The output of each kernel on fixed inputs, by its version. If this fails and the change is meant,
 /// raise the kernel's version in `VERSIONS` and put the new hash here.
 #[test]
 fn outputs_are_pinned_to_versions() {

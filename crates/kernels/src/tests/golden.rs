@@ -1,4 +1,4 @@
-//! Invariant I10: a function whose output changes has a new version. The golden file has the version of each function and a
+//! A function whose output changes has a new version. The golden file has the version of each function and a
 //! hash of its output here. A changed hash under an old version is a failure.
 
 use std::fmt::Write as _;

@@ -33,7 +33,7 @@ fn evaluate(
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// I2: whether a chain runs fused or call by call, and in which batches, changes nothing. An error is the same error of
+    /// Whether a chain runs fused or call by call, and in which batches, changes nothing. An error is the same error of
     /// the same row.
     #[test]
     fn fused_chains_equal_single_calls(

@@ -171,6 +171,7 @@ fn plain_updates() -> Vec<Update> {
             modes: SplitModes::default(),
             emitted: None,
             to_flight: None,
+            forgotten: 0,
             shared: None,
         },
         Update::ClientEnded { client, task: TaskId(1006), emitted: None },
@@ -260,6 +261,7 @@ fn every_update_survives_its_encoding() {
         modes: SplitModes::default(),
         emitted: None,
         to_flight: None,
+        forgotten: 0,
         shared: Some(shared),
     };
     let all = [every_update(), later_updates(), vec![ended]].concat();
@@ -352,6 +354,7 @@ fn later_updates() -> Vec<Update> {
             modes: SplitModes { compute: 1, put: 2, get: 3, fell_back: 0, backfilled: 0 },
             emitted: None,
             to_flight: None,
+            forgotten: 0,
             shared: None,
         },
         Update::ReplanStateChanged {

@@ -1,6 +1,7 @@
 //! Which rows each client has when clients and tasks end in every way, and that sums are compared as sets of rows.
 
 mod compared;
+mod completed;
 mod lost;
 mod restarts;
 mod waiting;

@@ -7,7 +7,7 @@ use caju_proto::v1;
 use caju_types::RowRanges;
 
 use super::super::fake::open_request;
-use super::{Sim, VANISHED};
+use super::{ROWS, Sim, VANISHED};
 
 #[derive(Default)]
 pub(super) struct SimClient {
@@ -22,6 +22,8 @@ pub(super) struct SimClient {
     acknowledged: BTreeMap<u64, RowRanges>,
     /// The dispatcher knows all that it has acknowledged.
     is_known: bool,
+    /// How many complete splits were listed to it.
+    completed_seen: u64,
 }
 
 impl SimClient {
@@ -101,12 +103,24 @@ impl Sim {
             taken_tasks: if all { ended() } else { Vec::new() },
             acknowledged: client.acknowledged.iter().map(to_proto).collect(),
             acknowledged_all: true,
+            sizes: client
+                .acknowledged
+                .keys()
+                .map(|split| v1::SplitCount { split_index: *split, rows: ROWS })
+                .collect(),
+            completed_seen: client.completed_seen,
             secret: self.world.client_secret(client.id, self.iteration),
             ..Default::default()
         };
         client.is_known = true;
         let answer = self.world.core.clients.client_heartbeat(request).await.unwrap();
         assert!(!answer.unknown && answer.failure.is_none(), "{:?}", answer.failure);
+        // It forgets what is complete, as a real one does.
+        client.completed_seen = answer.completed_up_to;
+        for split in answer.completed {
+            client.acknowledged.remove(&split);
+            client.received.values_mut().for_each(|of_task| drop(of_task.remove(&split)));
+        }
     }
 
     /// A client vanishes without a word. What its user has not taken, by its acknowledgements, has to come again.

@@ -5,7 +5,7 @@
 //! stage leaves its *segment* never: the stages between two that nothing crosses (the source, a hint, a stage across splits).
 //! So the rows at each hint, and what is stored there, are those of the written order.
 //!
-//! A stage keeps the position at which it is written: for its draws (I2), its name in profiles, and messages.
+//! A stage keeps the position at which it is written: for its draws, its name in profiles, and messages.
 
 mod effects;
 mod size;
