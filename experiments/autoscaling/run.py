@@ -4,7 +4,8 @@
 usage: experiments/autoscaling/run.py [--rows 2000] [--max-workers 8] [--release] [--keep RESULT.json]
 
 Each number of workers is a cluster of its own of real processes, so a run takes about two minutes. The table goes to
-results/README.md, the points to results/result.json, and, where matplotlib is installed, the picture to results/epochs.svg.
+results/README.md. The points go to data/autoscaling/result.json, and, where matplotlib is installed, a picture to
+data/autoscaling/epochs.svg; these two are not in git.
 """
 
 import argparse
@@ -71,14 +72,15 @@ def main():
     parser.add_argument("--release", action="store_true", help="with the release build")
     parser.add_argument("--keep", type=pathlib.Path, help="make the table and the picture of this result, without a run")
     args = parser.parse_args()
-    results = HERE / "results"
-    results.mkdir(exist_ok=True)
-    out = args.keep or results / "result.json"
+    results, data = HERE / "results", ROOT / "data/autoscaling"
+    for folder in (results, data):
+        folder.mkdir(parents=True, exist_ok=True)
+    out = args.keep or data / "result.json"
     if not args.keep:
         measure(args, out.resolve())
     result = json.loads(out.read_text())
     (results / "README.md").write_text(table(result))
-    picture(result, results / "epochs.svg")
+    picture(result, data / "epochs.svg")
     print(table(result))
 
 

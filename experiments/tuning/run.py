@@ -5,7 +5,7 @@ usage: experiments/tuning/run.py --bin target/release [--scale 1.0] [--seconds 4
 
 BIN is a folder with `caju`: `cargo build --release -p caju`. Each pipeline is read twice by a dispatcher, a worker and a reader of its
 own: with `--cpu-threads`, `--split-readers` and `--buffer` at the numbers that tuning begins with, and without these flags. The
-table goes to results/table.md, the figures to results/result.json. Needs Python alone.
+table goes to results/table.md, the figures to data/tuning/result.json. Needs Python alone.
 """
 
 import argparse

@@ -8,6 +8,7 @@ use caju_types::{format_bytes, format_count, format_duration};
 ///
 /// ```
 /// assert_eq!(caju_planner::format_rate(3636.4), "3,636");
+/// assert_eq!(caju_planner::format_rate(0.0), "0");
 /// ```
 pub fn rate(rows_per_s: f64) -> String {
     match rows_per_s {
@@ -15,6 +16,7 @@ pub fn rate(rows_per_s: f64) -> String {
         r if r >= 99.95 => format_count(to_u64(r)),
         r if r >= 1.0 => format!("{r:.1}"),
         r if r >= 0.001 => format!("{r:.3}"),
+        r if r <= 0.0 => "0".to_owned(),
         r => format!("{r:.1e}"),
     }
 }

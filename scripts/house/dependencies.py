@@ -1,4 +1,4 @@
-"""Which room may depend on which, what the client may see, and that the big shared libraries are there once."""
+"""Which crate may depend on which, what the client may see, and that the big shared libraries are there once."""
 
 import collections
 import pathlib

@@ -67,7 +67,7 @@ def waits():
     rows = [row for row in rows if row[0] not in ("who waits for what", "what", "---")]
     if not rows:
         yield "docs/limits.md has no table of waits; has it moved?"
-    files = [f for room in ("crates", "cache") for f in sorted((workspace.ROOT / room).rglob("*.rs"))]
+    files = [f for folder in ("crates", "cache") for f in sorted((workspace.ROOT / folder).rglob("*.rs"))]
     code = "".join(f.read_text(encoding="utf-8") for f in files)
     for row in rows:
         # Flags are checked with those of all pages.
@@ -275,7 +275,7 @@ def named_files():
     for page in [*pages, *sorted((root / "docs").rglob("*.md")), *sorted((root / "experiments").rglob("*.md"))]:
         text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
         links = {page.parent / m for m in re.findall(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)", text)}
-        rooms = "crates|tests|planner|cache|proto|benches|experiments|scripts|examples|docs"
-        paths = {root / m for m in re.findall(rf"`((?:{rooms})/[\w./-]+)`", text)}
+        folders = "crates|tests|planner|cache|proto|benches|experiments|scripts|examples|docs"
+        paths = {root / m for m in re.findall(rf"`((?:{folders})/[\w./-]+)`", text)}
         for path in sorted(str(p) for p in links | paths if not p.exists()):
             yield f"{page.relative_to(root)} names {path}, which does not exist"

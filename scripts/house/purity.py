@@ -1,26 +1,26 @@
-"""Rooms that are pure: data in, data out, without async, clocks, randomness, I/O and logging."""
+"""Crates that are pure: data in, data out, without async, clocks, randomness, I/O and logging."""
 
 import collections
 import re
 
 from . import rust, workspace
 
-# Rooms that are pure: data in, data out. Their folder, what they may see of ours, and their libraries.
+# Crates that are pure: data in, data out. Their folder, what they may see of ours, and their libraries.
 PURE = {
     "caju-planner": ("planner", {"caju-types"}, {"serde", "serde_json", "thiserror"}),
     "caju-autocache": ("crates/autocache", {"caju-planner", "caju-types"}, {"serde", "serde_json"}),
 }
 
-# What nothing below a pure room may be: async runtimes, clocks, randomness, I/O, logging.
+# What nothing below a pure crate may be: async runtimes, clocks, randomness, I/O, logging.
 IMPURE = {
     "tokio", "futures", "futures-util", "async-trait", "rand", "getrandom", "tracing", "log", "object_store",
     "tonic", "mio", "chrono", "time", "socket2", "reqwest", "hyper",
 }
 
-# What the tests of pure rooms may use.
+# What the tests of pure crates may use.
 PURE_TESTS = {"proptest"}
 
-# What a pure room's own code may not name. Only the standard library's part is listed here,
+# What a pure crate's own code may not name. Only the standard library's part is listed here,
 # the rest would need a dependency.
 BANNED_STD = "fs|io|net|env|process|thread|os"
 
@@ -33,25 +33,25 @@ GROUP = re.compile(r"\buse\s+(?:::\s*)?std\s*::\s*\{([^;]*);")
 
 def purity():
     packages = {p["name"]: p for p in workspace.metadata()}
-    for room, (_, ours, libraries) in PURE.items():
-        names = workspace.tree(room)
-        for name in sorted(n for n in names if n.startswith("caju") and n != room and n not in ours):
-            yield f"{room} depends on {name}; of ours it may see {', '.join(sorted(ours))} alone"
+    for crate, (_, ours, libraries) in PURE.items():
+        names = workspace.tree(crate)
+        for name in sorted(n for n in names if n.startswith("caju") and n != crate and n not in ours):
+            yield f"{crate} depends on {name}; of ours it may see {', '.join(sorted(ours))} alone"
         for name in sorted(names & IMPURE):
-            yield f"{room} depends on {name}; it must be free of async, clocks, randomness, I/O and logging"
+            yield f"{crate} depends on {name}; it must be free of async, clocks, randomness, I/O and logging"
         # Direct dependencies are few and plain: data in, data out.
-        package = packages[room]
+        package = packages[crate]
         kinds = collections.defaultdict(set)
         for d in package["dependencies"]:
             kinds[d["kind"]].add(d["name"])
         for name in sorted(kinds[None] - ours - libraries):
-            yield f"{room} depends on {name}; it reads and writes JSON, and needs no other library"
+            yield f"{crate} depends on {name}; it reads and writes JSON, and needs no other library"
         for name in sorted(kinds["build"]):
-            yield f"{room} has a build-dependency on {name}; its build runs no code"
+            yield f"{crate} has a build-dependency on {name}; its build runs no code"
         for name in sorted(kinds["dev"] - PURE_TESTS):
-            yield f"{room} has a dev-dependency on {name}; its tests get by with {', '.join(sorted(PURE_TESTS))}"
+            yield f"{crate} has a dev-dependency on {name}; its tests get by with {', '.join(sorted(PURE_TESTS))}"
         if any("custom-build" in t["kind"] for t in package["targets"]):
-            yield f"{room} has a build script; its build runs no code"
+            yield f"{crate} has a build script; its build runs no code"
 
 
 def impure_lines(text):
@@ -65,11 +65,11 @@ def impure_lines(text):
 
 
 def pure_sources():
-    for room, (folder, _, _) in PURE.items():
+    for crate, (folder, _, _) in PURE.items():
         files = sorted((workspace.ROOT / folder / "src").rglob("*.rs"))
         if not files:
-            yield f"{folder}/src holds no code; has {room} moved?"
+            yield f"{folder}/src holds no code; has {crate} moved?"
         for file in files:
             for line, what in impure_lines(file.read_text(encoding="utf-8")):
-                yield (f"{file.relative_to(workspace.ROOT)}:{line}: `{what}`; {room} is pure: what it needs comes in as an "
+                yield (f"{file.relative_to(workspace.ROOT)}:{line}: `{what}`; {crate} is pure: what it needs comes in as an "
                        "argument, and what it says goes out as a result")

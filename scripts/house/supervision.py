@@ -22,7 +22,7 @@ def unsupervised_lines(text):
 def supervision():
     sources = sorted(f for d in ("cache", "planner", "proto", "crates/*") for f in workspace.ROOT.glob(f"{d}/src/**/*.rs"))
     if not sources:
-        yield "no room has code; have the rooms moved?"
+        yield "no crate has code; have the crates moved?"
     for file in sources:
         path = file.relative_to(workspace.ROOT)
         if rust.is_test_file(path) or path.parts[:2] == ("crates", "runtime"):

@@ -332,7 +332,7 @@ def constant(name):
     pattern = rf"const {name}: \w+ = (?:Duration::)?(N);"
     if name in MEANT:
         return found((ROOT / MEANT[name]).read_text(encoding="utf-8"), pattern, MEANT[name])
-    files = [f for room in ("crates", "cache", "planner") for f in (ROOT / room).rglob("src/**/*.rs")]
+    files = [f for folder in ("crates", "cache", "planner") for f in (ROOT / folder).rglob("src/**/*.rs")]
     values = {number(m[1]) for f in files for m in re.finditer(pattern.replace("N)", f"{NUMBER})"), f.read_text(encoding="utf-8"))}
     assert len(values) == 1, f"the code has {len(values)} values of {name}: name the file in MEANT, or correct the page"
     return values.pop()

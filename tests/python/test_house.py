@@ -123,7 +123,7 @@ def test_unsupervised_work_is_refused_outside_of_runtime_and_tests(tmp_path, mon
 
 
 @pytest.mark.parametrize("impure, other", [("planner", "crates/autocache"), ("crates/autocache", "planner")])
-def test_it_fails_on_an_impure_room_and_says_where(script, tmp_path, monkeypatch, capsys, impure, other):
+def test_it_fails_on_an_impure_crate_and_says_where(script, tmp_path, monkeypatch, capsys, impure, other):
     for folder, text in [(impure, "// fine\nuse std::time::Instant;\n"), (other, "// fine\n")]:
         (tmp_path / folder / "src").mkdir(parents=True)
         (tmp_path / folder / "src/lib.rs").write_text(text)
@@ -138,7 +138,7 @@ def test_it_fails_on_an_impure_room_and_says_where(script, tmp_path, monkeypatch
     ("dev", "tempfile", "dev-dependency on tempfile"),
     (None, "regex", "depends on regex"),
 ])
-def test_a_pure_rooms_dependencies_of_every_kind(monkeypatch, kind, name, words):
+def test_a_pure_crates_dependencies_of_every_kind(monkeypatch, kind, name, words):
     monkeypatch.setattr(purity, "PURE", {"caju-planner": purity.PURE["caju-planner"]})
     planner = {"name": "caju-planner", "dependencies": [{"name": name, "kind": kind}], "targets": [{"kind": ["lib"]}]}
     monkeypatch.setattr(workspace, "cargo", lambda *_: "caju-planner v0.1.0\n")

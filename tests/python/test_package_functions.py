@@ -312,7 +312,7 @@ def test_the_generator_of_a_row_is_its_own():
 
     pool = Pool(f)
     first, _ = pool(TABLE, [7, 8, 9, 10])
-    assert first["a"].to_pylist() == first["b"].to_pylist()   # each call begins anew
+    assert first["a"].to_pylist() == first["b"].to_pylist()   # each call restarts the draws
     assert len(set(first["a"].to_pylist())) == 4
     rest, _ = pool(TABLE.slice(2), [9, 10])
     assert rest["a"].to_pylist() == first["a"].to_pylist()[2:]

@@ -155,7 +155,7 @@ impl fmt::Display for Action {
                 let why = decided.decision.value().map_or("", |d: &Decision| &d.reason);
                 write!(f, "change the decision from {from} to {}: {why}", choice_of(decided))
             }
-            Self::SaveReplanState { state } => write!(f, "remember what epochs showed: {state}"),
+            Self::SaveReplanState { state } => write!(f, "save the replan state: {state}"),
             Self::Note { level: NoteLevel::Warning, text } => write!(f, "warning: {text}"),
             Self::Note { level: NoteLevel::Debug, text } => write!(f, "note: {text}"),
         }

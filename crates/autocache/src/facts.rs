@@ -84,8 +84,8 @@ pub struct IterationFacts {
 pub struct SharingFacts {
     /// The jobs, this one included.
     pub jobs: u64,
-    /// The last hint up to which all of them have the same rows; none where they have the same rows up to the first stage that
-    /// mixes splits.
+    /// The last hint up to which all of them have the same rows; none where they have the same rows up to the first
+    /// cross-split stage.
     pub hint: Option<String>,
 }
 

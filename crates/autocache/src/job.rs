@@ -107,7 +107,9 @@ impl Autocache {
     ) {
         if job.each_worker_reads_all {
             for hint in hints.iter_mut().filter(|h| h.is_set()) {
-                hint.not_storable.get_or_insert_with(|| "every worker mixes splits by itself".into());
+                hint.not_storable.get_or_insert_with(|| {
+                    "it stands below a cross-split stage, and every worker reads all splits by itself".into()
+                });
             }
         }
         (self.hints, self.random_stages, self.decided, self.replan) = (hints, random_stages, decided, replan);

@@ -285,13 +285,14 @@ pub(crate) fn stage_costs(sums: &[StageReport], random_stages: &[String]) -> Vec
     let costs =
         |s: &&StageReport| s.kind != StageKind::Hint && (s.kind != StageKind::Output || s.cpu_s > 0.0);
     for (i, sum) in sums.iter().filter(costs).enumerate() {
-        let mixes = sum.kind.is_cross_split();
+        let is_cross_split = sum.kind.is_cross_split();
         let input = if i == 0 { sum.rows_out } else { sum.rows_in };
         let per_row = |total: f64| if input == 0 { 0.0 } else { total / input as f64 * rows };
         // What a cross-split stage holds back comes out in the end.
-        let ratio = if i == 0 || input == 0 || mixes { 1.0 } else { sum.rows_out as f64 / input as f64 };
+        let ratio =
+            if i == 0 || input == 0 || is_cross_split { 1.0 } else { sum.rows_out as f64 / input as f64 };
         // Stages that only pass rows on count nothing.
-        let out_bytes = match (sum.rows_out, mixes) {
+        let out_bytes = match (sum.rows_out, is_cross_split) {
             (0, _) => bytes,
             (out, true) => sum.bytes_out as f64 / out as f64 * rows,
             (_, false) => per_row(sum.bytes_out as f64),
@@ -301,7 +302,7 @@ pub(crate) fn stage_costs(sums: &[StageReport], random_stages: &[String]) -> Vec
             io_bytes_per_row: if i == 0 { out_bytes } else { 0.0 },
             cpu_s_per_row: per_row(sum.cpu_s),
             service_s_per_row: per_row(sum.busy_s.max(sum.cpu_s)),
-            max_parallelism: (mixes || sum.kind == StageKind::Serial).then_some(1.0),
+            max_parallelism: (is_cross_split || sum.kind == StageKind::Serial).then_some(1.0),
             out_rows_per_row: ratio,
             out_bytes_per_row: out_bytes,
             random: random_stages.contains(&sum.name),

@@ -26,7 +26,8 @@ const PROBE_TIMEOUT_S: f64 = 5.0;
 const CLEAR_LEAD: f64 = 1.3;
 /// The relative error of the costs of a single probe. The mean of several has the error over the root of their number.
 const PROBE_ERROR: f64 = 0.35;
-/// Probability that a probe's error flips the choice.
+/// Probability that a probe's error flips the choice where an error of [`PROBE_ERROR`] can. The error must be that large, and in
+/// favour of the rival; each is taken as likely as not.
 const PROBE_ERROR_PROBABILITY: f64 = 0.25;
 /// The number of probes of one encoding after which further ones give no new information.
 const MAX_PROBES: usize = 3;

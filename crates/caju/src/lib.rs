@@ -1,6 +1,7 @@
-//! The `caju` command: the only room that reads flags, files and the environment.
+//! The `caju` command: the only crate that reads flags, configuration files and the environment.
 //!
-//! A library with one door, so that the Python package can bring the command without a second copy of the engine.
+//! A library with one entry point, [`run`], so that the Python package can bring the command without a second copy of the
+//! engine.
 
 mod allocator;
 mod cli;

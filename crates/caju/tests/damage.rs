@@ -51,7 +51,7 @@ fn a_file_that_makes_its_decoder_panic_is_an_error_that_names_it() {
     let said = damage(d, "p.yaml");
     assert!(said.contains("data/bad.parquet"), "{said}");
 
-    // What is stored behind a stage that mixes splits would be short for good.
+    // What is stored behind a cross-split stage would be short for good.
     let kept = format!("{source}steps: [ {{ shuffle: 3000 }}, {{ autocache: h }}, {{ batch: 64 }} ]\n");
     std::fs::write(d.join("kept.yaml"), kept).unwrap();
     for _ in 0..2 {

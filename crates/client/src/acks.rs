@@ -35,8 +35,12 @@ struct Progress {
 }
 
 impl Progress {
+    /// The bit of `closed`: the highest one of the word, above both numbers.
     const CLOSED: u64 = 1 << 63;
+    /// The most rows that `taken` holds: the lower 32 bits of the word.
     const MAX_TAKEN: u64 = (1 << 32) - 1;
+    /// The most rows that `in_hand` holds: the 31 bits between `taken` and `closed`. An element is a batch at
+    /// most, and Arrow counts the rows of a batch in 31 bits.
     const MAX_IN_HAND: u64 = (1 << 31) - 1;
 
     fn of_word(word: u64) -> Self {

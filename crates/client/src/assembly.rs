@@ -9,9 +9,9 @@ use caju_wire::Chunk;
 use crate::acks::Acks;
 use crate::delivered::Delivered;
 use crate::delivery::Delivery;
-use crate::lanes::Lanes;
 use crate::merge::Merger;
 use crate::shared::{Item, OpenedAgain};
+use crate::slot_rotation::SlotRotation;
 
 /// A chunk that is ready for the user.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub(crate) struct Ready {
     pub(crate) chunk: Chunk,
     /// Its rows leave in another order than they arrived in.
     pub(crate) reordered: bool,
-    /// With lanes: the slot whose turn comes behind it.
+    /// With a rotation of slots: the slot whose turn comes behind it.
     pub(crate) turn: Option<u32>,
 }
 
@@ -36,7 +36,7 @@ pub(crate) enum Arrival {
 #[derive(Debug)]
 pub(crate) struct Assembly {
     /// Where the order is promised and each slot has rows of its own.
-    lanes: Option<Lanes>,
+    rotation: Option<SlotRotation>,
     merger: Option<Merger>,
     /// Merges the padding of consumers.
     pad_merger: Option<Merger>,
@@ -44,14 +44,14 @@ pub(crate) struct Assembly {
 }
 
 impl Assembly {
-    pub(crate) fn new(def: &DatasetDef, lanes: Option<Lanes>) -> Self {
-        Self { lanes, merger: Merger::of(def), pad_merger: Merger::of(def), ready: VecDeque::new() }
+    pub(crate) fn new(def: &DatasetDef, rotation: Option<SlotRotation>) -> Self {
+        Self { rotation, merger: Merger::of(def), pad_merger: Merger::of(def), ready: VecDeque::new() }
     }
 
     /// For the same definition, with nothing that arrived.
-    pub(crate) fn again(&self, lanes: Option<Lanes>) -> Self {
+    pub(crate) fn again(&self, rotation: Option<SlotRotation>) -> Self {
         Self {
-            lanes,
+            rotation,
             merger: self.merger.as_ref().map(Merger::again),
             pad_merger: self.pad_merger.as_ref().map(Merger::again),
             ready: VecDeque::new(),
@@ -78,25 +78,25 @@ impl Assembly {
         acks: &Acks,
         delivered: &mut Delivered,
     ) -> Result<Arrival> {
-        match (item, &mut self.lanes) {
-            (Some(Item::Rows(delivery)), Some(lanes)) => {
+        match (item, &mut self.rotation) {
+            (Some(Item::Rows(delivery)), Some(rotation)) => {
                 acks.merging(delivery.chunk.rows() as u64);
-                lanes.push(delivery);
+                rotation.push(delivery);
                 self.take_turns();
             }
             (Some(Item::Rows(delivery)), None) => self.merge(delivery, acks)?,
-            (Some(Item::SlotEnd(slot)), Some(lanes)) => {
-                lanes.end(slot);
+            (Some(Item::SlotEnd(slot)), Some(rotation)) => {
+                rotation.end(slot);
                 self.take_turns();
             }
             (Some(Item::SlotEnd(_)), None) => {}
             (Some(Item::Flush), _) => {
-                self.end_lanes();
+                self.end_rotation();
                 self.flush(acks, delivered)?;
             }
             (Some(Item::OpenedAgain(again)), _) => return Ok(Arrival::OpenedAgain(again)),
             (None, _) => {
-                self.end_lanes();
+                self.end_rotation();
                 return Ok(Arrival::End);
             }
         }
@@ -105,14 +105,14 @@ impl Assembly {
 
     /// What has its turn is ready.
     fn take_turns(&mut self) {
-        let Some(lanes) = &mut self.lanes else { return };
-        let next = std::iter::from_fn(|| lanes.next());
+        let Some(rotation) = &mut self.rotation else { return };
+        let next = std::iter::from_fn(|| rotation.next());
         self.ready.extend(next.map(|(chunk, turn)| Ready { chunk, reordered: true, turn: Some(turn) }));
     }
 
-    fn end_lanes(&mut self) {
-        if let Some(lanes) = &mut self.lanes {
-            lanes.end_all();
+    fn end_rotation(&mut self) {
+        if let Some(rotation) = &mut self.rotation {
+            rotation.end_all();
         }
         self.take_turns();
     }

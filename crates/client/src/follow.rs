@@ -12,7 +12,8 @@ use crate::shared::Shared;
 
 /// The shortest interval between two reports of what has arrived: elements that come faster are reported together.
 const MIN_REPORT_INTERVAL: Duration = Duration::from_millis(2);
-/// The pause after a call that the dispatcher did not answer.
+/// The pause before the order of rounds is asked for again: after a call that failed, and while other consumers have yet to
+/// report. It is shorter than that of heartbeats, as every consumer of the job waits for the order.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 /// Who a consumer is to the dispatcher.

@@ -19,7 +19,8 @@ use crate::shared::{Item, OpenedAgain, Shared};
 use crate::taken::Taken;
 use crate::tasks::TaskSet;
 
-/// The pause after a call that the dispatcher did not answer.
+/// The pause after a heartbeat that the dispatcher did not answer. A reader then calls a dispatcher that is down five times per
+/// second at most.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 /// The longest time for which a user who closes a reader, or whose reader fails, waits until the dispatcher knows. The reader
 /// tries on without its user, up to the dispatcher timeout. 5 s is longer than a dispatcher takes to start again.

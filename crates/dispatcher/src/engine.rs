@@ -75,7 +75,7 @@ impl EngineCatalog {
 
     /// The recorded listing of a source whose rows may be stored, as far as it is still valid: the splits of its unchanged
     /// files, and its columns if its first file is unchanged. These are not read from the source again.
-    async fn known_source(&self, def: &DatasetDef) -> (SourceContext, Option<SchemaRef>) {
+    async fn valid_recorded_listing(&self, def: &DatasetDef) -> (SourceContext, Option<SchemaRef>) {
         let ctx = self.ctx.clone();
         if self.cache_url.is_empty() || def.hints().is_empty() {
             return (ctx, None);
@@ -215,7 +215,7 @@ impl Catalog for EngineCatalog {
         let recorded = if def.options.cache_only { Some(self.recorded_listing(&def).await?) } else { None };
         let (ctx, columns) = match &recorded {
             Some(listing) => (self.ctx.clone(), Some(Arc::new(listing.columns.clone()))),
-            None => self.known_source(&def).await,
+            None => self.valid_recorded_listing(&def).await,
         };
         let known = if recorded.is_some() { columns } else { known.or(columns) };
         let bound = Arc::new(Box::pin(bind(&def, &self.registry, &ctx, known)).await?);

@@ -307,7 +307,7 @@ impl TaskContext {
         self.splits.read().get(&split).map_or(0, |i| i.child)
     }
 
-    /// One key per row for the random functions of the stage at `position` (I2).
+    /// One key per row for the random functions of the stage at `position`.
     pub(crate) fn keys(&self, position: u32, runs: &[Run]) -> UInt64Array {
         let splits = self.splits.read();
         let mut keys = Vec::with_capacity(runs.iter().map(|r| usize::try_from(r.len).unwrap_or(0)).sum());

@@ -131,7 +131,7 @@ async fn batches_grow_where_little_is_done_with_their_rows() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn stages_that_mix_splits_count_what_they_do() {
+async fn cross_split_stages_count_what_they_do() {
     let yaml = "
 source: { range: { start: 0, end: 300000 } }
 steps:

@@ -20,20 +20,20 @@ thread_local! {
 /// Runs work on threads of its own, a bounded number at a time, each within a deadline. Whatever the work does, it blocks
 /// neither the async runtime nor the CPU pool. Clones share the bound.
 ///
-/// A thread cannot be stopped. Work that misses its deadline runs on, and its result is dropped. Other work takes its place, so
-/// that a few pieces of endless work do not keep all others out. With more than eight of them, the next one keeps its
-/// place until it ends.
+/// A thread cannot be stopped. Work that misses its deadline runs on, and its result is dropped. Its permit goes to other work,
+/// so that a few pieces of endless work do not keep all others out. Up to eight permits are reissued so; with more endless
+/// work the next piece keeps its permit until it ends.
 #[derive(Debug, Clone)]
 pub struct IsolatedThreads {
     name: &'static str,
     permits: Arc<Semaphore>,
-    /// Pieces of work that run on after their deadline, and whose place was given to others.
+    /// Pieces of work that run on after their deadline, and whose permit was reissued.
     overdue: Arc<AtomicUsize>,
     timeout: Duration,
     stack_bytes: usize,
 }
 
-/// Pieces of work whose place is given to others while they run on. Each may use a core.
+/// Pieces of work that may run on after their permit was reissued. Each may use a core.
 const MAX_OVERDUE: usize = 8;
 
 /// Whether this thread was started by [`IsolatedThreads::run`], and so has its stack size.
@@ -60,8 +60,8 @@ impl IsolatedThreads {
         T: Send + 'static,
         F: FnOnce() -> Result<T> + Send + 'static,
     {
-        let place = Arc::new(Place::new(self));
-        match tokio::time::timeout(self.timeout, self.run_unbounded(work, Arc::clone(&place))).await {
+        let permit_use = Arc::new(PermitUse::new(self));
+        match tokio::time::timeout(self.timeout, self.run_unbounded(work, Arc::clone(&permit_use))).await {
             Ok(done) => done.map_err(|e| match e {
                 Failure::Work(e) => e,
                 Failure::Broken(why) => Error::internal(format!("{what}: {why}")),
@@ -69,7 +69,7 @@ impl IsolatedThreads {
             }),
             Err(_) => {
                 let timeout = format_duration(self.timeout);
-                Err(Error::deadline(match place.give_up() {
+                Err(Error::deadline(match permit_use.give_up() {
                     true => format!(
                         "{what} was not done within {timeout}; make it simpler, or raise --bind-timeout"
                     ),
@@ -81,7 +81,7 @@ impl IsolatedThreads {
         }
     }
 
-    async fn run_unbounded<T, F>(&self, work: F, place: Arc<Place>) -> Result<T, Failure>
+    async fn run_unbounded<T, F>(&self, work: F, permit_use: Arc<PermitUse>) -> Result<T, Failure>
     where
         T: Send + 'static,
         F: FnOnce() -> Result<T> + Send + 'static,
@@ -89,11 +89,11 @@ impl IsolatedThreads {
         let permit =
             Arc::clone(&self.permits).acquire_owned().await.map_err(|e| Failure::Broken(e.to_string()))?;
         let (tx, rx) = oneshot::channel();
-        let taken = TakenPlace::new(place, permit);
+        let guard = PermitGuard::new(permit_use, permit);
         let job = move || {
             ISOLATED.set(true);
             let result = catch_unwind(AssertUnwindSafe(work));
-            drop(taken);
+            drop(guard);
             // The receiver was dropped if the caller's future was.
             drop(tx.send(result));
         };
@@ -111,61 +111,62 @@ impl IsolatedThreads {
     }
 }
 
-/// The place of one piece of work.
-struct Place {
+/// How one piece of work uses its permit.
+struct PermitUse {
     permits: Arc<Semaphore>,
     overdue: Arc<AtomicUsize>,
-    state: Mutex<PlaceState>,
+    state: Mutex<PermitState>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum PlaceState {
+enum PermitState {
     Waiting,
     Running,
-    /// The work runs on after its deadline, and other work has its place.
-    GivenAway,
+    /// The work runs on after its deadline, and other work has its permit.
+    Reissued,
 }
 
-impl Place {
+impl PermitUse {
     fn new(threads: &IsolatedThreads) -> Self {
         let (permits, overdue) = (Arc::clone(&threads.permits), Arc::clone(&threads.overdue));
-        Self { permits, overdue, state: Mutex::new(PlaceState::Waiting) }
+        Self { permits, overdue, state: Mutex::new(PermitState::Waiting) }
     }
 
-    /// The deadline has passed: other work takes the place, if not too many have been given away. Whether the work had begun.
+    /// The deadline has passed: the permit goes to other work, unless [`MAX_OVERDUE`] are reissued already. Whether the work had
+    /// begun.
     fn give_up(&self) -> bool {
         let mut state = self.state.lock();
         let is_free = |n: usize| (n < MAX_OVERDUE).then_some(n + 1);
-        if *state == PlaceState::Running
+        if *state == PermitState::Running
             && self.overdue.fetch_update(Ordering::Relaxed, Ordering::Relaxed, is_free).is_ok()
         {
-            *state = PlaceState::GivenAway;
+            *state = PermitState::Reissued;
             self.permits.add_permits(1);
         }
-        *state != PlaceState::Waiting
+        *state != PermitState::Waiting
     }
 }
 
-/// A place while its work runs.
-struct TakenPlace {
-    place: Arc<Place>,
+/// Holds a permit while its work runs.
+struct PermitGuard {
+    permit_use: Arc<PermitUse>,
     permit: Option<OwnedSemaphorePermit>,
 }
 
-impl TakenPlace {
-    fn new(place: Arc<Place>, permit: OwnedSemaphorePermit) -> Self {
-        *place.state.lock() = PlaceState::Running;
-        Self { place, permit: Some(permit) }
+impl PermitGuard {
+    fn new(permit_use: Arc<PermitUse>, permit: OwnedSemaphorePermit) -> Self {
+        *permit_use.state.lock() = PermitState::Running;
+        Self { permit_use, permit: Some(permit) }
     }
 }
 
-impl Drop for TakenPlace {
+impl Drop for PermitGuard {
     fn drop(&mut self) {
-        let state = self.place.state.lock();
+        let state = self.permit_use.state.lock();
         match self.permit.take() {
-            Some(permit) if *state == PlaceState::GivenAway => {
+            Some(permit) if *state == PermitState::Reissued => {
                 permit.forget();
-                self.place.overdue.fetch_sub(1, Ordering::Relaxed);
+                self.permit_use.overdue.fetch_sub(1, Ordering::Relaxed);
             }
             permit => drop(permit),
         }
@@ -196,7 +197,7 @@ mod tests {
         assert_eq!(threads.run("d", || Ok(1)).await.unwrap(), 1);
     }
 
-    /// Work that never ends costs its own caller the deadline. Its place goes to others, and comes back when it ends.
+    /// Work that never ends costs its own caller the deadline. Its permit goes to others, and comes back when it ends.
     #[tokio::test]
     async fn endless_work_is_given_up_and_keeps_no_other_work_out() {
         let threads = IsolatedThreads::new("test", 1, Duration::from_millis(20), 1 << 20);
@@ -210,7 +211,7 @@ mod tests {
             assert!(e.message().starts_with("binding `x` was not done within 20.0 ms"), "{e}");
             while threads.run("binding `y`", || Ok(())).await.is_err() {}
         }
-        // One more keeps its place.
+        // One more keeps its permit.
         let (end, ended) = std::sync::mpsc::sync_channel::<()>(1);
         let work = move || ended.recv().map_err(|e| Error::internal(e.to_string()));
         threads.run("binding `x`", work).await.unwrap_err();

@@ -368,7 +368,7 @@ impl Plan {
         json!({ "source": { "range": self.rows }, "steps": steps, "deterministic": self.is_deterministic })
     }
 
-    /// The stage that mixes splits, if there is one.
+    /// The `shuffle` stage, if there is one.
     fn shuffle(&self) -> Option<Value> {
         self.shuffles.then(|| json!({ "shuffle": { "buffer": SHUFFLE_ROWS, "seed": 7 } }))
     }

@@ -92,8 +92,8 @@ impl Sharing {
         (format!("trial-{}", self.job_of(reader)), self.of(reader).map(|job| job.seed))
     }
 
-    /// The stages of a reader's job below those that all jobs have. `mixing`: the one that mixes splits.
-    pub(crate) fn steps_of(&self, reader: usize, mixing: Option<Value>) -> Vec<Value> {
+    /// The stages of a reader's job below those that all jobs have. `cross_split`: the `shuffle`, if there is one.
+    pub(crate) fn steps_of(&self, reader: usize, cross_split: Option<Value>) -> Vec<Value> {
         let mut steps = Vec::new();
         if self.draws {
             steps.push(json!({ "with_columns": { DRAWN: "uniform(0.0, 1.0)" } }));
@@ -103,7 +103,7 @@ impl Sharing {
             let sum = format!("id + {}", self.job_of(reader));
             steps.push(json!({ "with_columns": { "own": sum } }));
         }
-        steps.extend(mixing);
+        steps.extend(cross_split);
         let batch = self.of(reader).map_or(1, |job| job.batch);
         steps.push(json!({ "batch": batch }));
         steps

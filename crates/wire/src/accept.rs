@@ -30,7 +30,8 @@ use crate::transport::{Listener, SimulatedStream, Stream};
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// How often a connection whose first bytes come in pieces is checked again.
 const PEEK_INTERVAL: Duration = Duration::from_millis(10);
-/// The pause after the system failed to accept a connection.
+/// The pause after the system failed to accept a connection, mostly for want of file descriptors. Those of the connections
+/// that are closed then take a moment to be released; without a pause the loop would occupy a core.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Pending connections that are closed when the system fails to accept a connection.

@@ -303,6 +303,7 @@ fn items_bytes<O: OffsetSizeTrait>(data: &ArrayData) -> Option<usize> {
 
 /// The bytes of values that views refer to, which Arrow's sizes leave out. Shorter values are in the views themselves.
 fn viewed_bytes(data: &ArrayData) -> usize {
+    /// Bytes of the longest value that is in its view: a view has 16 bytes, and 4 of them are the length (Arrow's format).
     const MAX_INLINE: usize = 12;
     match data.data_type() {
         DataType::Utf8View | DataType::BinaryView => {

@@ -24,6 +24,9 @@
 //!   Ack                          ->
 //! ```
 //!
+//! A worker sends while fewer than `window` bytes are on their way or unused at the reader, so at least one chunk
+//! always is, however large. `Ack` reports to the worker that the reader has everything.
+//!
 //! A reader may ask for compressed rows ([`Compression`]). Windows and credits count uncompressed bytes.
 //!
 //! # Shared memory
@@ -33,9 +36,6 @@
 //! memory whose descriptor comes with its frame ([`PassedFiles`]). The reader maps it and builds its arrays over the map,
 //! with the same checks as for bytes of a socket. Equal bodies of several readers can be one file ([`EncodedRows::in_file`]).
 //! A reader that does not find the socket opens the task over TCP.
-//!
-//! A worker sends while fewer than `window` bytes are on their way or unused at the reader, so at least one chunk
-//! always is, however large. `Ack` reports to the worker that the reader has everything.
 
 mod accept;
 mod calls;

@@ -16,7 +16,11 @@ use crate::transport::{Network, is_in_process};
 /// A stub of the dispatcher's service, whose calls name the version of the protocol.
 pub type Dispatcher = DispatcherClient<InterceptedService<Channel, Intercept>>;
 
+/// The pause after the first failed attempt of [`DispatcherLink::retry`]; it doubles after each further one. It is
+/// shorter than a process takes to start, so that a peer that starts together with its dispatcher hardly waits.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
+/// The longest pause between two attempts. All peers of a dispatcher that is down retry: one attempt per second of each is
+/// little load, and a dispatcher that is back is found within a second.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// The longest that a single call may take beyond the wait that it asks the dispatcher for.
 const CALL: Duration = Duration::from_secs(10);

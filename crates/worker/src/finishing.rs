@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use caju_proto::v1;
 use caju_types::{Error, ErrorKind, TaskId};
-use caju_wire::Dispatcher;
+use caju_wire::{Dispatcher, IN_PROCESS};
 
 use crate::manager::Manager;
 use crate::running::{Finished, RunningTask};
@@ -36,9 +36,10 @@ impl Manager {
         self.tasks.end(task.id, finished.result);
     }
 
-    /// A failure with the worker's address appended to its first line. Cancelled work is not a failure of this worker.
+    /// A failure with the worker's address appended to its first line. Cancelled work is not a failure of this worker. The address of
+    /// a worker in the process of its dispatcher says nothing to a user.
     pub(crate) fn named(&self, e: Error) -> Error {
-        if e.kind() == ErrorKind::Cancelled {
+        if e.kind() == ErrorKind::Cancelled || self.identity.address.starts_with(IN_PROCESS) {
             return e;
         }
         let (line, rest) = e.message().split_at(e.message().find('\n').unwrap_or(e.message().len()));

@@ -14,7 +14,7 @@ pub(crate) struct Flow {
     credit: Notify,
     /// Who has to know whether the reader could hold more.
     demand: OnceLock<Arc<Demand>>,
-    is_hungry: AtomicBool,
+    is_starved: AtomicBool,
 }
 
 impl Flow {
@@ -24,7 +24,7 @@ impl Flow {
             outstanding: AtomicU64::new(0),
             credit: Notify::new(),
             demand: OnceLock::new(),
-            is_hungry: AtomicBool::new(false),
+            is_starved: AtomicBool::new(false),
         }
     }
 
@@ -66,20 +66,20 @@ impl Flow {
 
     fn update_hunger(&self) {
         let half = self.window.load(Ordering::Acquire) / 2;
-        self.set_hungry(self.outstanding.load(Ordering::Acquire) < half);
+        self.set_starved(self.outstanding.load(Ordering::Acquire) < half);
     }
 
-    fn set_hungry(&self, is_hungry: bool) {
+    fn set_starved(&self, is_starved: bool) {
         let Some(demand) = self.demand.get() else { return };
-        if self.is_hungry.swap(is_hungry, Ordering::AcqRel) != is_hungry {
-            demand.connection_is_hungry(is_hungry);
+        if self.is_starved.swap(is_starved, Ordering::AcqRel) != is_starved {
+            demand.connection_is_starved(is_starved);
         }
     }
 }
 
 impl Drop for Flow {
     fn drop(&mut self) {
-        self.set_hungry(false);
+        self.set_starved(false);
     }
 }
 
@@ -96,24 +96,24 @@ mod tests {
         assert!(flow.may_send());
         assert_eq!((flow.outstanding.load(Ordering::Relaxed), flow.window.load(Ordering::Relaxed)), (0, 60));
     }
-    /// A task is hungry while one of its readers has used less than half of its window.
+    /// A task is starved while one of its readers has used less than half of its window.
     #[test]
-    fn a_reader_with_half_of_its_window_free_makes_its_task_hungry() {
+    fn a_reader_with_half_of_its_window_free_makes_its_task_starved() {
         let demand = Demand::new(caju_runtime::SystemClock::shared());
         let credit = |bytes, shrink_bytes| CreditHeader { bytes, shrink_bytes };
         let (one, other) = (Flow::new(100), Flow::new(100));
         one.take(10);
         one.attach_demand(Arc::clone(&demand));
-        assert!(demand.is_hungry(), "its window was nearly free when the demand was attached");
+        assert!(demand.is_starved(), "its window was nearly free when the demand was attached");
         one.take(40);
-        assert!(!demand.is_hungry());
+        assert!(!demand.is_starved());
         one.give(&credit(20, 0));
-        assert!(demand.is_hungry());
+        assert!(demand.is_starved());
         one.give(&credit(0, 60));
-        assert!(!demand.is_hungry(), "30 bytes of a window of 40");
+        assert!(!demand.is_starved(), "30 bytes of a window of 40");
         other.attach_demand(Arc::clone(&demand));
-        assert!(demand.is_hungry());
+        assert!(demand.is_starved());
         drop(other);
-        assert!(!demand.is_hungry(), "its connection has ended");
+        assert!(!demand.is_starved(), "its connection has ended");
     }
 }

@@ -77,6 +77,15 @@ pub(crate) struct Finished {
     pub(crate) served: Option<v1::TaskServed>,
 }
 
+/// What a task shares with its splits, its readers and other tasks.
+pub(crate) struct TaskParts {
+    pub(crate) profiled: Option<Profiled>,
+    pub(crate) sharing: Option<Arc<SharingMember>>,
+    pub(crate) bodies: TaskBodies,
+    pub(crate) behind: Arc<Behind>,
+    pub(crate) emitted_rows: Arc<Mutex<EmittedRows>>,
+}
+
 impl RunningTask {
     pub(crate) fn new(
         id: TaskId,
@@ -84,13 +93,7 @@ impl RunningTask {
         schema: SchemaRef,
         run: &TaskRun,
         queue: TaskOutput,
-        (profiled, sharing, bodies, behind, emitted_rows): (
-            Option<Profiled>,
-            Option<Arc<SharingMember>>,
-            TaskBodies,
-            Arc<Behind>,
-            Arc<Mutex<EmittedRows>>,
-        ),
+        TaskParts { profiled, sharing, bodies, behind, emitted_rows }: TaskParts,
         group: Tasks,
     ) -> Self {
         Self {

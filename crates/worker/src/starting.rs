@@ -23,7 +23,7 @@ use crate::identity::{Registration, refused_as_loss};
 use crate::manager::{Credentials, Manager};
 use crate::pipelines::shard_by;
 use crate::profiling::{ProcessOverhead, Profiled};
-use crate::running::{Finished, RunningTask};
+use crate::running::{Finished, RunningTask, TaskParts};
 use crate::task_output::TaskOutput;
 
 /// Names the tasks whose elements may be equal: those of one pipeline, with one seed, in one epoch.
@@ -76,8 +76,8 @@ impl Manager {
         let may_repeat = sharing.is_some() && pipeline.single_task();
         let group = may_repeat.then(|| body_group(&def));
         let bodies = TaskBodies::new(id, Arc::clone(&self.body_files), group);
-        let sides = (profiled, sharing, bodies, behind, emitted_rows);
-        let running = RunningTask::new(id, whose, schema, &run, output, sides, tasks);
+        let parts = TaskParts { profiled, sharing, bodies, behind, emitted_rows };
+        let running = RunningTask::new(id, whose, schema, &run, output, parts, tasks);
         let running = Arc::new(running);
         tracing::info!(task = %id, job = %def.job, epoch = def.epoch, "task started");
         self.drive(Arc::clone(&running), run, dealer);

@@ -301,6 +301,8 @@ impl WorkerHandle {
 
     /// Gives up its tasks and leaves the dispatcher, so that other workers continue them at once; then stops.
     pub async fn shutdown(self) {
+        /// The longest that each of the three steps may take: leaving the dispatcher and giving up its tasks, ending its background
+        /// tasks, and closing its caches. The dispatcher notices a worker that could not report by its silence.
         const BOUND: Duration = Duration::from_secs(5);
         let reason = format!("the worker at {} is leaving", self.address());
         let identity = &self.manager.identity;

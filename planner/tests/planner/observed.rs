@@ -1,4 +1,4 @@
-//! Rates that options had in epochs of the job that is planned anew.
+//! Rates that options had in earlier epochs of the job that is replanned.
 
 use caju_planner::{Choice, Horizon, Measured, Policy, Profile, plan};
 

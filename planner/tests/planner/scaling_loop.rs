@@ -297,7 +297,7 @@ fn workers_of_the_readers_are_used_first() {
         assert!(targets.iter().all(|&t| t <= expected.max(9)), "{demand}: {targets:?}");
         assert!(cluster.reason().contains("of which the readers' own cores are 3.0"), "{}", cluster.reason());
     }
-    // A job beside it that has none still gets its workers.
+    // A concurrent job that has none still gets its workers.
     let mut local = job(1, 100.0, 250.0);
     local.sample.local = LocalWorkers { count: 6, worth: 0.5, ..LocalWorkers::default() };
     let mut cluster = Cluster::new(0, vec![local, job(2, 100.0, 150.0)]);

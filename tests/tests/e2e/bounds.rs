@@ -287,7 +287,7 @@ fn jobs_with_slow_rows_do_not_stop_others() {
     }
 }
 
-/// Each bound of what a dispatcher keeps is a flag. What is forgotten first is tested in the dispatcher's room.
+/// Each bound of what a dispatcher keeps is a flag. What is forgotten first is tested in the dispatcher's crate.
 #[test]
 fn what_a_dispatcher_keeps_is_bounded_by_flags() {
     let rows = |n: u64| Pipeline::of(json!({ "range": n }), json!([{ "batch": 10 }]));

@@ -1,5 +1,5 @@
 //! A dispatcher that gets SIGTERM: present readers end their epoch, no other one begins, and nothing holds up its end. A reader
-//! that gets SIGTERM or Ctrl-C leaves its epoch.
+//! that gets SIGTERM or Ctrl-C leaves its epoch, and `caju run` stops.
 
 use std::time::{Duration, Instant};
 
@@ -66,6 +66,30 @@ fn a_reader_that_is_interrupted_leaves_its_rows_to_others_at_once() {
     let rows = Report::load(&p.folder().join("other.json")).rows();
     assert!(rows[0] > 0 && rows[0] < ROWS, "what others had not taken: {rows:?}");
     cluster.stop();
+}
+
+#[test]
+fn a_run_that_is_interrupted_reports_its_epochs_and_removes_its_cache() {
+    let steps =
+        json!([{ "map": { "id": "id" } }, { "autocache": "hint" }, { "burn": { "per_row": "20us" } }]);
+    let p = Pipeline::of(json!({ "range": 20_000 }), steps);
+    let temporary = p.folder().join("tmp");
+    std::fs::create_dir(&temporary).unwrap();
+    let mut command = std::process::Command::new(caju_tests::binary::caju_binary());
+    command.args(["run", p.path().to_str().unwrap(), "--epochs", "100000", "--report", "r.json"]);
+    command.current_dir(p.folder()).env("TMPDIR", &temporary).env_remove("CAJU_CONFIG");
+    let run = Process::start(command, "caju run".to_owned());
+    // Progress of a later epoch.
+    run.wait_for_error_line("epoch 1");
+    let is_cache = |f: &std::fs::DirEntry| f.file_name().to_string_lossy().starts_with("caju-cache-");
+    let caches = || std::fs::read_dir(&temporary).unwrap().map(Result::unwrap).filter(is_cache).count();
+    assert_eq!(caches(), 1, "a private cache");
+    run.signal("INT");
+    run.wait().expect_code(3).expect_error(&["SIGINT: stopped", "not read to its end"]);
+    let rows = Report::load(&p.folder().join("r.json")).rows();
+    let (last, whole) = rows.split_last().unwrap();
+    assert!(!whole.is_empty() && whole.iter().all(|rows| *rows == 20_000) && *last <= 20_000, "{rows:?}");
+    assert_eq!(caches(), 0, "it is removed");
 }
 
 #[test]

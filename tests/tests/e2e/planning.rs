@@ -157,7 +157,7 @@ fn one_epoch_alone_stores_nothing_and_tries_nothing_out() {
 }
 
 #[test]
-fn a_hint_behind_stages_that_mix_splits_is_an_option() {
+fn a_hint_behind_cross_split_stages_is_an_option() {
     let steps = json!([
         { "sleep": { "per_row": "500us" } },
         { "shuffle": { "buffer": 100, "seed": 3 } },

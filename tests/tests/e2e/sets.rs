@@ -1,4 +1,4 @@
-//! Hints behind stages that mix splits: parts that are stored, and read, all together or not at all.
+//! Hints behind cross-split stages: parts that are stored, and read, all together or not at all.
 
 use std::fs;
 use std::path::PathBuf;
@@ -64,7 +64,7 @@ fn rows_behind_shuffle_and_batch_are_stored_and_read() {
     assert_eq!(full(&p, &["--workers", "3"]).splits(0), [0, 0, 4]);
     let hint = explained(&p);
     assert_eq!(
-        (&hint["state"], &hint["behind"], &hint["rows"]),
+        (&hint["state"], &hint["cross_split_stage"], &hint["rows"]),
         (&json!("hit"), &json!("shuffle"), &json!(400))
     );
     assert_eq!(cache(&p, &["verify"])["damaged"], json!([]));

@@ -15,9 +15,11 @@ use crate::plan::SplitModes;
 
 /// Epochs in a row in which another option must be better before the decision is changed.
 const MIN_EPOCHS_IN_A_ROW: u32 = 2;
-/// The most changes of one job's decision.
+/// The most changes of one job's decision. A change may cost an epoch that writes. A job whose measurements contradict
+/// one another must not change for ever.
 const MAX_CHANGES: usize = 3;
-/// Fractions of splits that differ by less are the same.
+/// Fractions of an epoch's splits that differ by less are the same. Hashes of keys choose the splits that are read, so an epoch of
+/// a hundred splits may miss the decided fraction by a tenth.
 const SAME_FRACTION: f64 = 0.1;
 /// Epochs in a row that may miss what was decided. After that the rate they reached counts as the rate of the decision:
 /// the rows do not fit the budget, say, or cannot be written.
@@ -60,7 +62,7 @@ impl fmt::Display for ReplanState {
             self.computed_rate.map(|r| format!("computing gave {} rows/s", rate(r))),
             self.read_rate.map(|r| format!("reading gave {} rows/s", rate(r))),
             epochs(self.epochs_worse, "another option was better"),
-            epochs(self.epochs_missed, "less or more was read than was decided"),
+            epochs(self.epochs_missed, "more or less was read than was decided"),
             (self.changes > 0).then(|| format!("changes of the decision: {}", self.changes)),
         ];
         let known: Vec<String> = known.into_iter().flatten().collect();

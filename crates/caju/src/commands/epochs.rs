@@ -71,8 +71,18 @@ pub(crate) struct Epochs<'a> {
     pub(crate) attempt: Option<caju_client::Attempt>,
     /// The file of the reader's state.
     pub(crate) state_file: Option<StateFile<'a>>,
-    /// SIGTERM and Ctrl-C end the reading in order: others do not wait until this reader is missed.
-    pub(crate) leaves_on_signal: bool,
+    pub(crate) on_signal: OnSignal,
+}
+
+/// What SIGTERM and Ctrl-C do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OnSignal {
+    /// What the process has set up for them.
+    Default,
+    /// The reader leaves its epoch: other readers of the job do not wait until it is missed.
+    Leave,
+    /// The only reader stops, and the epochs that it read are reported.
+    Stop,
 }
 
 /// What a reader does with the rows.
@@ -137,7 +147,7 @@ impl Epochs<'_> {
         let (mut job, mut failure, mut after) = (None, None, 0);
         let announcer = DecisionAnnouncer::new(self.client, &self.job, self.announce);
         // Before the first row can be asked for: a signal that comes before that has a state to write, too.
-        let mut signals = self.leaves_on_signal.then(Signals::new).transpose()?;
+        let mut signals = (self.on_signal != OnSignal::Default).then(Signals::new).transpose()?;
         if let Some(file) = &self.state_file {
             file.check(self.client, self.def, self.args).await?;
         }
@@ -350,8 +360,7 @@ impl Epochs<'_> {
         let mut sum = (!self.args.no_checksum).then(|| RowsChecksum::for_definition(self.def));
         let mut sums = FuturesOrdered::new();
         let mut staging = Staging::default();
-        let has_state = self.state_file.is_some();
-        while let Some(chunk) = next_chunk(reader, signals.as_deref_mut(), has_state).await? {
+        while let Some(chunk) = self.next_chunk(reader, signals.as_deref_mut()).await? {
             tail.record(chunk.rows());
             if self.work.copies {
                 staging.copy(&chunk)?;
@@ -375,25 +384,30 @@ impl Epochs<'_> {
         }
         Ok(sum)
     }
-}
 
-/// The next chunk, unless a signal comes that ends the reading.
-async fn next_chunk(
-    reader: &mut Reader,
-    signals: Option<&mut Signals>,
-    has_state: bool,
-) -> Result<Option<Chunk>> {
-    let Some(signals) = signals else { return reader.next_chunk().await };
-    tokio::select! {
-        biased;
-        name = signals.next() => Err(Error::cancelled(match has_state {
-            true => format!("{name}: the state is written; the same command reads on from it"),
-            false => format!(
-                "{name}: the reader has left the epoch, and what it had not taken goes to other readers of its job; with \
+    /// The next chunk, unless a signal comes that ends the reading.
+    async fn next_chunk(&self, reader: &mut Reader, signals: Option<&mut Signals>) -> Result<Option<Chunk>> {
+        let Some(signals) = signals else { return reader.next_chunk().await };
+        tokio::select! {
+            biased;
+            name = signals.next() => Err(self.stopped(name)),
+            chunk = reader.next_chunk() => chunk,
+        }
+    }
+
+    fn stopped(&self, signal: &str) -> Error {
+        Error::cancelled(match self.on_signal {
+            _ if self.state_file.is_some() => {
+                format!("{signal}: the state is written; the same command reads on from it")
+            }
+            OnSignal::Default | OnSignal::Leave => format!(
+                "{signal}: the reader has left the epoch, and what it had not taken goes to other readers of its job; with \
                  --state FILE it could be read on"
             ),
-        })),
-        chunk = reader.next_chunk() => chunk,
+            OnSignal::Stop => {
+                format!("{signal}: stopped; the last epoch of the report was not read to its end")
+            }
+        })
     }
 }
 
@@ -402,6 +416,7 @@ async fn next_chunk(
 struct Staging(Vec<u8>);
 
 impl Staging {
+    /// Bytes of the buffer: 1 MiB fits in the cache of a core, so a copy costs the memory bandwidth of reading the rows once.
     const BYTES: usize = 1 << 20;
 
     fn copy(&mut self, chunk: &Chunk) -> Result<()> {

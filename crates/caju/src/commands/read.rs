@@ -5,7 +5,7 @@ use caju_runtime::SystemClock;
 use caju_types::Result;
 
 use super::announce::Announce;
-use super::epochs::{Consumer as Work, Epochs};
+use super::epochs::{Consumer as Work, Epochs, OnSignal};
 use super::state_file::StateFile;
 use super::{check, shared};
 use crate::cli::{Global, LostReadersArg, ReadArgs, UnevenArg};
@@ -50,7 +50,7 @@ pub(crate) async fn run(global: &Global, args: &ReadArgs) -> Result<()> {
         announce: Announce::AtEnds,
         attempt: args.attempt.clone().map(|id| Attempt { id, rank: None }),
         state_file,
-        leaves_on_signal: true,
+        on_signal: OnSignal::Leave,
     };
     let outcome = Box::pin(epochs.read()).await?;
     shared::finish(&check::title(&def, &args.file), &outcome, &args.epochs, global.quiet)

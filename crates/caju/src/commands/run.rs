@@ -14,7 +14,7 @@ use caju_types::Result;
 
 use super::announce::Announce;
 use super::decision::{decision, policy};
-use super::epochs::{Consumer, Epochs, Meters, Outcome};
+use super::epochs::{Consumer, Epochs, Meters, OnSignal, Outcome};
 use super::setting::{Location, Locations};
 use super::{check, shared};
 use crate::cli::{EpochArgs, Global, RunArgs};
@@ -39,6 +39,7 @@ pub(crate) async fn run(global: &Global, args: &RunArgs) -> Result<()> {
         announce: if global.quiet { Announce::AtEnds } else { Announce::Keep },
         consumer: Consumer::default(),
         cpu_before: Duration::ZERO,
+        on_signal: OnSignal::Stop,
     };
     let outcome = Box::pin(embedded(job, cluster)).await?;
     shared::finish(&check::title(&def, &args.file), &outcome, &args.epochs, global.quiet)
@@ -65,6 +66,8 @@ pub(crate) struct Job<'a> {
     pub(crate) consumer: Consumer,
     /// CPU time that this process used before the job.
     pub(crate) cpu_before: Duration,
+    /// What SIGTERM and Ctrl-C do.
+    pub(crate) on_signal: OnSignal,
 }
 
 /// Starts a cluster of these settings within this process, reads the epochs, and stops the cluster.
@@ -114,7 +117,7 @@ pub(crate) async fn embedded(job: Job<'_>, cluster: ClusterConfig) -> Result<Out
             announce: job.announce,
             attempt: None,
             state_file: None,
-            leaves_on_signal: false,
+            on_signal: job.on_signal,
         };
         Box::pin(epochs.read()).await
     }
@@ -131,7 +134,7 @@ pub(crate) async fn embedded(job: Job<'_>, cluster: ClusterConfig) -> Result<Out
 
 /// The folder below the root of a cache with the parts that a run stored or read. None if the run stored and read none.
 ///
-/// The folder of the root is given where the parts are elsewhere: behind a stage that mixes splits, or for a job that runs its
+/// The folder of the root is given where the parts are elsewhere: below a cross-split stage, or for a job that runs its
 /// stages in another order.
 fn snapshot_folder(def: &DatasetDef, outcome: &Outcome, cache: &str) -> Option<String> {
     if !outcome.report.epochs.iter().any(|e| e.splits.put + e.splits.get > 0) {

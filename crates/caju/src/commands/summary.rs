@@ -56,6 +56,9 @@ pub(crate) fn summary(name: &str, outcome: &Outcome) -> String {
     for learnt in &report.boundaries {
         paragraph("boundaries", &learnt.to_string(), &mut out);
     }
+    if let Some(empty) = report.epochs.iter().find(|e| e.rows == 0 && e.incomplete.is_none()) {
+        paragraph("no rows", &no_rows(empty.epoch, outcome.failure.is_some()), &mut out);
+    }
     let skipped: u64 = report.epochs.iter().map(|e| e.rows_skipped).sum();
     if skipped > 0 {
         let rows = if skipped == 1 { "row" } else { "rows" };
@@ -72,6 +75,17 @@ pub(crate) fn summary(name: &str, outcome: &Outcome) -> String {
         bottleneck(job, &report.epochs, outcome.locations, &mut out);
     }
     out
+}
+
+/// What an epoch without rows means.
+fn no_rows(epoch: u64, is_stopped: bool) -> String {
+    match is_stopped {
+        true => format!("epoch {epoch} was stopped before its first row"),
+        false => format!(
+            "epoch {epoch} gave none: the source has no rows, the filters leave none, or they fill no batch and `drop_remainder` \
+             drops them"
+        ),
+    }
 }
 
 /// The shortest run whose cores are shown. The system counts CPU time in ticks of up to 10 ms, and the time before the first
@@ -198,6 +212,7 @@ fn whole(v: f64) -> u64 {
 mod tests {
     use caju_planner::Choice;
     use caju_proto::v1::StageStats;
+    use caju_types::Error;
 
     use super::*;
     use crate::commands::announce::tests::moment;
@@ -265,6 +280,23 @@ mod tests {
         assert!(text.contains("add cores or workers"), "{text}");
         let text = summary("photos", &Outcome { has_conclusion: true, ..outcome });
         assert!(!text.contains("bottleneck") && !text.contains("add cores"), "{text}");
+    }
+
+    #[test]
+    fn an_epoch_without_rows_says_what_may_be_the_cause() {
+        let mut report = RunReport::new();
+        report.epochs = vec![EpochReport { rows: 0, batches: 0, ..epoch(0, 0.0, SplitsReport::default()) }];
+        let words =
+            |outcome: &Outcome| summary("photos", outcome).split_whitespace().collect::<Vec<_>>().join(" ");
+        let text = words(&outcome(report.clone(), None));
+        assert!(
+            text.contains("no rows epoch 0 gave none: the source has no rows, the filters leave none"),
+            "{text}"
+        );
+        let stopped = Outcome { failure: Some(Error::cancelled("SIGINT")), ..outcome(report.clone(), None) };
+        assert!(words(&stopped).contains("epoch 0 was stopped before its first row"));
+        report.epochs = vec![epoch(0, 10.0, SplitsReport::default())];
+        assert!(!words(&outcome(report, None)).contains("no rows"));
     }
 
     #[test]

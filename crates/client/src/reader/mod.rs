@@ -16,10 +16,10 @@ use crate::assembly::{Arrival, Assembly, Ready};
 use crate::config::ClientConfig;
 use crate::delivered::Delivered;
 use crate::exact::{check_exact, why_not_exact};
-use crate::lanes::Lanes;
 use crate::reattach::Reopening;
 use crate::session::{LEAVE_TIMEOUT, Session};
 use crate::shared::{Item, OpenedAgain, Shared};
+use crate::slot_rotation::SlotRotation;
 use crate::stall::Stall;
 use crate::state::ReaderState;
 use crate::stats::{Incomplete, Progress, ReaderStats};
@@ -70,7 +70,7 @@ pub struct Reader {
     in_hand: (Vec<Run>, bool),
     /// Rows that the user got before the current chunk.
     delivered: Delivered,
-    /// With lanes: the slot whose element comes behind the current chunk.
+    /// With a rotation of slots: the slot whose element comes behind the current chunk.
     turn: u32,
     /// Elements and rows that the user got of this reader.
     elements: u64,
@@ -112,7 +112,7 @@ impl Reader {
             true => ReaderState::union(states)?,
             false => ReaderState::at_beginning(&opened, request.epoch),
         };
-        let lanes = opened.in_turn.then(|| Lanes::new(&opened.slots, origin.turn));
+        let rotation = opened.in_turn.then(|| SlotRotation::new(&opened.slots, origin.turn));
         let client = opened.client_id;
         let stop = Tasks::new();
         let reopening = Reopening::new(request, &opened, origin.clone(), is_resumed);
@@ -135,7 +135,7 @@ impl Reader {
             iteration,
             fingerprint,
             seed,
-            assembly: Assembly::new(&def, lanes),
+            assembly: Assembly::new(&def, rotation),
             consumer,
             over: false,
             stall: Stall::default(),
@@ -370,7 +370,7 @@ impl Reader {
         (self.elements, self.rows, self.is_resumed) = (0, 0, true);
         self.delivered = Delivered::default();
         (self.current, self.handed_rows) = (None, 0);
-        self.assembly = self.assembly.again(slots.map(|slots| Lanes::new(&slots, self.turn)));
+        self.assembly = self.assembly.again(slots.map(|slots| SlotRotation::new(&slots, self.turn)));
     }
 
     /// The next item. A consumer of a job waits for its peers as long as the slowest one takes elements now and then, and beyond

@@ -52,7 +52,7 @@ impl Clients {
             self.context.reports.record_heartbeat(txn, &request, &lost, reported.take().unwrap_or_default())
         });
         let acknowledged = recorded.as_ref().is_ok_and(|r| r.acknowledged);
-        // What is acknowledged does not come again, whatever becomes of this process (I6).
+        // What is acknowledged does not come again, whatever becomes of this process.
         self.context.store.durable(if acknowledged { numbers.all } else { numbers.except_leases }).await?;
         let recorded = recorded?;
         if !recorded.is_member {
@@ -277,7 +277,7 @@ fn expelled(timers: &Timers, client: ClientId, is_there: bool) -> Error {
 }
 
 /// Which rows readers have was in the lost state: only they know it now. Readers before version 0.2 do not say it, and end
-/// with this error (I6).
+/// with this error.
 fn lost_state(client: ClientId) -> Error {
     Error::data_loss(format!(
         "the dispatcher lost its state: {client} joined this epoch at a dispatcher whose --state-dir is gone, damaged or \

@@ -9,12 +9,13 @@ use caju_types::{ClientId, IterationId, RowRanges, TaskId};
 
 use crate::state::{AcknowledgedRows, Iteration, State, Task};
 
-/// Complete splits that are remembered for one client or task until it knows of them: 512 KiB. It keeps what it knows of older
+/// Complete splits that are remembered for one client or task until it knows of them: 1 MiB. It keeps what it knows of older
 /// ones until their task ends, as clients of older versions do of all.
-const MAX_NEWS: usize = 1 << 16;
+const MAX_NEWS: usize = 1 << 17;
 
-/// The most complete splits in one answer.
-const MAX_LISTED: usize = 1 << 12;
+/// The most complete splits in one answer: 300 KiB. A reader asks a few times a second, and small splits are complete by the ten
+/// thousand.
+const MAX_LISTED: usize = 1 << 15;
 
 /// What is known of the sizes of splits that are not complete, and who has not been notified of complete ones.
 #[derive(Debug, Default)]

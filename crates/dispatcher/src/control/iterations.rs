@@ -5,9 +5,9 @@ use std::sync::Arc;
 use caju_proto::v1;
 use caju_types::{Error, IterationId, Result};
 
-use super::beginnings::{self, RestoredBeginning};
 use super::context::Context;
 use super::reader_calls::ReaderCalls;
+use super::restored_beginning::{self, RestoredBeginning};
 use super::shards::num_shards;
 use super::snapshots::Snapshots;
 use super::usage::{admit_epoch, admit_reader};
@@ -28,8 +28,8 @@ pub(super) struct Restored<'a> {
 pub(super) enum Begin {
     /// Behind states.
     Behind(Box<Resume>),
-    /// At its beginning, which a launch of the user's program may have restored.
-    Anew(Option<Attempt>),
+    /// At its beginning. The launch of the user's program that restored the beginning, if one did.
+    Restarted(Option<Attempt>),
 }
 
 /// Opens iterations.
@@ -98,15 +98,15 @@ impl Iterations {
         }
         let iteration = known.and_then(|id| txn.state.iterations.get(&id));
         if let Some(given) = beginning
-            && beginnings::begins_again(job, epoch, iteration, given)?
+            && restored_beginning::begins_again(job, epoch, iteration, given)?
         {
             if let Some(id) = known {
                 resume::end_reading(txn, id);
             }
-            return self.open_new(txn, job, epoch, at_ms, Begin::Anew(by)).map(Some);
+            return self.open_new(txn, job, epoch, at_ms, Begin::Restarted(by)).map(Some);
         }
         if let Some(id) = known.filter(|_| beginning.is_some()) {
-            beginnings::refuse_fallback(txn, id, request)?;
+            restored_beginning::refuse_fallback(txn, id, request)?;
         }
         if let Some(iteration) = txn.state.find_iteration(name, epoch) {
             let id = iteration.id;
@@ -135,7 +135,7 @@ impl Iterations {
                  another job name"
             )));
         }
-        self.open_new(txn, job, epoch, at_ms, Begin::Anew(by)).map(Some)
+        self.open_new(txn, job, epoch, at_ms, Begin::Restarted(by)).map(Some)
     }
 
     /// Opens an epoch of a job.
@@ -152,7 +152,7 @@ impl Iterations {
     ) -> Result<IterationId> {
         let (resume, attempt) = match begin {
             Begin::Behind(resume) => (Some(resume), None),
-            Begin::Anew(attempt) => (None, attempt.map(Box::new)),
+            Begin::Restarted(attempt) => (None, attempt.map(Box::new)),
         };
         let name = &job.name;
         if !txn.state.jobs.contains_key(name) {

@@ -9,7 +9,7 @@ use super::datasets::{Datasets, difference};
 use super::policies::CachingRequest;
 use super::snapshots::Snapshots;
 use super::usage::admit_job;
-use super::{Txn, consumers, precedence, sharing, targets};
+use super::{Txn, consumers, priority, sharing, targets};
 use crate::state::{
     Consumers, Dataset, Job, JobSpec, Mode, Policy, SaveTarget, Sharing, State, TargetWorkers, Update,
 };
@@ -43,7 +43,7 @@ struct RequestedJob {
     target: Option<TargetWorkers>,
     consumers: Option<Consumers>,
     sharing: Option<Sharing>,
-    precedence: precedence::RequestedPrecedence,
+    precedence: priority::RequestedPrecedence,
     caching: CachingRequest,
     epochs: Option<u64>,
 }
@@ -60,7 +60,7 @@ impl RequestedJob {
             target: targets::wanted(request)?,
             consumers: consumers::wanted(request)?,
             sharing,
-            precedence: precedence::RequestedPrecedence::parse(request)?,
+            precedence: priority::RequestedPrecedence::parse(request)?,
             caching: snapshots.wanted(request, dataset)?,
             epochs: (request.epochs > 0).then_some(request.epochs),
         })

@@ -17,7 +17,7 @@ use super::saves::SaveCalls;
 use super::shards::shard_by;
 use super::snapshots::Snapshots;
 use super::usage::admit_reader;
-use super::{beginnings, jobs, joining, resume, sharing, targets};
+use super::{jobs, joining, restored_beginning, resume, sharing, targets};
 use crate::state::{Mode, State};
 
 /// Opens epochs for readers.
@@ -66,7 +66,7 @@ impl Epochs {
             }
         };
         let others = resume::await_reader_calls(&self.context, &request, resume.as_ref()).await?;
-        let beginning = beginnings::restored(&self.context, &request).await?;
+        let beginning = restored_beginning::restored(&self.context, &request).await?;
         // Where all readers are silent the epoch begins again. It does not go on behind what they had taken.
         if beginning.as_ref().is_none_or(|given| !given.finds_silence()) {
             self.iterations.lose_silent_consumer(&request).await?;

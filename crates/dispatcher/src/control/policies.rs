@@ -82,7 +82,7 @@ impl Snapshots {
         }
         let Some(hint) = fixed_hint(&job.spec.policy, &dataset.hints)? else { return Ok(None) };
         let encoding = job.spec.encoding.unwrap_or_default();
-        // Behind a stage that mixes splits only a whole set of parts counts, and whether there is one is found out when
+        // Behind a cross-split stage only a whole set of parts counts, and whether there is one is found out when
         // the splits are listed.
         let set = hint.is_set().then_some(SetPlan::Open);
         let save = job.spec.save.as_ref().map(|s| SavePlan { chunk_bytes: s.chunk_bytes });

@@ -11,7 +11,7 @@ use tokio::sync::OnceCell;
 use super::context::Context;
 use super::known_size::KnownSize;
 use super::split_counts::SplitCounts;
-use super::written::Written;
+use super::written_hashes::WrittenHashes;
 use crate::catalog::Catalog;
 use crate::state::Dataset;
 
@@ -25,7 +25,7 @@ pub(super) struct Snapshots {
     /// The splits of running iterations.
     pub(super) counts: Arc<SplitCounts>,
     /// What was written to manifests and plan records.
-    pub(super) written: Written,
+    pub(super) written: WrittenHashes,
 }
 
 impl Snapshots {
@@ -37,7 +37,7 @@ impl Snapshots {
             writer: OnceCell::new(),
             size: KnownSize::default(),
             counts,
-            written: Written::default(),
+            written: WrittenHashes::default(),
         }
     }
 

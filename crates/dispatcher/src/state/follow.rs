@@ -1,4 +1,4 @@
-//! What must follow from a change, whatever the change was: the desired tasks, and the end of what is fatal_loss.
+//! Reconciles the desired tasks of an iteration after every update, and fails an iteration whose losses are fatal.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use caju_types::{IterationId, WorkerId};
 
+use super::accounting::TaskEnd;
 use super::losses::Gone;
-use super::settling::TaskEnd;
 use super::{Iteration, Member, State, Task, Update, Worker, has_no_follow_up};
 
 impl State {

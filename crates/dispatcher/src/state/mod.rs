@@ -1,9 +1,10 @@
 //! The state of the control plane, pure: no clock, no I/O, no randomness.
 //!
-//! It changes only through [`State::apply`]. What an event *means* is decided elsewhere (the `control` rooms,
+//! It changes only through [`State::apply`]. What an event *means* is decided elsewhere (the `control` modules,
 //! and [`follow_ups`] for what must follow from any change); what was decided is an [`Update`], and the
 //! updates are the journal: applying them again, in order, gives the same state.
 
+mod accounting;
 mod acknowledged;
 mod attempt;
 mod cache_plan;
@@ -25,7 +26,6 @@ mod resume;
 mod round_order;
 mod rounds;
 mod saves;
-mod settling;
 mod sharing;
 mod tails;
 mod task;
@@ -39,6 +39,7 @@ use caju_engine::ShardBy;
 use caju_types::{ClientId, DatasetId, Fingerprint, IterationId, JobName, RowRanges, TaskId, WorkerId};
 use serde::{Deserialize, Serialize};
 
+pub use accounting::{LostReader, Missing};
 pub use acknowledged::{Acknowledged, AcknowledgedRows};
 pub use attempt::{Attempt, AttemptKey, AttemptRelation, MAX_RANKS};
 pub use caju_autocache::{HintDef, Policy, SplitModes};
@@ -54,7 +55,6 @@ pub use readers::TargetWorkers;
 pub use resume::{FallbackState, FallbackStates, Resume};
 pub use round_order::{KnownOrder, RoundStep, span};
 pub use saves::{Save, SaveStage, SaveTarget, SaveTotals};
-pub use settling::{LostReader, Missing};
 pub use sharing::{SharedCounts, Sharing};
 pub use tails::{Deal, DealtPiece, Tail, TailElement};
 pub use task::{Task, TaskState};

@@ -6,8 +6,8 @@ use caju_proto::v1;
 use caju_types::IterationId;
 use serde_json::json;
 
-use super::beginnings;
 use super::fake::{World, open_request, run, split_rows};
+use super::restored_beginning;
 
 const S: Duration = Duration::from_secs(1);
 
@@ -91,12 +91,12 @@ fn consumers_that_were_killed_before_they_saved_a_state_begin_the_epoch_again() 
         let (_, _, id) = one_has_taken_two(&w).await;
         // Both are killed. The program is started again from the beginning of the epoch.
         let restored = |index| v1::OpenIterationRequest { restored_beginning: true, ..consumer(index) };
-        let first = beginnings::open(&w, restored(0), &[]).await.unwrap();
+        let first = restored_beginning::open(&w, restored(0), &[]).await.unwrap();
         assert_ne!(first.iteration_id, id);
         let again = w.core.snapshot().iterations[&IterationId(first.iteration_id)].clone();
         assert!(again.resume.is_none(), "it begins behind nothing: {:?}", again.resume);
         let alive = [(first.client_id, first.iteration_id)];
-        let second = beginnings::open(&w, restored(1), &alive).await.unwrap();
+        let second = restored_beginning::open(&w, restored(1), &alive).await.unwrap();
         assert_eq!(second.iteration_id, first.iteration_id);
     });
 }

@@ -1,6 +1,5 @@
 //! Tests of the control plane as a whole, on a catalog without files.
 
-mod beginnings;
 mod behind;
 mod delivered;
 mod exactly_once;
@@ -21,6 +20,7 @@ mod protocol;
 mod reattach;
 mod recovery;
 mod replanning;
+mod restored_beginning;
 mod resume;
 mod scaling;
 mod secrets;

@@ -7,8 +7,8 @@ use caju_proto::v1;
 use caju_types::{ErrorKind, Listed, TakenRows};
 use serde_json::{Value, json};
 
-use super::beginnings::open as open_in_time;
 use super::fake::{World, indices, open_request, run};
+use super::restored_beginning::open as open_in_time;
 use crate::state::next_digest;
 
 /// What an epoch of eight splits has left: all but three splits, and ten rows of one.

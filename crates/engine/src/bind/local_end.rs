@@ -19,8 +19,8 @@ pub(super) fn of(
         return Ok(None);
     }
     // A `prefetch` changes no rows.
-    let mixes = |op: &StageOp| !op.is_split_local() && !matches!(op, StageOp::Prefetch(_));
-    let stages = def.stages.iter().position(|s| mixes(&s.op)).unwrap_or(def.stages.len());
+    let is_cross_split = |op: &StageOp| !op.is_split_local() && !matches!(op, StageOp::Prefetch(_));
+    let stages = def.stages.iter().position(|s| is_cross_split(&s.op)).unwrap_or(def.stages.len());
     let (canonical, fingerprint, random) = caju_pipeline::prefix_at(def, stages, registry)?;
     Ok(Some(LocalEnd { canonical, fingerprint, random, found_columns, stages }))
 }

@@ -39,7 +39,7 @@ pub(super) fn shape(def: &DatasetDef, stage: usize, plan: &SplitPlan) -> Option<
 /// Why rows cannot be stored at the hint of a stage behind a cross-split stage; none if they can.
 pub(super) fn refusal(def: &DatasetDef, stage: usize, plan: &SplitPlan) -> Option<String> {
     let (above, below) = def.stages.split_at(stage);
-    let mixes = above.iter().find(|s| !s.op.is_split_local())?.op.name().to_string();
+    let cross_split = above.iter().find(|s| !s.op.is_split_local())?.op.name().to_string();
     if above.iter().any(|s| matches!(s.op, StageOp::Shard { .. })) {
         return Some(
             "it stands below a `shard`, where only some of the rows arrive; move it above that".into(),
@@ -53,14 +53,14 @@ pub(super) fn refusal(def: &DatasetDef, stage: usize, plan: &SplitPlan) -> Optio
     }
     if below.iter().any(|s| matches!(s.op, StageOp::Repeat(_))) {
         return Some(format!(
-            "it stands between `{mixes}` and `repeat`; move it above the one or below the other"
+            "it stands between `{cross_split}` and `repeat`; move it above the one or below the other"
         ));
     }
     let shuffled = above.iter().any(|s| matches!(s.op, StageOp::Shuffle { .. }));
     if plan.single_task() && plan.permutes() && !shuffled {
         return Some(format!(
-            "it stands between `{mixes}` and a `shuffle` that has the splits in another order each epoch, where the order \
-             of rows counts (`deterministic`, or `take` and `skip`); move it below `shuffle`, or above `{mixes}`"
+            "it stands between `{cross_split}` and a `shuffle` that has the splits in another order each epoch, where the order \
+             of rows counts (`deterministic`, or `take` and `skip`); move it below `shuffle`, or above `{cross_split}`"
         ));
     }
     None

@@ -1,7 +1,10 @@
-//! The order of the locks of a task's cache. A thread takes them from the top down; see [`caju_runtime::OrderedMutex`].
+//! The order in which a task takes the locks of its cache.
 //!
-//! None of them is held across an await. What a task writes of a set ([`super::set::TaskSet`]) has a lock of tokio's that is: it
-//! comes before all of these.
+//! 1. The state of its set ([`super::set::TaskSet`]): a lock of tokio's, which has no rank. It is the only one that is held
+//!    across an await.
+//! 2. The locks below, from the top down. [`caju_runtime::OrderedMutex`] checks their order in builds with debug assertions.
+//!
+//! Those behind [`IN_FLIGHT`] are leaves: each is released before another one is taken.
 
 use caju_runtime::LockRank;
 

@@ -4,9 +4,7 @@
 //! exist. A split with a part is read (`get`). A split without one is computed, and stored (`put`) if the plan says so and
 //! no other writer stores it. No failure of the cache ends the task: the split is computed then.
 //!
-//! # Locks
-//! A task takes them in this order: the state of its set (`TaskSet`), the in-flight splits (`InFlight`). Everything else
-//! is a leaf: the lock is released before another one is taken.
+//! The module `locks` states the order in which locks are taken.
 
 mod backfill;
 mod backfill_buffer;

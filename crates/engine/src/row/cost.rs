@@ -1,4 +1,4 @@
-//! The artificial stages `sleep` and `burn`, which experiments use to slow a pipeline down.
+//! The delay of one batch in the artificial stages `sleep` and `burn`, which experiments use to slow a pipeline down.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ const MAX_LATE: Duration = Duration::from_millis(20);
 
 /// Waits or burns for one batch of `rows` rows (`elements` elements below `batch`), one at a time per worker. `late` is how much
 /// longer than due the last wait was: the next one is that much shorter.
-pub(crate) async fn pay(
+pub(crate) async fn artificial_delay(
     ctx: &TaskContext,
     late: &Mutex<Duration>,
     cost: Cost,

@@ -24,7 +24,7 @@ use caju_sources::parse_example;
 use caju_types::{Error, ErrorKind, Result};
 use caju_wire::{Run, push_run};
 
-pub(crate) use cost::pay;
+pub(crate) use cost::artificial_delay;
 pub(crate) use inflate::{inflate, inflated_field};
 pub(crate) use nested::{unnest, unnested_schema};
 pub(crate) use python::PythonStage;

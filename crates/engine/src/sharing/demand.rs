@@ -24,7 +24,7 @@ pub struct Demand {
     clock: Arc<dyn Clock>,
     output: Mutex<Output>,
     /// The connections whose reader has used less than half of its prefetch.
-    hungry: AtomicUsize,
+    starved: AtomicUsize,
 }
 
 /// How much of the time an output is full.
@@ -53,7 +53,7 @@ impl Demand {
     /// The demand of a task whose output is empty, and that has no reader.
     pub fn new(clock: Arc<dyn Clock>) -> Arc<Self> {
         let output = Mutex::new(Output { at: clock.now(), ..Output::default() });
-        Arc::new(Self { clock, output, hungry: AtomicUsize::new(0) })
+        Arc::new(Self { clock, output, starved: AtomicUsize::new(0) })
     }
 
     /// The output of the task is full until the guard is dropped.
@@ -63,10 +63,10 @@ impl Demand {
     }
 
     /// One more connection of the task (`true`) or one less has a reader that could hold at least as much as it does.
-    pub fn connection_is_hungry(&self, is_hungry: bool) {
-        match is_hungry {
-            true => self.hungry.fetch_add(1, Ordering::Relaxed),
-            false => self.hungry.fetch_sub(1, Ordering::Relaxed),
+    pub fn connection_is_starved(&self, is_starved: bool) {
+        match is_starved {
+            true => self.starved.fetch_add(1, Ordering::Relaxed),
+            false => self.starved.fetch_sub(1, Ordering::Relaxed),
         };
     }
 
@@ -77,8 +77,8 @@ impl Demand {
 
     /// Whether some reader of the task could take more than it gets. Not while the output is full: then the connection is what
     /// holds rows back, or another consumer.
-    pub fn is_hungry(&self) -> bool {
-        self.hungry.load(Ordering::Relaxed) > 0 && !self.is_full()
+    pub fn is_starved(&self) -> bool {
+        self.starved.load(Ordering::Relaxed) > 0 && !self.is_full()
     }
 }
 

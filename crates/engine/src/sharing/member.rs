@@ -222,7 +222,7 @@ impl SharedRows {
                 other => return other,
             }
             let now = window.clock.now();
-            if self.member.demand.is_hungry() && self.split.is_held_back() {
+            if self.member.demand.is_starved() && self.split.is_held_back() {
                 self.starved += now.saturating_sub(before);
             }
             before = now;

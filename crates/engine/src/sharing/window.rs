@@ -159,8 +159,8 @@ impl SharingWindow {
     pub(super) fn unread_splits(&self, member: u64, most: usize) -> Vec<u64> {
         let state = self.state.lock();
         let Some(of) = state.members.get(&member) else { return Vec::new() };
-        let is_hungry = of.demand.is_hungry();
-        let unread = state.splits.values().filter(|s| of.needs(s) && !(is_hungry && s.is_held_back()));
+        let is_starved = of.demand.is_starved();
+        let unread = state.splits.values().filter(|s| of.needs(s) && !(is_starved && s.is_held_back()));
         let mut names = Vec::new();
         for split in unread {
             // The window has a split once per point.

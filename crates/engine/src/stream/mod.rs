@@ -6,8 +6,7 @@
 mod batch;
 mod bucket;
 mod draws;
-mod mix;
-
+mod sample;
 mod shard;
 mod shuffle;
 mod take;
@@ -16,8 +15,7 @@ mod waiting;
 pub(crate) use batch::{Batch, BatchEnd, Unbatch};
 pub(crate) use bucket::Bucket;
 pub(crate) use draws::Draws;
-pub(crate) use mix::Mix;
-
+pub(crate) use sample::Sample;
 pub(crate) use shard::{Shard, only};
 pub(crate) use shuffle::{Shuffle, max_buffer_memory};
 pub(crate) use take::{Skip, Take};

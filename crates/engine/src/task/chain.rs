@@ -5,10 +5,10 @@ use std::sync::Arc;
 use caju_wire::Chunk;
 use futures::stream::{self, StreamExt};
 
+use super::artificial_delay::simulate_cost;
 use super::concurrent::Order;
 use super::empty_repetition::{refuse_endless_emptiness, watched_step};
 use super::hint::{Numbering, at_hint, at_set, at_sharing_point, without_marks};
-use super::pay::simulate_cost;
 use super::prefetch::prefetched;
 use super::rows::rows;
 use super::shard::sharded;
@@ -20,7 +20,7 @@ use crate::context::TaskContext;
 use crate::row::{RowOp, RowStage};
 use crate::row_checks::diverged;
 use crate::sharing::{END, Flights};
-use crate::stream::Mix;
+use crate::stream::Sample;
 
 /// The random position of a sampling source, apart from those of stages.
 const SAMPLE_POSITION: u32 = u32::MAX;
@@ -49,9 +49,10 @@ pub(super) fn build(
     let mut items = if last_count.is_none() && !mixes_in_order { drop_done(items, ctx) } else { items };
     if let BranchKind::Sample { weights, seed } = &pipeline.root.kind {
         let of = Arc::clone(ctx);
-        let mix = Mix::new(weights.clone(), ctx.stream_seed(SAMPLE_POSITION, *seed), move |s| of.child_of(s));
+        let sample =
+            Sample::new(weights.clone(), ctx.stream_seed(SAMPLE_POSITION, *seed), move |s| of.child_of(s));
         let repeats = streaming.iter().any(|s| matches!(s, Step::Repeat));
-        items = run_stream_stage(Box::new(mix), "source sample".into(), items, repeats, &ctx.stats);
+        items = run_stream_stage(Box::new(sample), "source sample".into(), items, repeats, &ctx.stats);
         if last_count.is_none() && mixes_in_order {
             items = drop_done(items, ctx);
         }

@@ -1,6 +1,7 @@
 //! Running a task: several readers read splits, row stages run on the CPU pool, cross-split stages run in the order of the
 //! stream, and every queue between them is bounded.
 
+mod artificial_delay;
 mod batch_size;
 mod chain;
 mod concurrent;
@@ -8,7 +9,6 @@ mod distribute;
 mod empty_repetition;
 mod hint;
 mod open_splits;
-mod pay;
 mod prefetch;
 mod read;
 mod read_limiter;

@@ -208,7 +208,7 @@ pub async fn case(seed: u64) -> Case {
     finished(source, memory, &steps, deterministic)
 }
 
-/// A pipeline with a hint, `s`, behind stages that mix splits; no row is drawn above it unless `draws`.
+/// A pipeline with a hint, `s`, behind cross-split stages; no row is drawn above it unless `draws`.
 pub async fn mixed_case(seed: u64) -> Case {
     let mut draw = Draw(mix64(seed, 78));
     let (source, memory) = source_of(&mut draw).await;

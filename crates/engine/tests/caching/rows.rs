@@ -63,7 +63,7 @@ pub struct Hint {
     pub prefix: caju_types::Fingerprint,
     /// Something above it draws.
     pub random: bool,
-    /// Behind stages that mix splits: what its sets are named after.
+    /// Behind cross-split stages: what its sets are named after.
     pub base: Option<SetBase>,
     /// Why it can have none.
     pub no_set: Option<String>,

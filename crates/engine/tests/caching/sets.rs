@@ -1,4 +1,4 @@
-//! Hints behind stages that mix splits: what is stored there is read as a whole, by any number of workers, or not
+//! Hints behind cross-split stages: what is stored there is read as a whole, by any number of workers, or not
 //! at all, and shows no more than other parts do.
 //!
 //! `CAJU_SETS_SEED=N` runs the one case of that seed.
@@ -25,7 +25,7 @@ use crate::rows::{Hint, Pair, Row, cache, place, rows_of};
 /// Cases of one test.
 const CASES: u64 = 75;
 
-/// A pipeline with one hint behind stages that mix splits, as the dispatcher sees it.
+/// A pipeline with one hint behind cross-split stages, as the dispatcher sees it.
 struct World {
     pair: Pair,
     hint: Hint,

@@ -426,6 +426,8 @@ impl<T> Default for Cache<T> {
 }
 
 impl<T> Cache<T> {
+    /// Tables of one kind that are kept between scans; of more than these the newest half of `KEEP` stay. A scan names at most
+    /// four, so the tables of two different files fit. The number is small because a look-up compares the tables one by one.
     const KEEP: usize = 8;
 
     /// The index of a table, built if it is not here.

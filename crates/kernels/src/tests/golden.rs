@@ -89,7 +89,7 @@ fn outputs_are_tied_to_versions() {
     for (was, is) in file.lines().zip(now().lines()) {
         assert_eq!(
             was, is,
-            "the output of a function changed: give it a new version and write the file anew with \
+            "the output of a function changed: give it a new version and write the file again with \
              `cargo test -p caju-kernels write_golden -- --ignored`"
         );
     }

@@ -21,7 +21,10 @@ const MAX_PREFETCH: u64 = 1 << 20;
 const MAX_BYTES: u64 = 1 << 50;
 /// The largest count: every JSON parser reads integers up to it exactly.
 const MAX_COUNT: u64 = 1 << 53;
+/// The longest `sleep` or `burn` of one row or batch, and the longest `timeout` of a Python function: a day. It only catches
+/// nonsense.
 const MAX_COST: Duration = Duration::from_secs(86_400);
+/// The largest factor of `inflate`: with it a row of 1 KiB takes about 1 GiB. It only catches nonsense.
 const MAX_FACTOR: f64 = 1e6;
 
 pub(super) fn check(op: &StageOp, path: &str) -> Result<()> {

@@ -44,7 +44,7 @@ def cores_for(local_workers: Any) -> int:
 
 
 def spare_cores() -> int:
-    """The cores of this host that a training process may use beside its own one.
+    """The cores of this host that a training process may use in addition to its own one.
 
     Those that are busy, by the load of the last minute, and at least one for each training process of the host are taken. What
     is left is divided among these processes.

@@ -387,7 +387,7 @@ async fn consumers_go_on_from_the_states_of_one_round() {
         }
         append(&mut all, take_all(&mut readers, usize::MAX).await.unwrap());
         let rows = in_rounds(&all);
-        // Rows that the first workers had begun are batched anew: some short batches more.
+        // Rows that the first workers had begun are batched again, which gives some more short batches.
         assert!(rows > 6_000 - 3 * 3 * 10, "{rows} rows");
     }
 }

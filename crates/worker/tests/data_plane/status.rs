@@ -69,13 +69,13 @@ async fn srv_05_the_status_says_how_many_workers_are_wanted() {
     let cluster = Cluster::start(1).await;
     let client = cluster.client().await;
     let slow = range(100_000, &[json!({"sleep": {"per_row": "2ms"}})]);
-    let mut hungry = client.read(request(&slow, "hungry")).await.unwrap();
+    let mut starved = client.read(request(&slow, "starved")).await.unwrap();
     for _ in 0..50 {
-        hungry.next().await.unwrap().unwrap();
+        starved.next().await.unwrap().unwrap();
     }
     let wanted = status_until(&client, |s| s.jobs.first().map(|j| j.workers_wanted).filter(|n| *n > 1)).await;
     assert!(wanted <= 4, "{wanted}: at most four times the one worker");
-    hungry.close().await;
+    starved.close().await;
     let mut idle = client.read(request(&range(5_000_000, &[]), "idle")).await.unwrap();
     for _ in 0..50 {
         idle.next().await.unwrap().unwrap();

@@ -31,7 +31,7 @@ use self::slow_store::Throttle;
 use self::summary::Summary;
 use self::trial::Trial;
 use super::announce::Announce;
-use super::epochs::Consumer;
+use super::epochs::{Consumer, OnSignal};
 use super::run::{Job, embedded};
 use super::{check, pipeline_file, shared};
 use crate::cli::{BenchArgs, BenchCommand, EpochArgs, Global, Mode, OneTrial, PoliciesArgs, ReorderArgs};
@@ -237,6 +237,7 @@ impl<'a> Bench<'a> {
             announce: Announce::AtEnds,
             consumer: Consumer { copies: true, step: self.args.step.unwrap_or_default() },
             cpu_before: Duration::ZERO,
+            on_signal: OnSignal::Default,
         };
         let stores = Arc::new(Stores::new(shared::store_options(), None)?);
         self.scratch.register(&stores)?;

@@ -58,7 +58,7 @@ pub(crate) async fn run(global: &Global, args: &ExplainArgs) -> Result<()> {
     };
     let splits = list(global, &bound).await?;
     let mut hints = hints(global, &def, &registry, &cache, &splits).await?;
-    for hint in hints.iter_mut().filter(|h| h.behind.is_some()) {
+    for hint in hints.iter_mut().filter(|h| h.cross_split_stage.is_some()) {
         sets::find(&bound, &registry, &cache, splits.len() as u64, hint).await?;
     }
     let explanation = Explanation {
@@ -162,7 +162,7 @@ async fn hints(
     let mut out = Vec::new();
     for prefix in prefixes {
         let mut state = stored(def, prefix, cache, splits).await?;
-        if state.behind.is_none() && state.parts == 0 {
+        if state.cross_split_stage.is_none() && state.parts == 0 {
             if others.is_none() {
                 let reading = Others::read(cache, registry, &own);
                 let progress = Progress::new("comparing snapshots", global.quiet);
@@ -182,9 +182,9 @@ async fn stored(
     cache: &Arc<Cache>,
     splits: &[Listed],
 ) -> Result<HintState> {
-    let behind = def.stages.iter().take(prefix.stage_index).find(|s| !s.op.is_split_local());
+    let cross_split_stage = def.stages.iter().take(prefix.stage_index).find(|s| !s.op.is_split_local());
     let mut state = HintState {
-        behind: behind.map(|s| s.op.name().to_string()),
+        cross_split_stage: cross_split_stage.map(|s| s.op.name().to_string()),
         no_set: None,
         set: None,
         prefix,
@@ -195,7 +195,7 @@ async fn stored(
         missing: BTreeMap::new(),
         nearest: None,
     };
-    if state.behind.is_some() {
+    if state.cross_split_stage.is_some() {
         return Ok(state);
     }
     let index = cache.snapshot(&state.prefix.fingerprint).index().await?;

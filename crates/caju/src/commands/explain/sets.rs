@@ -1,4 +1,4 @@
-//! Hints behind stages that mix splits: whether there is a complete set for the splits of the source.
+//! Hints behind cross-split stages: whether there is a complete set for the splits of the source.
 
 use std::sync::Arc;
 

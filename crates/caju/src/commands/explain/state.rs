@@ -37,8 +37,8 @@ pub(super) struct Listed {
 /// What is stored at a hint.
 pub(super) struct HintState {
     pub(super) prefix: PrefixFingerprint,
-    /// The cross-split stage above it, if any. Its parts are then stored and read as one set.
-    pub(super) behind: Option<String>,
+    /// The first cross-split stage above it, if any. Its parts are then stored and read as one set.
+    pub(super) cross_split_stage: Option<String>,
     /// Why nothing can be stored there.
     pub(super) no_set: Option<String>,
     /// The identity of the set of these splits.
@@ -55,10 +55,10 @@ pub(super) struct HintState {
 }
 
 impl HintState {
-    /// `hit`, `partial`, `miss`, or `behind` where nothing can be stored.
+    /// `hit`, `partial`, `miss`, or `not_storable` where nothing can be stored.
     pub(super) fn name(&self, splits: usize) -> &'static str {
         match (&self.no_set, self.stored) {
-            (Some(_), _) => "behind",
+            (Some(_), _) => "not_storable",
             (None, 0) => "miss",
             (None, n) if n == splits as u64 => "hit",
             _ => "partial",

@@ -60,13 +60,13 @@ fn describe_hint(e: &Explanation, h: &HintState, out: &mut String) {
     };
     let stored = || format!("{} in {}", count(h.rows, "row"), format_bytes(h.bytes));
     match h.name(all) {
-        "behind" => {
+        "not_storable" => {
             let why = h.no_set.as_deref().unwrap_or_default();
             line(format!("{head}: nothing can be stored here: {why}"));
             return;
         }
-        state if h.behind.is_some() => {
-            let stage = h.behind.as_deref().unwrap_or_default();
+        state if h.cross_split_stage.is_some() => {
+            let stage = h.cross_split_stage.as_deref().unwrap_or_default();
             let set = h.set.map_or_else(String::new, |s| format!(", set {}", short(s)));
             let what = if state == "hit" {
                 format!("hit, {}, {}", count(h.parts, "part"), stored())
@@ -171,8 +171,9 @@ fn hint_json(h: &HintState, all: usize) -> Value {
         json!({"fingerprint": n.info.fingerprint, "name": n.info.name, "rows": n.info.rows,
                "differences": differences})
     });
+    // `behind` is the former name of `cross_split_stage`, written for one more version.
     json!({"hint": h.prefix.hint, "step": h.prefix.stage_index, "fingerprint": h.prefix.fingerprint,
-           "random": h.prefix.random, "behind": h.behind, "set": h.set, "no_set": h.no_set, "state": h.name(all), "stored": h.stored,
-           "splits": all, "parts": h.parts, "rows": h.rows, "bytes": h.bytes, "missing": h.missing,
-           "nearest": near})
+           "random": h.prefix.random, "cross_split_stage": h.cross_split_stage, "behind": h.cross_split_stage, "set": h.set,
+           "no_set": h.no_set, "state": h.name(all), "stored": h.stored, "splits": all, "parts": h.parts,
+           "rows": h.rows, "bytes": h.bytes, "missing": h.missing, "nearest": near})
 }

@@ -11,7 +11,7 @@ use caju_samples::{Format, Kind, SampleSet, is_complete};
 use caju_types::{Error, Result, format_count};
 
 use super::announce::Announce;
-use super::epochs::{Consumer, Outcome};
+use super::epochs::{Consumer, OnSignal, Outcome};
 use super::r#gen::{folder, generate, signalled};
 use super::run::{Job, embedded};
 use super::serve::Signals;
@@ -99,6 +99,7 @@ pub(crate) async fn run(global: &Global, args: &QuickstartArgs) -> Result<u8> {
         announce: if global.quiet { Announce::AtEnds } else { Announce::Print },
         consumer: Consumer::default(),
         cpu_before: cpu_time(),
+        on_signal: OnSignal::Default,
     };
     let cluster = ClusterConfig { registry: shared::registry(), ..ClusterConfig::new(stores, pool) };
     // `gen` took over the signals, so they do not end the process by themselves any more.

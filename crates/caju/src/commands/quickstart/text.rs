@@ -29,8 +29,8 @@ pub(super) fn introduction(epochs: u64) -> String {
 /// there are any.
 pub(super) fn conclusion(report: &RunReport, cache: &str, snapshot: Option<&str>) -> String {
     let mut out = String::new();
-    let gained = gain(&report.epochs);
-    let sentences: Vec<String> = gained.into_iter().chain(measured_and_estimated(report)).collect();
+    let gained = gain(&report.epochs).into_iter().chain(stored_late(&report.epochs));
+    let sentences: Vec<String> = gained.chain(measured_and_estimated(report)).collect();
     if !sentences.is_empty() {
         let _ = write!(out, "\n{}\n", wrapped(&sentences.join(" "), 0));
     }
@@ -97,6 +97,17 @@ fn gain(epochs: &[EpochReport]) -> Option<String> {
         seconds(last.wall_s),
         seconds(first.wall_s),
         first.epoch,
+    ))
+}
+
+/// Why an epoch after the decision computed rows. None if none did.
+fn stored_late(epochs: &[EpochReport]) -> Option<String> {
+    let (first, later) = epochs.split_first()?;
+    let late = later.iter().find(|e| e.splits.put > 0 && e.splits.get > 0)?;
+    let splits = if late.splits.put == 1 { "split" } else { "splits" };
+    Some(format!(
+        "Epoch {} stored the {} {splits} that epoch {} had computed before the decision, and read the others.",
+        late.epoch, late.splits.put, first.epoch
     ))
 }
 
@@ -203,6 +214,19 @@ mod tests {
         let late = [epoch(0, 3.0, compute), epoch(1, 3.0, put), epoch(2, 0.1, get)];
         assert!(gain(&late).unwrap().ends_with("epoch 0, which measured and computed them."));
         assert!(gain(&late[1..]).unwrap().ends_with("epoch 1, which measured, computed and stored them."));
+    }
+
+    #[test]
+    fn an_epoch_that_stores_the_remainder_is_explained() {
+        let splits = |compute, put, get| SplitsReport { compute, put, get, ..SplitsReport::default() };
+        let epochs = [splits(4, 8, 0), splits(0, 4, 8), splits(0, 0, 12)];
+        let epochs: Vec<_> = (0..).zip(epochs).map(|(n, splits)| epoch(n, 1.0, splits)).collect();
+        let why =
+            "Epoch 1 stored the 4 splits that epoch 0 had computed before the decision, and read the others.";
+        assert_eq!(stored_late(&epochs).as_deref(), Some(why));
+        assert_eq!(stored_late(&epochs[..1]), None);
+        let text = conclusion(&report(epochs), "/c", Some("/c/v1/f/parts"));
+        assert!(text.split_whitespace().collect::<Vec<_>>().join(" ").contains(why), "{text}");
     }
 
     #[test]

@@ -59,7 +59,7 @@ impl Facts<'_> {
     fn sharing(&self, iteration: &Iteration) -> Option<SharingFacts> {
         let group = self.reports.lock().sharing.group(self.state, iteration.id)?;
         let hints = &self.state.datasets.get(&iteration.dataset)?.hints;
-        // Points are at the hints above the first stage that mixes splits, and in front of that stage.
+        // Points are at the hints above the first cross-split stage, and in front of that stage.
         let hint = hints.iter().filter(|h| !h.is_set()).nth(group.last_point).map(|h| h.name.clone());
         Some(SharingFacts { jobs: group.jobs, hint })
     }

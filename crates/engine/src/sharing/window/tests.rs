@@ -255,20 +255,20 @@ async fn a_reader_takes_over_when_the_writer_stops() {
 /// first one computes, and computes those itself when it has waited for as long as it waits for rows at all. A reader that has
 /// enough goes on with the rows of the other task, so that each split is computed once.
 #[tokio::test]
-async fn a_job_whose_reader_is_hungry_is_not_as_slow_as_the_job_that_computes() {
+async fn a_job_whose_reader_is_starved_is_not_as_slow_as_the_job_that_computes() {
     let window = window(1 << 20, SharingLag::Drop, Duration::from_millis(200));
     let (slow, quick) = (join(&window, &[(1, END)]), join(&window, &[(1, END)]));
     let mut begun = begin(&slow, 0).await;
     begun.write[0].pass(0, &[rows()]);
     let full = slow.demand().output_is_full();
-    quick.demand().connection_is_hungry(true);
+    quick.demand().connection_is_starved(true);
     // It is so for a moment at first.
     while !quick.unread_splits().is_empty() {
         tokio::task::yield_now().await;
     }
-    quick.demand().connection_is_hungry(false);
+    quick.demand().connection_is_starved(false);
     assert_eq!(quick.unread_splits(), [0], "it can wait");
-    quick.demand().connection_is_hungry(true);
+    quick.demand().connection_is_starved(true);
     drop(full);
     while quick.unread_splits().is_empty() {
         tokio::task::yield_now().await;
@@ -305,7 +305,7 @@ async fn a_job_is_not_as_slow_as_the_stages_of_another_one_below_the_point() {
     let begun = begin(&slow, 0).await;
     let held_back = slow.held_back(0).unwrap();
     held_back.set(true);
-    quick.demand().connection_is_hungry(true);
+    quick.demand().connection_is_starved(true);
     // It takes a moment until they have been slow for most of the time.
     assert_eq!(quick.unread_splits(), [0]);
     while !quick.unread_splits().is_empty() {

@@ -16,7 +16,7 @@ const CHUNK_ROWS: usize = 4096;
 ///
 /// While every dataset has rows waiting the draws follow the weights exactly. A dataset whose rows are late
 /// is waited for until the others hold [`MAX_BYTES`]; one that is used up simply drops out.
-pub(crate) struct Mix {
+pub(crate) struct Sample {
     weights: Vec<f64>,
     draws: Draws,
     waiting: Vec<Waiting>,
@@ -32,7 +32,7 @@ struct Waiting {
     bytes: usize,
 }
 
-impl Mix {
+impl Sample {
     pub(crate) fn new(
         weights: Vec<f64>,
         seed: u64,
@@ -116,7 +116,7 @@ fn join(picked: Vec<Chunk>, out: &mut Vec<Chunk>) -> Result<()> {
     Ok(())
 }
 
-impl StreamStage for Mix {
+impl StreamStage for Sample {
     fn push(&mut self, chunk: Chunk, out: &mut Vec<Chunk>) -> Result<Flow> {
         let child = chunk
             .runs
@@ -160,14 +160,14 @@ mod tests {
 
     #[test]
     fn draws_follow_the_weights_and_lose_nothing() {
-        let mut mix = Mix::new(vec![0.6, 0.3, 0.1], 5, |s| usize::try_from(s).unwrap());
+        let mut sample = Sample::new(vec![0.6, 0.3, 0.1], 5, |s| usize::try_from(s).unwrap());
         let mut out = Vec::new();
         for i in 0..10 {
             for s in 0..3 {
-                mix.push(chunk(s, i * 100..(i + 1) * 100), &mut out).unwrap();
+                sample.push(chunk(s, i * 100..(i + 1) * 100), &mut out).unwrap();
             }
         }
-        mix.flush(&mut out).unwrap();
+        sample.flush(&mut out).unwrap();
         let ids: Vec<i64> = out
             .iter()
             .flat_map(|c| c.concat().unwrap().column(0).as_primitive::<Int64Type>().values().to_vec())

@@ -1,4 +1,4 @@
-//! The artificial stages `sleep` and `burn`.
+//! Runs the artificial stages `sleep` and `burn` over the stream of a task.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use super::concurrent::rows_within;
 use super::{Item, Items};
 use crate::context::TaskContext;
-use crate::row::pay;
+use crate::row::artificial_delay;
 
 /// Computes the items on a task of their own: one item is ready while the next one is computed. Without that a stage
 /// that waits without using a CPU would stall all stages above it.
@@ -36,10 +36,10 @@ fn readahead(mut items: Items) -> Items {
     .boxed()
 }
 
-/// The artificial stages `sleep` and `burn`: every chunk pays for its rows. Rows that take long leave in slices.
+/// Delays every chunk by the cost of its rows. Rows that take long leave in slices.
 ///
-/// Paying is a task of its own. It waits for its turn, which all such stages of a worker share, and a stage below that does not
-/// poll it while it has the turn would stop the others for ever.
+/// The delays run on a task of their own. All such stages of a worker take turns. A stage below that did not poll the stream
+/// while this one has the turn would stop the others for ever.
 pub(super) fn simulate_cost(
     items: Items,
     ctx: &Arc<TaskContext>,
@@ -49,7 +49,7 @@ pub(super) fn simulate_cost(
 ) -> Items {
     let ctx = Arc::clone(ctx);
     let (slowdown, late) = (ctx.slowdown, Arc::new(Mutex::default()));
-    let paid = readahead(items)
+    let delayed = readahead(items)
         .flat_map(move |item| stream::iter(slices(item, cost, slowdown)))
         .then(move |item| {
             let (ctx, late) = (Arc::clone(&ctx), Arc::clone(&late));
@@ -60,17 +60,17 @@ pub(super) fn simulate_cost(
                         Elements::Rows => 1,
                         Elements::Lengths(l) => l.len(),
                     };
-                    pay(&ctx, &late, cost, burn, chunk.rows(), units, stats).await?;
+                    artificial_delay(&ctx, &late, cost, burn, chunk.rows(), units, stats).await?;
                     ctx.stats.stage(stats).moved(chunk.rows(), chunk.rows(), chunk.bytes());
                 }
                 Ok(item)
             }
         })
         .boxed();
-    readahead(paid)
+    readahead(delayed)
 }
 
-/// The rows of a chunk, in slices if they take long together: those that are paid for leave before the others are.
+/// The rows of a chunk, in slices if they take long together: rows whose delay is over leave before the others are delayed.
 fn slices(item: Result<Item>, cost: Cost, slowdown: u32) -> Vec<Result<Item>> {
     let (Ok(Item::Chunk(chunk)), Cost::PerRow(per_row)) = (&item, cost) else { return vec![item] };
     let all = chunk.rows();

@@ -10,17 +10,17 @@ use crate::locks;
 const MAX_WRITTEN: usize = 4096;
 
 /// Hashes of what was written to manifests and plan records.
-pub(super) struct Written {
+pub(super) struct WrittenHashes {
     hashes: OrderedMutex<HashSet<u128>>,
 }
 
-impl Default for Written {
+impl Default for WrittenHashes {
     fn default() -> Self {
         Self { hashes: OrderedMutex::new(locks::WRITTEN, HashSet::new()) }
     }
 }
 
-impl Written {
+impl WrittenHashes {
     /// Whether something was not written before. It counts as written from now on.
     pub(super) fn is_new(&self, what: u128) -> bool {
         let mut hashes = self.hashes.lock();
