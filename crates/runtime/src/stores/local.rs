@@ -23,6 +23,8 @@ const MAX_DEPTH: usize = 64;
 struct Entry {
     /// The name. That of a folder ends with `/`, so that sorting names sorts whole keys.
     name: String,
+    /// It is a symbolic link.
+    is_link: bool,
 }
 
 #[derive(Debug)]
@@ -118,6 +120,13 @@ impl Traversal {
                     Err(e) if e.kind() == io::ErrorKind::NotFound => dangling(&url, name)?,
                     Err(e) => return Err(io_error(&url, &e)),
                 }
+            } else if entry.is_link && self.filter.may_enter(level, name) {
+                // In the place of a folder: it leads to a file, or nowhere.
+                let url = self.root.with_key(key);
+                match std::fs::metadata(url.local_path()) {
+                    Err(e) if e.kind() == io::ErrorKind::NotFound => dangling(&url, name)?,
+                    _ => {}
+                }
             }
         }
         let end = found.is_empty() && self.stack.is_empty();
@@ -136,7 +145,7 @@ fn dangling(url: &StoreUrl, name: &str) -> Result<()> {
         return Ok(());
     }
     Err(Error::not_found(format!(
-        "{url}: the symbolic link leads to a file that does not exist; restore the file, or remove the link"
+        "{url}: the symbolic link leads to a file that does not exist; restore it, or remove the link"
     )))
 }
 
@@ -156,7 +165,7 @@ fn read_folder(path: &Path) -> io::Result<Vec<Entry>> {
         if is_folder {
             name.push('/');
         }
-        out.push(Entry { name });
+        out.push(Entry { name, is_link: kind.is_symlink() });
     }
     Ok(out)
 }

@@ -402,6 +402,30 @@ async fn symbolic_links_that_lead_nowhere_are_errors_where_their_rows_would_be_r
     }
 }
 
+#[cfg(unix)]
+#[tokio::test]
+async fn a_symbolic_link_in_the_place_of_a_folder_that_leads_nowhere_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let link =
+        |to: &std::path::Path, name: &str| std::os::unix::fs::symlink(to, dir.path().join(name)).unwrap();
+    std::fs::create_dir(dir.path().join("2025")).unwrap();
+    std::fs::write(dir.path().join("2025/a.csv"), "x").unwrap();
+    link(&dir.path().join("2025"), "2026");
+    // Hidden links are of editors, and a link to a file is no folder.
+    link(std::path::Path::new("/nowhere/at/all"), ".2027");
+    link(&dir.path().join("2025/a.csv"), "readme");
+    let (folder, pattern) = (dir.path().to_str().unwrap(), dir.path().join("*/*.csv"));
+    let pattern = pattern.to_str().unwrap();
+    for path in [folder, pattern] {
+        assert_eq!(keys(&stores(), path, &["csv"]).await.unwrap().len(), 2);
+    }
+    link(std::path::Path::new("/nowhere/at/all"), "2027");
+    for path in [folder, pattern] {
+        let e = keys(&stores(), path, &["csv"]).await.unwrap_err();
+        assert!(e.message().contains("2027: the symbolic link leads to a file that does not exist"), "{e}");
+    }
+}
+
 #[tokio::test]
 async fn a_large_local_folder_is_read_once_and_looked_at_in_steps() {
     let dir = tempfile::tempdir().unwrap();
