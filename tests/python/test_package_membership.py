@@ -346,5 +346,5 @@ def test_an_endless_repeat_of_nothing_is_an_error_of_all_its_tasks(cluster, tmp_
         (tmp_path / f"{i}.jsonl").write_text(f'{{"id": {i}}}\n')
     servers = cluster(workers=2)
     nothing = cj.read_json(str(tmp_path / "*.jsonl")).filter("id > 100").repeat()
-    with pytest.raises(cj.Error, match=r"steps\[1\]\.repeat: the pipeline above it gives no row"):
+    with pytest.raises(cj.InvalidPipeline, match=r"steps\[1\]\.repeat: the pipeline above it gives no row"):
         next(iter(nothing.distribute(servers.dispatcher.address)))

@@ -29,10 +29,13 @@ def test_an_epoch_that_failed_fails_again():
         assert again.value.__cause__ is first.value and str(again.value) == str(first.value)
 
 
-def test_the_worker_that_failed_is_named():
-    with cj.LocalCluster(workers=2) as cluster:
-        with pytest.raises(cj.InvalidPipeline, match="five.*at the worker "):
-            list(cj.range(10).map(fails_at_five).distribute(cluster))
+def test_the_worker_that_failed_is_named_unless_it_is_in_this_process(cluster):
+    bad = cj.range(10).with_columns(x="10 / (id - 5)")
+    with pytest.raises(cj.CajuError, match=r"at the worker 127\.0\.0\.1:\d+"):
+        list(bad.distribute(cluster(workers=2).dispatcher.address))
+    with pytest.raises(cj.CajuError) as here:
+        list(bad)
+    assert "at the worker" not in str(here.value)
 
 
 # ---- mistakes over known columns -----------------------------------------------------------------------------------
