@@ -45,9 +45,15 @@ impl Taken {
     /// Workers say how many rows splits have.
     pub(crate) fn sized(&mut self, sized: Vec<(u64, u64)>) {
         for (split, rows) in sized {
-            if !self.complete.contains(split) {
+            if self.complete.contains(split) {
+                continue;
+            }
+            self.unconfirmed_sizes.insert(split, rows);
+            if rows == 0 {
+                // Nobody takes rows of it, so nobody is notified that it is complete.
+                self.of_complete.add_whole(split);
+            } else {
                 self.sizes.insert(split, rows);
-                self.unconfirmed_sizes.insert(split, rows);
             }
         }
     }
@@ -105,8 +111,6 @@ impl Taken {
                 _ => all.add_rows(*split, &rows.ranges()),
             }
         }
-        let empty = self.sizes.iter().filter(|(_, size)| **size == 0);
-        empty.for_each(|(split, _)| all.add_whole(*split));
         if let Some(before) = before {
             all.extend(before)?;
         }

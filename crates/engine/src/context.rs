@@ -71,8 +71,6 @@ pub(crate) struct TaskContext {
     /// Skipped rows, by lease and by the index of the stage's counters.
     skips: Mutex<HashMap<(u64, usize), u64>>,
     splits: RwLock<HashMap<u64, SplitInfo>>,
-    /// Some of these are splits of nested datasets.
-    has_nested: AtomicBool,
     /// Splits whose rows have all passed the split-local stages, with their numbers of rows.
     sized: Mutex<Vec<(u64, u64)>>,
     /// Some row has passed the split-local stages.
@@ -121,7 +119,6 @@ impl TaskContext {
             first_skips: Mutex::default(),
             skips: Mutex::default(),
             splits: RwLock::new(HashMap::new()),
-            has_nested: AtomicBool::new(false),
             sized: Mutex::default(),
             has_rows: AtomicBool::new(false),
             empty: Mutex::default(),
@@ -194,7 +191,6 @@ impl TaskContext {
 
     /// Registers a split of a nested dataset, which belongs to a lease.
     pub(crate) fn register_nested(&self, index: u64, split: &Split, home: u64) {
-        self.has_nested.store(true, Ordering::Relaxed);
         let frozen = self.splits.read().get(&home).and_then(|i| i.frozen);
         // All stages of a nested dataset are above every hint.
         let frozen = frozen.map(|f| Frozen { below: u32::MAX, ..f });
@@ -227,9 +223,9 @@ impl TaskContext {
         let mut known = self.splits.write();
         let whole = |split: &&u64| known.get(split).is_some_and(|info| info.done.is_empty());
         let forgotten: HashSet<u64> = splits.iter().filter(whole).copied().collect();
-        match self.has_nested.load(Ordering::Relaxed) {
-            true => known.retain(|_, info| !forgotten.contains(&info.home)),
-            false => forgotten.iter().for_each(|split| drop(known.remove(split))),
+        // Splits of nested datasets stay: leases of a `zip` share them.
+        for split in &forgotten {
+            known.remove(split);
         }
         drop(known);
         self.skips.lock().retain(|(home, _), _| !forgotten.contains(home));

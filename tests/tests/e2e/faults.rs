@@ -44,6 +44,38 @@ fn a_killed_worker_costs_no_row_and_doubles_none() {
     cluster.stop();
 }
 
+/// A task that follows a lost one counts the rows again that users have taken already.
+#[test]
+fn a_counted_epoch_has_its_rows_whatever_worker_dies() {
+    let even = json!({ "filter": "id % 2 = 0" });
+    let counted = json!([even, { "take": 15_000 }, { "batch": 7 }]);
+    let skipped = json!([even, { "skip": 3_000 }, { "take": 12_000 }, { "batch": 7 }]);
+    let batches = json!([{ "batch": { "size": 7, "drop_remainder": true } }]);
+    for (steps, deterministic) in [(counted, false), (skipped, false), (batches, true)] {
+        let pipeline = |cost: &str| {
+            let mut all = vec![json!({ "burn": { "per_row": cost } })];
+            all.extend(steps.as_array().unwrap().iter().cloned());
+            Pipeline::new(&json!({
+                "source": { "range": 40_000 },
+                "steps": all,
+                "options": { "deterministic": deterministic },
+            }))
+        };
+        let expected = pipeline("0us").report(&[]);
+        let mut cluster = Cluster::start(1);
+        let p = pipeline("50us");
+        let read = cluster.start_read(&p, &["--report", "r.json"]);
+        cluster.wait_for_status("rows", |s| (s["jobs"][0]["served"]["rows"].as_u64()? > 4_000).then_some(()));
+        cluster.workers.remove(0).process.signal("KILL");
+        cluster.add_worker(&[]);
+        read.wait().expect_code(0);
+        let report = Report::load(&p.folder().join("r.json"));
+        assert_eq!((report.rows(), report.batches()), (expected.rows(), expected.batches()), "{steps}");
+        assert_eq!(report.checksums(), expected.checksums(), "{steps}");
+        cluster.stop();
+    }
+}
+
 #[test]
 fn a_worker_that_comes_later_takes_over() {
     let rows = 40_000;

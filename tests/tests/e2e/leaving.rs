@@ -77,7 +77,7 @@ fn wait_for_the_end_of_an_epoch(events: &std::path::Path) {
     let start = Instant::now();
     while !is_there() {
         assert!(start.elapsed() < caju_tests::process::TEST_TIMEOUT, "no epoch has ended");
-        std::thread::sleep(Duration::from_millis(50));
+        std::thread::park_timeout(Duration::from_millis(50));
     }
 }
 

@@ -59,6 +59,9 @@ impl Reports {
     pub(super) fn add_empty(&mut self, txn: &mut Txn<'_>, request: &v1::NextSplitsRequest) -> Result<()> {
         let id = TaskId(request.task_id);
         let Some((iteration, task)) = txn.state.task(id) else { return Ok(()) };
+        if !iteration.completes_splits {
+            return Ok(());
+        }
         let iteration_id = iteration.id;
         let reported = request.empty_splits.iter().copied();
         let of_task: BTreeSet<u64> = reported.filter(|split| task.leases.contains_key(split)).collect();
@@ -69,6 +72,7 @@ impl Reports {
         let runs = |t: &&Task| t.state == TaskState::Active;
         let read = |t: &Task| self.completed_splits.empty_repetition(t.id);
         let is_empty = iteration.takers.is_empty()
+            && !iteration.tasks.values().any(Task::is_lost)
             && iteration.tasks.values().filter(runs).all(|t| read(t) >= EMPTY_REPETITIONS);
         let dataset = is_empty.then(|| txn.state.datasets.get(&iteration.dataset)).flatten();
         let definition = dataset.and_then(|d| DatasetDef::from_json_str(&d.definition_json).ok());

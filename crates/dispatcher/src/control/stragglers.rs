@@ -80,7 +80,9 @@ fn late_tasks(
         }
         let Some(speed) = speed(task) else { continue };
         let held = u32::try_from(task.leases.len()).unwrap_or(u32::MAX);
-        if usual.is_late(speed, factor, now) && (idle >= usual.per_split || usual.pays(speed, held, now)) {
+        if usual.is_late(speed, factor, now)
+            && (idle >= usual.per_split || usual.pays(speed, (held, task.completed_rows), now))
+        {
             let reason = format!(
                 "{} is at least {factor} times slower than the workers that are finished, which took {:.2} s for a split: they \
                  take over its {held} splits",
@@ -134,12 +136,14 @@ impl Usual {
     }
 
     /// Whether the finished workers would be through with the splits of a task in half of the time that it needs itself.
-    fn pays(&self, speed: &TaskSpeed, held: u32, now: Duration) -> bool {
+    /// `completed`: its rows of splits that it does not hold any more.
+    fn pays(&self, speed: &TaskSpeed, (held, completed): (u32, u64), now: Duration) -> bool {
         if self.rows_per_s.is_none() {
             return false;
         }
         // Splits differ in size: half of one is the least that is left.
-        let left = (self.rows_per_split * f64::from(held) - speed.rows as f64).max(self.rows_per_split / 2.0);
+        let of_held = speed.rows.saturating_sub(completed) as f64;
+        let left = (self.rows_per_split * f64::from(held) - of_held).max(self.rows_per_split / 2.0);
         let alone = left / speed.rows_per_s(now).max(1e-9);
         let each = held.div_ceil(self.workers.max(1));
         alone > 2.0 * (TAKE_OVER_COST + self.per_split * each).as_secs_f64()
@@ -167,9 +171,12 @@ mod tests {
     fn a_worker_at_a_tenth_of_the_speed_is_late_at_once() {
         let (usual, now) = usual(400);
         let slow = speed(3, 40, now);
-        assert!(usual.is_late(&slow, 3, now) && usual.pays(&slow, 3, now), "26 s alone, 2 s for the others");
+        assert!(
+            usual.is_late(&slow, 3, now) && usual.pays(&slow, (3, 0), now),
+            "26 s alone, 2 s for the others"
+        );
         assert!(!usual.is_late(&slow, 11, now));
-        assert!(!usual.pays(&speed(4, 390, now), 4, now), "its last rows are about to come");
+        assert!(!usual.pays(&speed(4, 390, now), (4, 0), now), "its last rows are about to come");
     }
 
     #[test]
@@ -189,7 +196,7 @@ mod tests {
         let (usual, now) = usual(0);
         let slow = speed(1, 0, Duration::ZERO);
         assert!(
-            usual.is_late(&slow, 3, now) && !usual.pays(&slow, 1, now),
+            usual.is_late(&slow, 3, now) && !usual.pays(&slow, (1, 0), now),
             "the others wait for a split's time"
         );
         assert!(!usual.is_late(&speed(2, 0, Duration::ZERO), 3, now));

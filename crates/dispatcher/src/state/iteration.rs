@@ -22,7 +22,8 @@
 //! user took every row of a task exempts that task from this, and from nothing else.
 //!
 //! A split is *complete*, and its lease ends, when the users of clients have taken as many rows of it as it has, while its task
-//! runs. A task may run for as long as its job, as under an endless `repeat`, and what is known of its splits must not grow.
+//! runs. A task may run for as long as its job, as under an endless `repeat`, and what is known of its splits must not grow. A
+//! task that counts rows keeps its leases: one that follows it has to count the same rows.
 //!
 //! A task is compared once its worker and every client have said all: `taken by users = emitted + delivered before`,
 //! split by split, as sets of rows. Rows that a present client only holds are not taken.
@@ -141,6 +142,10 @@ pub struct Iteration {
     /// Readers whose users took rows, those that left included.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub takers: BTreeSet<ClientId>,
+    /// Whether a split can be complete before its task ends. Not where a task that follows a lost one needs all splits again: it
+    /// counts rows, keeps their order, or skips bad ones.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub completes_splits: bool,
     /// Splits that were complete before their tasks ended.
     #[serde(default, skip_serializing_if = "RowRanges::is_empty")]
     pub completed: RowRanges,

@@ -286,6 +286,10 @@ impl State {
         let counts_by_file = self.datasets.get(&dataset).is_some_and(|d| d.counts_by_file);
         let recount = single_task || !whole_splits || shard_by == Some(ShardBy::File) && counts_by_file;
         let resume = resume.map(|r| Box::new(Resume { recount, ..r.clone() }));
+        // A task that follows a lost one counts all rows again, and skips all bad rows again: it needs every split.
+        let reads_again = |d: &Dataset| d.counts_by_file || d.deterministic || d.skip_limit.is_some();
+        let completes_splits =
+            !exclusive && whole_splits && self.datasets.get(&dataset).is_some_and(|d| !reads_again(d));
         let mut iteration = Iteration {
             id,
             job: job.clone(),
@@ -322,6 +326,7 @@ impl State {
             suspects: BTreeSet::new(),
             stragglers: BTreeSet::new(),
             takers: BTreeSet::new(),
+            completes_splits,
             completed: RowRanges::default(),
             resume,
             begun_by: attempt,

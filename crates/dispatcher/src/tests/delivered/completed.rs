@@ -148,3 +148,33 @@ fn a_worker_is_notified_of_complete_splits() {
         }
     });
 }
+
+#[test]
+fn a_task_that_counts_rows_keeps_its_splits() {
+    run(async {
+        let w = World::new();
+        let worker = w.worker("a:1").await;
+        // A task that follows a lost one has to count the same rows again.
+        let opened = w.open(&json!({"splits": 3, "single": true}), "j").await;
+        let (client, iteration, task) = (opened.client_id, opened.iteration_id, opened.tasks[0].task_id);
+        w.next(task, worker, 1, 9).await.unwrap();
+        let request = v1::ClientHeartbeatRequest {
+            client_id: client,
+            iteration_id: iteration,
+            acknowledged: vec![split_rows(&(0, 0, 5))],
+            sizes: vec![v1::SplitCount { split_index: 0, rows: 5 }],
+            secret: w.client_secret(client, iteration),
+            ..Default::default()
+        };
+        let answer = w.core.clients.client_heartbeat(request).await.unwrap();
+        assert!(answer.completed.is_empty());
+        w.worker("a:1").await;
+        let view = w.beat(client, iteration, &[], &[]).await;
+        let lost = v1::LostTask { task_id: task, ..Default::default() };
+        assert!(view.tasks.iter().any(|t| t.task_id == task && t.lost), "{view:?}");
+        let view = w.beat(client, iteration, &[], &[lost]).await;
+        let next = view.tasks.iter().find(|t| !t.lost).unwrap();
+        let again = w.next(next.task_id, worker, 1, 9).await.unwrap();
+        assert_eq!(again.splits.iter().map(|s| s.index).collect::<Vec<_>>(), [0, 1, 2]);
+    });
+}
