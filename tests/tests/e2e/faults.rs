@@ -58,7 +58,7 @@ fn a_counted_epoch_has_its_rows_whatever_worker_dies() {
             Pipeline::new(&json!({
                 "source": { "range": 40_000 },
                 "steps": all,
-                "options": { "deterministic": deterministic },
+                "deterministic": deterministic,
             }))
         };
         let expected = pipeline("0us").report(&[]);
