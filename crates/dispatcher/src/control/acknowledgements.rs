@@ -45,7 +45,11 @@ impl Reports {
         if reported.is_all() {
             self.complete.insert((id, client));
         }
-        let mut open_splits: BTreeSet<u64> = self.add_sizes(iteration, &request.sizes).into_iter().collect();
+        let completes_splits = iteration.completes_splits;
+        let mut open_splits: BTreeSet<u64> = match completes_splits {
+            true => self.add_sizes(iteration, &request.sizes).into_iter().collect(),
+            false => BTreeSet::new(),
+        };
         if reported.has_rows() {
             self.notify_of_complete(iteration, client, reported.splits());
             reported.keep_open(iteration, &mut self.holders);
@@ -58,8 +62,8 @@ impl Reports {
             txn.apply(Update::ClientTook { client, iteration: id });
         }
         if has_rows || is_further {
-            open_splits.extend(rows.iter().map(|(split, _)| *split));
-            if let Some(iteration) = txn.state.iterations.get(&id) {
+            if let Some(iteration) = txn.state.iterations.get(&id).filter(|_| completes_splits) {
+                open_splits.extend(rows.iter().map(|(split, _)| *split));
                 self.completed_splits.acknowledge(iteration, &rows);
             }
             txn.apply(Update::RowsAcknowledged { client, iteration: id, rows, elements });

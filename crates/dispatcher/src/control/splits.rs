@@ -229,7 +229,7 @@ fn other_listing(iteration: &Iteration, listing: Option<u64>) -> Option<Error> {
 
 /// Says that the source has another number of splits than in the epoch before; none if it has not, or if that is not known. Each
 /// epoch lists the source again, so this is no error: files may be added between epochs. Files that vanish are rows that vanish.
-pub(super) fn changed_source(state: &State, iteration: &Iteration, feed: FeedId) -> Option<String> {
+fn changed_source(state: &State, iteration: &Iteration, feed: FeedId) -> Option<String> {
     let is_before = |i: &&Iteration| {
         i.job == iteration.job
             && i.dataset == iteration.dataset
@@ -302,4 +302,42 @@ pub(super) fn running_task(state: &State, id: TaskId, worker: WorkerId) -> Resul
 
 fn gone(id: TaskId) -> Error {
     Error::cancelled(format!("{id} is lost, or its job is over: stop it"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::tests::fake::{World, open_request, run};
+
+    #[test]
+    fn a_source_with_another_number_of_splits_than_in_the_epoch_before_is_noticed() {
+        run(async {
+            let w = World::new();
+            let worker = w.worker("a:1").await;
+            let definition = json!({"splits": 2});
+            for epoch in 0..2 {
+                let request = v1::OpenIterationRequest { epoch, ..open_request(&definition, "j") };
+                let opened = w.core.epochs.open_iteration(request).await.unwrap();
+                let task = opened.tasks[0].task_id;
+                for no in 1.. {
+                    if w.next(task, worker, no, 9).await.unwrap().end {
+                        break;
+                    }
+                }
+            }
+            let mut state = w.core.snapshot();
+            let changed = |state: &State| {
+                let second = state.iterations.values().find(|i| i.epoch == 1).unwrap();
+                changed_source(state, second, FeedId(0))
+            };
+            assert_eq!(changed(&state), None);
+            let first = state.iterations.values_mut().find(|i| i.epoch == 0).unwrap();
+            let feed = first.feeds.get_mut(&FeedId(0)).unwrap();
+            feed.issued = 3;
+            let why = changed(&state).expect("a split is missing");
+            assert!(why.starts_with("the source has 2 splits, and had 3 in epoch 0"), "{why}");
+        });
+    }
 }
