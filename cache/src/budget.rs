@@ -8,9 +8,10 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
+use caju_runtime::OrderedMutex;
 use caju_types::{Fingerprint, Result};
-use parking_lot::Mutex;
 
+use crate::locks;
 use crate::scan::Scan;
 use crate::store::Root;
 
@@ -23,13 +24,13 @@ pub(crate) struct Budget {
     limit: Option<u64>,
     /// How long a listing or a refusal is taken for current.
     refresh: Duration,
-    listed: Mutex<Option<(Duration, Listing)>>,
+    listed: OrderedMutex<Option<(Duration, Listing)>>,
     /// Bytes that this process committed since the listing, less those that it deleted.
     committed: AtomicI64,
     /// Bytes of parts that are being written: no listing shows them.
     in_flight: AtomicI64,
     /// When a part of a snapshot was last refused for lack of space.
-    refused: Mutex<HashMap<Fingerprint, Duration>>,
+    refused: OrderedMutex<HashMap<Fingerprint, Duration>>,
 }
 
 /// What a listing of the root shows.
@@ -68,10 +69,10 @@ impl Budget {
         Self {
             limit,
             refresh,
-            listed: Mutex::default(),
+            listed: OrderedMutex::new(locks::ROOT_SIZE, None),
             committed: AtomicI64::new(0),
             in_flight: AtomicI64::new(0),
-            refused: Mutex::default(),
+            refused: OrderedMutex::new(locks::REFUSED_SNAPSHOTS, HashMap::new()),
         }
     }
 

@@ -5,13 +5,13 @@ use std::num::NonZero;
 use std::sync::Arc;
 
 use caju_runtime::stores::io_error;
-use caju_runtime::{Clock, Stores, Tasks, blocking, log_failure};
+use caju_runtime::{Clock, OrderedMutex, Stores, Tasks, blocking, log_failure};
 use caju_types::{Error, Fingerprint, Result};
-use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 use crate::budget::Budget;
 use crate::lease::{Hold, Leases};
+use crate::locks;
 use crate::options::CacheOptions;
 use crate::scan::Scan;
 use crate::store::Root;
@@ -33,7 +33,7 @@ pub(crate) struct Context {
     pub(crate) decoding: Arc<Semaphore>,
     pub(crate) verified: VerifiedFiles,
     /// Why a part was last not stored.
-    put_failure: Mutex<Option<Error>>,
+    put_failure: OrderedMutex<Option<Error>>,
 }
 
 impl Context {
@@ -73,7 +73,7 @@ impl Context {
             disk,
             decoding: Arc::new(Semaphore::new(cores())),
             verified: VerifiedFiles::new(),
-            put_failure: Mutex::default(),
+            put_failure: OrderedMutex::new(locks::PUT_FAILURE, None),
             options,
         })
     }

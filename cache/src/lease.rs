@@ -11,12 +11,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use caju_runtime::{ProcessIdentity, Tasks, log_failure};
+use caju_runtime::{OrderedMutex, ProcessIdentity, Tasks, log_failure};
 use caju_types::{Fingerprint, Result, hash128};
 use object_store::path::Path;
-use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use tokio::sync::OnceCell;
 
+use crate::locks;
 use crate::record::{Claim, Record, seal, unseal};
 use crate::store::{Listed, Root};
 
@@ -84,15 +85,16 @@ pub(crate) struct Leases {
     id: String,
     ttl: Duration,
     beat: AtomicU64,
-    uses: Mutex<BTreeMap<Fingerprint, InUse>>,
-    started: tokio::sync::Mutex<bool>,
+    uses: OrderedMutex<BTreeMap<Fingerprint, InUse>>,
+    /// Set once the object was written and is being renewed.
+    started: OnceCell<()>,
     /// Held while the object is written. True once the lease was released: nothing is written from then on.
     writing: tokio::sync::Mutex<bool>,
     /// Writes that finish even if their callers are dropped.
     writes: Tasks,
-    observed: Mutex<HashMap<String, Observation>>,
+    observed: OrderedMutex<HashMap<String, Observation>>,
     /// Claims of this process whose writers have ended and whose objects may still exist, with their attempts.
-    stale_claims: Mutex<Vec<(Path, String)>>,
+    stale_claims: OrderedMutex<Vec<(Path, String)>>,
 }
 
 /// The most claims that are remembered for deletion. Further ones stay until the process ends, and are collected then.
@@ -105,12 +107,12 @@ impl Leases {
             id,
             ttl,
             beat: AtomicU64::new(0),
-            uses: Mutex::default(),
-            started: tokio::sync::Mutex::new(false),
+            uses: OrderedMutex::new(locks::USED_SNAPSHOTS, BTreeMap::new()),
+            started: OnceCell::new(),
             writing: tokio::sync::Mutex::new(false),
             writes: Tasks::new(),
-            observed: Mutex::default(),
-            stale_claims: Mutex::default(),
+            observed: OrderedMutex::new(locks::OBSERVED_LEASES, HashMap::new()),
+            stale_claims: OrderedMutex::new(locks::STALE_CLAIMS, Vec::new()),
         }
     }
 
@@ -118,14 +120,13 @@ impl Leases {
         &self.id
     }
 
-    /// Writes the lease object, and renews it from then on.
+    /// Writes the lease object, and renews it from then on. Does nothing if it is being renewed already.
     pub(crate) async fn start(self: &Arc<Self>, tasks: &Tasks) -> Result<()> {
-        let mut started = self.started.lock().await;
-        if *started {
-            return Ok(());
-        }
+        self.started.get_or_try_init(|| self.begin(tasks)).await.copied()
+    }
+
+    async fn begin(self: &Arc<Self>, tasks: &Tasks) -> Result<()> {
         self.renew().await?;
-        *started = true;
         let me = Arc::clone(self);
         tasks.background("keeping the lease on the cache", log_failure, async move {
             loop {

@@ -27,6 +27,7 @@ mod evict;
 mod layout;
 mod lease;
 mod listing;
+mod locks;
 mod manifest;
 mod options;
 mod plan_record;

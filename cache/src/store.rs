@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use arrow_buffer::MutableBuffer;
 use bytes::Bytes;
 use caju_runtime::stores::{DurableStore, io_error, store_error};
-use caju_runtime::{Clock, CountingStore, IoCounters, Location, blocking};
+use caju_runtime::{Clock, CountingStore, IoCounters, Location, OrderedMutex, blocking};
 use caju_types::{Error, ErrorKind, Result, hash128};
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
@@ -20,9 +20,9 @@ use object_store::{
     GetOptions, GetRange, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
     PutPayload,
 };
-use parking_lot::Mutex;
 
 use crate::layout::Layout;
+use crate::locks;
 use crate::options::CacheOptions;
 use crate::record::Record;
 use crate::retry::Retry;
@@ -430,7 +430,7 @@ impl Root {
 }
 
 /// Roots of which this process has warned that they cannot be written.
-static WARNED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+static WARNED: OrderedMutex<BTreeSet<String>> = OrderedMutex::new(locks::UNWRITABLE_ROOTS, BTreeSet::new());
 /// The most roots in [`WARNED`], which bounds its memory. There is no warning for further ones.
 const MAX_WARNED: usize = 1000;
 

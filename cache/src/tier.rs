@@ -6,9 +6,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
+use caju_runtime::OrderedMutex;
 use caju_runtime::stores::open_file;
 use caju_types::hash128;
-use parking_lot::Mutex;
+
+use crate::locks;
 
 /// The identity of a block: a hash of its root and its part's path, and its number in the part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -67,7 +69,7 @@ impl MemoryTier {
 pub(crate) struct DiskTier {
     folder: PathBuf,
     capacity: u64,
-    state: Arc<Mutex<DiskState>>,
+    state: Arc<OrderedMutex<DiskState>>,
 }
 
 #[derive(Debug, Default)]
@@ -117,7 +119,8 @@ impl DiskTier {
                 None => {}
             }
         }
-        let tier = Self { folder, capacity, state: Arc::new(Mutex::new(state)) };
+        let state = Arc::new(OrderedMutex::new(locks::DISK_TIER, state));
+        let tier = Self { folder, capacity, state };
         tier.shrink();
         Ok(tier)
     }

@@ -98,3 +98,44 @@ fn a_field_that_is_gone_is_noticed() {
     assert_ne!(through::<v1::GetSaveRequest>(&v1::GetSaveRequest::default().encode_to_vec()), full);
     assert!(through::<v1::FinishTaskResponse>(&full).is_empty(), "unknown fields are dropped, not kept");
 }
+
+/// The calls of each service. A call's path is its name, so a call that is renamed is unknown to peers of the same major version.
+const CALLS: &[(&str, &[&str])] = &[
+    (
+        "Dispatcher",
+        &[
+            "RegisterWorker",
+            "WorkerHeartbeat",
+            "GetTask",
+            "NextSplits",
+            "FinishTask",
+            "ServeBehind",
+            "DealTail",
+            "NextRounds",
+            "ReportBoundaries",
+            "DrainWorker",
+            "RegisterDataset",
+            "GetDataset",
+            "OpenIteration",
+            "ClientHeartbeat",
+            "CloseClient",
+            "StartSave",
+            "GetSave",
+            "GetStatus",
+        ],
+    ),
+    ("Worker", &["GetWorkerStatus"]),
+];
+
+#[test]
+fn no_call_of_this_major_version_is_renamed() {
+    let definition = include_str!("../caju/v1/caju.proto");
+    for (service, calls) in CALLS {
+        let start = definition.find(&format!("service {service} {{")).unwrap();
+        let body = &definition[start..];
+        let body = &body[..body.find("\n}").unwrap()];
+        for call in *calls {
+            assert!(body.contains(&format!("rpc {call}(")), "the service {service} has no call {call}");
+        }
+    }
+}

@@ -6,9 +6,9 @@ import re
 
 from . import rust, workspace
 
-# Dependencies point to a lower floor only. Tests may use the test kit from anywhere, and neighbours: a worker's
+# Dependencies point to a lower layer only. Tests may use the test kit from anywhere, and neighbours: a worker's
 # tests need a dispatcher.
-FLOORS = [
+LAYERS = [
     {"caju-types", "caju-workspace-hack"},
     {"caju-image", "caju-pipeline", "caju-runtime", "caju-proto", "caju-planner"},
     {"caju-autocache", "caju-functions", "caju-samples", "caju-wire"},
@@ -22,7 +22,7 @@ FLOORS = [
     {"caju-tests", "caju-benches", "caju-fuzz"},
 ]
 
-FLOOR = {name: i for i, names in enumerate(FLOORS) for name in names}
+LAYER = {name: i for i, names in enumerate(LAYERS) for name in names}
 
 # One version each, or values of one would not fit functions of the other.
 SINGLE = ("parquet", "object_store", "tonic", "tokio", "moka", "redb", "sled", "tracing", "prost")
@@ -49,15 +49,15 @@ SELECTIONS = [("-p", "caju"), ("-p", "caju-benches"), ("-p", "caju-python"), ("-
 
 def dependency_directions():
     for p in workspace.metadata():
-        if p["name"] not in FLOOR:
-            yield f"{p['name']}: has no floor; add it to FLOORS in scripts/house/dependencies.py and to ARCHITECTURE.md"
+        if p["name"] not in LAYER:
+            yield f"{p['name']}: has no layer; add it to LAYERS in scripts/house/dependencies.py and to ARCHITECTURE.md"
             continue
         for d in p["dependencies"]:
-            if d.get("path") is None or d["name"] not in FLOOR:
+            if d.get("path") is None or d["name"] not in LAYER:
                 continue
-            if d["kind"] == "dev" and (d["name"] == "caju-testkit" or FLOOR[d["name"]] == FLOOR[p["name"]]):
+            if d["kind"] == "dev" and (d["name"] == "caju-testkit" or LAYER[d["name"]] == LAYER[p["name"]]):
                 continue
-            if FLOOR[d["name"]] >= FLOOR[p["name"]]:
+            if LAYER[d["name"]] >= LAYER[p["name"]]:
                 kind = f"{d['kind']}-" if d["kind"] else ""
                 yield f"{p['name']} has a {kind}dependency on {d['name']}, which is not below it"
 

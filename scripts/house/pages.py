@@ -1,5 +1,6 @@
 """What the documentation names is there: tests, settings, options and files."""
 
+import ast
 import collections
 import re
 
@@ -9,7 +10,7 @@ from . import workspace
 TESTS = ("tests/tests/**/*.rs", "tests/python/*.py", "cache/tests/**/*.rs", "planner/tests/**/*.rs",
          "crates/*/tests/**/*.rs", "crates/*/src/**/tests.rs", "crates/*/src/**/tests/*.rs", "crates/*/src/**/*_tests.rs")
 
-# Which test shows what a flag or an option of a stage does.
+# Which test shows what a flag, an option of a stage or an argument in Python does.
 OPTIONS = "tests/OPTIONS.md"
 
 # What seeds of the simulation have shown.
@@ -229,10 +230,45 @@ def nested_options():
     return NESTED, [f"docs/pipeline.md does not name `{option}` of `{of}`; is it still there?" for of, option in missing]
 
 
+PACKAGE = "crates/python/python/caju"
+
+
+def python_arguments():
+    """The keyword-only arguments of the functions and methods of the Python package that users call, as (argument with `=`,
+    function). The function is a class for the arguments of its constructor.
+    """
+    files = sorted((workspace.ROOT / PACKAGE).rglob("*.py"))
+    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in files]
+    exports = [n.value for tree in trees for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__"]
+    exported = {name for names in exports for name in ast.literal_eval(names)}
+    for node in (node for tree in trees for node in tree.body):
+        functions = []
+        if isinstance(node, ast.FunctionDef) and node.name in exported:
+            functions = [(node.name, node)]
+        elif isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            # Classes that are not exported are bases of those that are, or their methods return them.
+            methods = [m for m in node.body if isinstance(m, ast.FunctionDef)]
+            functions = [(m.name.replace("__init__", node.name), m) for m in methods if m.name == "__init__" or m.name[0] != "_"]
+        for name, function in functions:
+            yield from ((argument.arg + "=", name) for argument in function.args.kwonlyargs)
+
+
+def unnamed_arguments(page, tests):
+    """Rows of arguments in Python none of whose tests is in a file that names the argument. `tests`: the text of the file of
+    each test in Python."""
+    for argument, names in re.findall(r"^\| `(\w+)=` \|.*\| (.*) \|$", page, re.MULTILINE):
+        texts = [tests.get(name, "") for name in re.findall(r"`(\w+)`", names)]
+        if not any(re.search(rf"\b{argument}\b", text) for text in texts):
+            yield f"{OPTIONS} names {names} for `{argument}=`, and no file of these tests names the argument"
+
+
 def promised_options():
     declared = list(declared_flags())
     if not declared:
         yield f"{CLI} declares no options; have they moved?"
+    arguments = set(python_arguments())
+    if not arguments:
+        yield f"{PACKAGE} has no keyword-only arguments; has it moved?"
     root = workspace.ROOT
     pages = [root / "README.md", root / "ARCHITECTURE.md", root / FOUND, *sorted((root / "docs").rglob("*.md"))]
     flags = {flag for flag, *_ in declared}
@@ -247,16 +283,25 @@ def promised_options():
     rows, problems = flag_rows(declared, hidden_subcommands())
     nested, missing = nested_options()
     yield from (*problems, *missing)
-    yield from tested_options(rows | options | nested, (root / OPTIONS).read_text(encoding="utf-8"), test_names())
+    page = (root / OPTIONS).read_text(encoding="utf-8")
+    yield from tested_options(rows | options | nested | arguments, page, test_names())
+    texts = [file.read_text(encoding="utf-8") for file in sorted((root / "tests/python").glob("test_*.py"))]
+    yield from unnamed_arguments(page, {name: text for text in texts for name in tests_of(text)})
 
 
 def tested_options(wanted, page, tests):
-    """Every flag, and every option of a stage, has a row with tests that exist."""
+    """Every flag, every option of a stage and every argument in Python has a row with tests that exist. The row of an argument
+    may be that of several functions.
+    """
     rows = collections.defaultdict(list)
     for line in page.splitlines():
         *option, names = re.fullmatch(r"\| (.*) \|", line)[1].split(" | ") if line.startswith("| `") else [""]
-        if option:
-            rows[tuple(cell.replace("`", "") for cell in option)] += re.findall(r"`(\w+)`", names)
+        option = [cell.replace("`", "") for cell in option]
+        keys = [tuple(option)] if option else []
+        if len(option) == 2 and option[0].endswith("="):
+            keys = [(option[0], function) for function in option[1].split(", ")]
+        for key in keys:
+            rows[key] += re.findall(r"`(\w+)`", names)
     for option in sorted(wanted - set(rows)):
         yield f"{OPTIONS} has no row for `{' '.join(option)}`; add one with a test that fails when the option does nothing"
     for option in sorted(set(rows) - wanted):

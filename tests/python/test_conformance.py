@@ -3,6 +3,7 @@
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import write_pipeline
 from foreign import column, flight_info, read_flight, read_parts
 
 
@@ -78,17 +79,20 @@ def test_ops_11_12_13_lists_dictionaries_nulls_and_structs_keep_their_values(clu
         assert column(batches, name) == table[name].to_pylist(), name
 
 
-def test_dyn_02_an_in_memory_source(cluster):
+@pytest.mark.parametrize("values", [[5, 1, 2, 4], [*range(200_000, 0, -1)]], ids=["one_split", "many_splits"])
+def test_dyn_02_an_in_memory_source(cluster, values, tmp_path):
     import base64
 
     c = cluster(workers=2)
     sink = pa.BufferOutputStream()
-    table = pa.table({"x": pa.array([5, 1, 2, 4])})
+    table = pa.table({"x": pa.array(values)})
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     definition = {"source": {"memory": base64.b64encode(sink.getvalue()).decode()}}
     _, batches = read_flight(c.dispatcher.address, definition)
-    assert sorted(column(batches, "x")) == [1, 2, 4, 5]
+    assert sorted(column(batches, "x")) == sorted(values)
+    splits = c.report(definition, tmp_path)["epochs"][0]["splits"]["compute"]
+    assert (splits > 1) == (len(values) > 4), splits
 
 
 def test_dyn_10_zip_stays_aligned_and_in_order(cluster):
@@ -110,6 +114,14 @@ def test_dyn_13_samples_follow_the_weights(cluster):
     assert sum(counts) == 2000
     chi = sum((n - 2000 * w) ** 2 / (2000 * w) for n, w in zip(counts, [0.6, 0.3, 0.1]))
     assert chi < 20, counts
+
+
+def test_dyn_13_an_endless_dataset_of_a_sample_is_refused(caju, tmp_path):
+    endless = {"source": {"range": 50}, "steps": [{"repeat": {}}]}
+    source = {"sample": {"datasets": [endless, {"source": {"range": 50}}], "weights": [0.5, 0.5]}}
+    file = write_pipeline(tmp_path, {"source": source, "steps": [{"take": 20}]})
+    errors = caju("run", file, code=2).stderr
+    assert "source.sample.datasets[0].steps[0].repeat" in errors and "put `repeat` after the `sample`" in errors
 
 
 def test_dyn_17_concatenation_in_order(cluster):

@@ -69,6 +69,28 @@ def test_ckp_01_the_sequence_goes_on(dataset):
     assert ids(first + second) + behind(dataset(), epoch.state_dict()) == sum(whole, [])
 
 
+@pytest.mark.parametrize("steps", [
+    lambda rows: rows.batch(7),
+    lambda rows: rows.filter("id % 3 > 0").shuffle(300, seed=5).batch(10),
+], ids=["batch", "shuffle"])
+def test_ckp_01_the_sequence_goes_on_over_many_splits_and_other_workers(steps):
+    rows = steps(cj.range(9000)).with_options(deterministic=True)
+    with cj.LocalCluster(workers=3) as cluster:
+        elements = [ids([e]) for e in rows.distribute(cluster)]
+        states = []
+        for taken in range(0, len(elements) + 1, len(elements) // 5):
+            epoch = iter(rows.distribute(cluster))
+            before = ids(next(epoch) for _ in range(taken))
+            states.append((before, json.loads(json.dumps(epoch.state_dict()))))
+            assert epoch.splits[1] in (0, 9)                  # 0 before the source is listed
+            epoch.close()
+    whole = sum(elements, [])
+    assert sorted(whole) == sorted(ids(rows))
+    with cj.LocalCluster(workers=2) as cluster:
+        for before, state in states:
+            assert before + behind(rows.distribute(cluster), state) == whole, len(before)
+
+
 @pytest.mark.parametrize("dataset", unordered)
 def test_ckp_01_where_no_order_is_promised_the_rows_are_those_that_are_left(dataset):
     whole = sorted(ids(dataset()))

@@ -54,6 +54,23 @@ def test_tensors_arrive_as_tensors(cluster, data):
     assert tensor.std() > 1
 
 
+def test_a_client_beyond_the_limit_of_connections_gets_the_limit_and_its_flag(caju, tmp_path):
+    import socket
+
+    from conftest import Server
+
+    server = Server(caju, tmp_path, "dispatcher", "--listen", "127.0.0.1:0", "--connections", "1", "--handshake-timeout", "1m")
+    try:
+        host, port = server.address.rsplit(":", 1)
+        with socket.create_connection((host, int(port))) as other:
+            other.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
+            other.recv(9)                                     # what a server of HTTP/2 sends first
+            with pytest.raises(pa.ArrowException, match="(?is)the dispatcher has 1 connections, its limit.*--connections"):
+                flight_info(server.address, {"source": {"range": 10}})
+    finally:
+        server.kill()
+
+
 def test_one_wire_batch_per_element(cluster):
     c = cluster(workers=1)
     definition = {"source": {"range": 1000}, "steps": [{"batch": 64}]}

@@ -291,6 +291,29 @@ def test_a_job_has_the_name_given():
             assert epoch.job.startswith("python-")
 
 
+def test_the_priority_and_the_weight_of_a_job(caju):
+    slow = cj.from_yaml("source: { range: 1000000 }\nsteps: [ { sleep: { per_row: 2ms } }, { batch: 20 } ]")
+    with cj.start_dispatcher(max_workers=1, scaling_interval=2.0) as dispatcher, cj.start_worker(dispatcher):
+        def epoch(job, **options):
+            return iter(slow.distribute(dispatcher, job_name=job, **options))
+
+        def jobs():
+            """The priority, the weight and the share of the target of each job."""
+            status = json.loads(caju("status", "--dispatcher", dispatcher.address, "--format", "json").stdout)
+            return {j["job"]: (j["priority"], j["weight"], j["share"]) for j in status["scaling"]["jobs"]}
+
+        with epoch("train", priority=1, weight=2.5) as train, epoch("sweep", priority=-1) as sweep:
+            until = time.monotonic() + PATIENCE_S
+            # Each needs more than the one worker that is allowed. By weight alone the shares would be 0.71 and 0.29.
+            while jobs() != {"train": (1, 2.5, 1.0), "sweep": (-1, 1.0, 0.0)}:
+                for _ in range(10):
+                    next(train), next(sweep)
+                assert time.monotonic() < until, jobs()
+            for options, words in [({"priority": 2}, "has the priority 1, not 2"), ({"weight": 2}, "has the weight 2.5, not 2")]:
+                with pytest.raises(cj.CajuError, match=words):
+                    epoch("train", **options)
+
+
 READER = """
 import caju, sys
 slow = "source: { range: 100000 }\\nsteps: [ { burn: { per_row: 50us } }, { batch: 100 } ]"

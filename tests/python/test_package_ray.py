@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -104,6 +105,34 @@ def test_workers_take_gpus(local_ray):
     with pytest.raises(cj.FailedPrecondition, match="this cluster of caju was stopped"):
         cluster.status  # noqa: B018
     cluster.stop()
+
+
+def test_a_worker_with_a_reader_is_drained_for_drain_timeout(local_ray):
+    endless = cj.from_yaml("source: { range: 1000 }\nsteps: [ { sleep: { per_batch: 1h } }, { batch: 10 } ]")
+    cluster = caju.ray.start_cluster(1, drain_timeout=0.5)
+    epoch = iter(endless.distribute(cluster, job_name="endless", dispatcher_timeout=0.5))
+    with ThreadPoolExecutor() as threads:
+        reading = threads.submit(next, epoch)
+        wait_until("a split is leased", lambda: epoch.splits[0] > 0)
+        start = time.monotonic()
+        cluster.stop()
+        assert time.monotonic() - start < 20, "30 s are the default"
+        with pytest.raises(cj.CajuError):
+            reading.result(PATIENCE_S)
+
+
+def test_cache_state_and_functions_are_those_of_the_dispatcher(local_ray, tmp_path):
+    folders = {"cache": tmp_path / "cache", "state_dir": tmp_path / "state"}
+    function = cj.range(3).map(lambda row: {"x": row["id"]}, schema={"x": "int64"})
+    with caju.ray.start_cluster(min_workers=2, max_workers=2, allow_python=True, **folders) as cluster:
+        wait_until("two workers, though nobody reads", lambda: len(running(cluster)) == 2)
+        rows = cj.range(100).map(x="id + 1").autocache("h").distribute(cluster, job_name="stores", policy="full")
+        assert sorted(int(row["x"]) for row in rows) == list(range(1, 101))
+        assert list(folders["cache"].rglob("*.arrow")) and list(folders["state_dir"].iterdir())
+        # It is opened, and no more: processes of functions need an installed package, which these tests do not have.
+        iter(function.distribute(cluster, job_name="function")).close()
+    with caju.ray.start_cluster(1) as cluster, pytest.raises(cj.CajuError, match="allow.python"):
+        iter(function.distribute(cluster, job_name="function"))
 
 
 def test_a_failure_of_the_loop_is_in_the_status_and_does_not_end_it():

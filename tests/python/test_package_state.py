@@ -236,15 +236,31 @@ def test_a_state_that_could_not_be_loaded_leaves_no_epoch_that_seems_whole():
             next(epoch)
 
 
-@pytest.mark.parametrize("mode", ["dynamic", "off", "data", "file_or_data"])
+def in_files(folder, files, rows):
+    """`files` files that have the ids below `rows` in order."""
+    each = rows // files
+    for i in range(files):
+        pq.write_table(pa.table({"id": list(range(i * each, (i + 1) * each))}), folder / f"{i}.parquet")
+    return cj.read_parquet(str(folder / "*.parquet"))
+
+
+def divided(rows, mode):
+    """A dataset that the mode can divide: under `hint` the pipeline says where."""
+    return rows.shard("HINT", "HINT") if mode == "hint" else rows
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "off", "data", "file_or_data", "file", "hint"])
 @pytest.mark.parametrize("steps", [
     lambda rows: rows.batch(10),
     lambda rows: rows.filter("id % 3 = 0").shuffle(50).batch(10),
     lambda rows: rows.bucket_by_length("id", [1000, 2000], 8),
 ])
-def test_every_processing_mode_has_states(mode, steps):
+def test_every_processing_mode_has_states(tmp_path, mode, steps):
+    # Rows without files have no shards by file.
+    source = in_files(tmp_path, 8, 4000) if mode == "file" else cj.range(4000)
+
     def dataset(cluster):
-        return steps(cj.range(4000)).distribute(cluster, processing_mode=mode)
+        return steps(divided(source, mode)).distribute(cluster, processing_mode=mode)
 
     with cj.LocalCluster(workers=2) as cluster:
         whole = sorted(ids(dataset(cluster)))
@@ -288,11 +304,14 @@ def test_states_of_counted_rows_are_exact_in_every_mode(tmp_path, mode, steps):
             assert sorted(taken + ids(rest)) == whole
 
 
-@pytest.mark.parametrize("mode", ["off", "data", "file_or_data"])
+@pytest.mark.parametrize("mode", ["off", "data", "file_or_data", "file", "hint"])
 @pytest.mark.parametrize("taken", [1, 2, 7])
-def test_the_rotation_of_slots_goes_on_behind_a_state(mode, taken):
+def test_the_rotation_of_slots_goes_on_behind_a_state(tmp_path, mode, taken):
+    source = in_files(tmp_path, 8, 40) if mode == "file" else cj.range(40)
+
     def dataset(cluster):
-        return cj.range(40).with_options(deterministic=True).distribute(cluster, processing_mode=mode)
+        rows = divided(source, mode).with_options(deterministic=True)
+        return rows.distribute(cluster, processing_mode=mode)
 
     with cj.LocalCluster(workers=2) as cluster:
         whole = ids(dataset(cluster))

@@ -45,6 +45,23 @@ def test_without_a_copy_they_are_views():
     assert again.sum() == 28
 
 
+def test_tensors_are_in_page_locked_memory_if_asked(monkeypatch):
+    made, asked = torch.empty, []
+
+    def empty(*shape, pin_memory=False, **options):
+        """Only a machine with a GPU has such memory."""
+        asked.append(pin_memory)
+        return made(*shape, **options)
+
+    monkeypatch.setattr(torch, "empty", empty)
+    rows = cj.from_numpy({"id": np.arange(8), "x": np.ones((8, 3), "f4")}).batch(8)
+    for pinned in (False, True):
+        asked.clear()
+        [batch] = rows.torch(pin_memory=pinned)
+        assert sorted(batch["id"].tolist()) == list(range(8)) and batch["x"].sum() == 24
+        assert asked.count(True) == (2 if pinned else 0)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such files")
 def test_tensors_of_trainers_on_one_host_lie_in_one_file_in_memory(cluster):
     def files(tensor):

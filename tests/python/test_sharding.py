@@ -318,19 +318,28 @@ def free_port():
         return s.getsockname()[1]
 
 
+def slow_epoch(caju, source, mode, folder, workers):
+    """A pipeline of 20 ms a row, and the number and the checksum of the rows that an epoch of it has in a mode."""
+    once = caju.report("run", {"source": source}, folder)["epochs"][0]["rows_checksum"]
+    shard = [{"shard": {"num_shards": "HINT", "index": "HINT"}}] if mode == "hint" else []
+    copies = workers if mode == "off" else 1
+    # The checksum is a sum over the rows.
+    checksum = f"{int(once, 16) * copies % 2**128:0{len(once)}x}"
+    return {"source": source, "steps": [*shard, {"sleep": {"per_row": "20ms"}}]}, (100 * copies, checksum)
+
+
 @pytest.mark.parametrize("source", ["parquet", "tfrecord"])
-@pytest.mark.parametrize("mode", ["file", "data"])
+@pytest.mark.parametrize("mode", ["off", *STATIC])
 def test_a_worker_that_is_started_again_continues_its_shard(cluster, caju, files, tmp_path, mode, source):
     for f in range(10):
         pq.write_table(pa.table({"id": list(range(10 * f, 10 * f + 10))}), tmp_path / f"{f}.parquet")
     # The rows of each split are known, or counted.
     source = {"parquet": str(tmp_path / "*.parquet")} if source == "parquet" else files
-    definition = {"source": source, "steps": [{"sleep": {"per_row": "20ms"}}]}
+    definition, expected = slow_epoch(caju, source, mode, tmp_path, workers=2)
     ports = [free_port(), free_port()]
     c = cluster(0, "--workers", ",".join(f"127.0.0.1:{p}" for p in ports))
     workers = [c.add_worker("--listen", f"127.0.0.1:{p}") for p in reversed(ports)]
     assert {w["address"]: w["slot"] for w in c.status()["workers"]} == {f"127.0.0.1:{p}": k for k, p in enumerate(ports)}
-    once = caju.report("run", {"source": source}, tmp_path)["epochs"][0]["rows_checksum"]
 
     file, report = tmp_path / "slow.yaml", tmp_path / "slow.json"
     file.write_text(json.dumps(definition))
@@ -351,7 +360,7 @@ def test_a_worker_that_is_started_again_continues_its_shard(cluster, caju, files
     out, errors = reading.communicate(timeout=PATIENCE_S)
     assert reading.returncode == 0, out + errors
     epoch = json.loads(report.read_text())["epochs"][0]
-    assert (epoch["rows"], epoch["rows_checksum"]) == (100, once)
+    assert (epoch["rows"], epoch["rows_checksum"]) == expected
 
 
 def test_an_epoch_whose_shard_has_no_worker_fails_and_names_it(cluster, caju, tmp_path):
@@ -363,10 +372,10 @@ def test_an_epoch_whose_shard_has_no_worker_fails_and_names_it(cluster, caju, tm
     assert "worker 1 (`elsewhere:7001`)" in errors and "nobody else has" in errors
 
 
-@pytest.mark.parametrize("mode", ["file", "data"])
+@pytest.mark.parametrize("mode", ["off", *STATIC])
 def test_a_dispatcher_that_is_started_again_continues_all_shards(caju, files, tmp_path, mode):
     """Killed in the middle of an epoch, with the tasks of both shards running."""
-    definition = {"source": files, "steps": [{"sleep": {"per_row": "20ms"}}]}
+    definition, expected = slow_epoch(caju, files, mode, tmp_path, workers=2)
     ports = [free_port() for _ in range(3)]
     everything = ["--allow", "/", "--allow-write", "/"]
     args = ["--listen", f"127.0.0.1:{ports[0]}", "--state-dir", tmp_path / "state", "--heartbeat", "100ms", "--worker-timeout", "2s",
@@ -391,9 +400,8 @@ def test_a_dispatcher_that_is_started_again_continues_all_shards(caju, files, tm
         servers.append(Server(caju, tmp_path, "dispatcher", *args))
         out, errors = reading.communicate(timeout=PATIENCE_S)
         assert reading.returncode == 0, out + errors
-        once = caju.report("run", {"source": files}, tmp_path)["epochs"][0]["rows_checksum"]
         epoch = json.loads(report.read_text())["epochs"][0]
-        assert (epoch["rows"], epoch["rows_checksum"]) == (100, once)
+        assert (epoch["rows"], epoch["rows_checksum"]) == expected
     finally:
         for server in servers:
             server.kill()

@@ -8,12 +8,11 @@ use std::task::Context;
 use arrow_array::RecordBatch;
 use arrow_schema::Schema;
 use bytes::{Bytes, BytesMut};
-use caju_runtime::{Caught, blocking, channel};
+use caju_runtime::{Caught, OrderedMutex, blocking, channel};
 use caju_types::{Error, Result};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use futures::stream::{BoxStream, StreamExt};
-use parking_lot::Mutex;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions};
 use parquet::arrow::async_reader::{AsyncFileReader, ParquetRecordBatchStreamBuilder};
@@ -26,7 +25,7 @@ use super::blocks::Blocks;
 use super::file::{Opened, check_tags, damaged, guarded, original_schema};
 use super::options::ReadOptions;
 use super::readahead::Readahead;
-use crate::tags;
+use crate::{locks, tags};
 
 /// The bytes of a decoded batch, about. The decoder's buffers grow by doubling and are copied each time. That takes longer
 /// than decoding where they do not fit a core's cache.
@@ -45,7 +44,7 @@ struct Reader {
     /// Fetched blocks: all of a small part, else those of the current row group and what was fetched with them.
     fetched: BTreeMap<usize, Bytes>,
     small: bool,
-    error: Arc<Mutex<Option<Error>>>,
+    error: Arc<OrderedMutex<Option<Error>>>,
 }
 
 impl Reader {
@@ -158,7 +157,7 @@ pub(super) async fn open(blocks: Arc<Blocks>, options: ReadOptions) -> Result<Op
         readahead.enqueue(guarded(&meta, groups)?);
     }
     let pending = readahead.pending();
-    let error = Arc::new(Mutex::new(None));
+    let error = Arc::new(OrderedMutex::new(locks::READ_FAILURE, None));
     let reader = Reader {
         blocks: Arc::clone(&blocks),
         metadata: Arc::clone(&metadata),

@@ -7,15 +7,16 @@
 
 use std::sync::Arc;
 
+use caju_runtime::OrderedMutex;
 use caju_types::{Error, Result, SplitKey};
 use object_store::path::Path;
-use parking_lot::Mutex;
 
 use super::snapshot_state::SnapshotState;
 use crate::commit::CommitSlot;
 use crate::context::Context;
 use crate::layout::{Generation, Object};
 use crate::lease::{Hold, Leases};
+use crate::locks;
 use crate::record::{Claim, PartMeta, seal, unseal};
 use crate::store::Created;
 
@@ -41,7 +42,7 @@ pub(crate) struct OwnClaim {
     attempt: String,
     path: Option<Path>,
     /// The claim whose creation was last begun. It may exist even if its creation failed or was cancelled.
-    attempted: Arc<Mutex<Option<Path>>>,
+    attempted: Arc<OrderedMutex<Option<Path>>>,
     _hold: Arc<Hold>,
 }
 
@@ -88,7 +89,7 @@ impl SnapshotState {
             split,
             attempt: ctx.root.unique("attempt"),
             path: None,
-            attempted: Arc::default(),
+            attempted: Arc::new(OrderedMutex::new(locks::CLAIM, None)),
             _hold: Arc::new(ctx.leases.hold(self.of).0),
         };
         let guard = ClaimGuard(Some((held.clone(), Arc::clone(&ctx.leases))));
@@ -222,7 +223,8 @@ impl ClaimGuard {
 impl Drop for ClaimGuard {
     fn drop(&mut self) {
         if let Some((held, leases)) = self.0.take() {
-            if let Some(path) = held.attempted.lock().take() {
+            let attempted = held.attempted.lock().take();
+            if let Some(path) = attempted {
                 leases.add_stale_claim(path, held.attempt.clone());
             }
             held.forget();

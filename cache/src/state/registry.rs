@@ -3,22 +3,23 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use caju_runtime::OrderedMutex;
 use caju_types::Fingerprint;
-use parking_lot::Mutex;
 
 use super::snapshot_state::SnapshotState;
 use crate::context::Context;
+use crate::locks;
 
 /// One state per snapshot, created when it is first asked for.
 #[derive(Debug)]
 pub(crate) struct Snapshots {
     ctx: Arc<Context>,
-    states: Mutex<HashMap<Fingerprint, Arc<SnapshotState>>>,
+    states: OrderedMutex<HashMap<Fingerprint, Arc<SnapshotState>>>,
 }
 
 impl Snapshots {
     pub(crate) fn new(ctx: Arc<Context>) -> Self {
-        Self { ctx, states: Mutex::default() }
+        Self { ctx, states: OrderedMutex::new(locks::SNAPSHOTS, HashMap::new()) }
     }
 
     pub(crate) fn context(&self) -> &Context {

@@ -3,14 +3,15 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
+use caju_runtime::OrderedMutex;
 use caju_types::{Fingerprint, Result, SplitKey};
 use futures::{StreamExt, TryStreamExt};
-use parking_lot::Mutex;
 
 use super::index::PartIndex;
 use crate::commit::{LoadedCommit, is_consistent, is_present};
 use crate::context::Context;
 use crate::layout::Generation;
+use crate::locks;
 use crate::manifest::{Loaded, Manifest};
 use crate::record::{Commit, PartMeta, UsageRecord};
 use crate::scan::{CommitKey, Scan};
@@ -64,23 +65,25 @@ pub(super) struct OwnUsage {
 #[derive(Debug)]
 pub(crate) struct SnapshotState {
     pub(crate) of: Fingerprint,
-    pub(super) listing: Mutex<ListingCache>,
+    pub(super) listing: OrderedMutex<ListingCache>,
+    /// One listing at a time.
     refreshing: tokio::sync::Mutex<()>,
+    /// One manifest at a time.
     pub(super) folding: tokio::sync::Mutex<()>,
     /// Splits that tasks of this process write now.
-    pub(super) active: Mutex<HashSet<SplitKey>>,
-    pub(super) usage: Mutex<OwnUsage>,
+    pub(super) active: OrderedMutex<HashSet<SplitKey>>,
+    pub(super) usage: OrderedMutex<OwnUsage>,
 }
 
 impl SnapshotState {
     pub(crate) fn new(of: Fingerprint) -> Self {
         Self {
             of,
-            listing: Mutex::default(),
+            listing: OrderedMutex::new(locks::LISTING, ListingCache::default()),
             refreshing: tokio::sync::Mutex::new(()),
             folding: tokio::sync::Mutex::new(()),
-            active: Mutex::default(),
-            usage: Mutex::default(),
+            active: OrderedMutex::new(locks::WRITTEN_SPLITS, HashSet::new()),
+            usage: OrderedMutex::new(locks::USAGE, OwnUsage::default()),
         }
     }
 

@@ -11,6 +11,7 @@
 //! ```
 
 use std::ffi::OsString;
+use std::io::ErrorKind;
 use std::path::PathBuf;
 
 use caju_types::{Error, Result, did_you_mean};
@@ -19,6 +20,10 @@ use clap::{Arg, ArgAction, Command, CommandFactory, FromArgMatches};
 use toml::{Table, Value};
 
 use crate::cli::Cli;
+use crate::input_file;
+
+/// The largest settings file, in bytes. A file with every setting has some thousand bytes.
+const MAX_BYTES: u64 = 1 << 20;
 
 /// Why there is no [`Cli`].
 #[derive(Debug)]
@@ -84,12 +89,12 @@ fn with_variables(command: Command) -> Command {
 fn load(args: &[OsString], variable: Option<OsString>) -> Result<Option<(PathBuf, Table)>> {
     // Only a file that was named: one in the working folder may belong to another user.
     let Some(path) = named_file(args).or(variable).map(PathBuf::from) else { return Ok(None) };
-    let text = std::fs::read_to_string(&path).map_err(|e| {
+    let text = input_file::read_text(&path, MAX_BYTES).map_err(|e| {
         let message = format!("settings file {}: {e}", path.display());
-        if e.kind() == std::io::ErrorKind::NotFound {
-            Error::not_found(message)
-        } else {
-            Error::permission_denied(message)
+        match e.kind() {
+            ErrorKind::NotFound => Error::not_found(message),
+            ErrorKind::FileTooLarge | ErrorKind::InvalidData => Error::invalid(message),
+            _ => Error::permission_denied(message),
         }
     })?;
     let table = text

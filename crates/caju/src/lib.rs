@@ -8,6 +8,7 @@ mod cli;
 mod commands;
 mod config;
 mod cores;
+mod input_file;
 mod output;
 mod plot;
 mod process;

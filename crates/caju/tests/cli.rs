@@ -61,16 +61,14 @@ fn quickstart_prints_its_pipeline() {
     let dir = tempfile::tempdir().unwrap();
     let text = ok(dir.path(), &["quickstart", "--print-pipeline"]);
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "it generates nothing");
-    for words in [
-        "# Each record is a tf.train.Example.",
-        "\"data/quickstart/tfrecord/*.tfrecord\"",
-        "- autocache: resized",
-    ] {
+    for words in
+        ["# Each record is a tf.train.Example.", "\"data/quickstart/*.tfrecord\"", "- autocache: resized"]
+    {
         assert!(text.contains(words), "{words}: {text}");
     }
     let text = ok(dir.path(), &["quickstart", "--print-pipeline", "--dir", "photos"]);
     std::fs::write(dir.path().join("my.yaml"), text).unwrap();
-    ok(dir.path(), &["gen", "images", "--out", "photos/tfrecord", "--count", "3", "--format", "tfrecord"]);
+    ok(dir.path(), &["gen", "images", "--out", "photos", "--count", "3", "--format", "tfrecord"]);
     assert!(ok(dir.path(), &["check", "my.yaml"]).contains("pipeline     quickstart"));
     let help = ok(dir.path(), &["quickstart", "--help"]);
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ");

@@ -228,7 +228,7 @@ fn examples_are_right() {
     for (kind, out, format) in [
         ("images", "data/photos", "tfrecord"),
         ("images", "data/photos-parquet", "parquet"),
-        ("images", "data/quickstart", "tfrecord,parquet"),
+        ("images", "data/quickstart", "tfrecord"),
         ("table", "data/clicks", "parquet"),
         ("text", "data/text", "parquet"),
     ] {

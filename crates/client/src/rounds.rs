@@ -20,7 +20,7 @@ use crate::delivery::Delivery;
 
 /// By how much a step moves the position of a consumer.
 fn span(step: &v1::RoundStep) -> u64 {
-    if step.tail_through > 0 { 1 } else { step.rounds }
+    if step.remainder_rounds_through > 0 { 1 } else { step.rounds }
 }
 
 /// What has arrived and has no place yet.
@@ -42,7 +42,7 @@ struct Inner {
     /// The steps before `position` that some consumer may not know.
     recent: VecDeque<v1::RoundStep>,
     /// The last rounds up to this one were passed on.
-    tail_through: u64,
+    remainder_rounds_through: u64,
     request_no: u64,
     /// The order of the dispatcher's process that answered last; 0 before the first answer.
     order: u64,
@@ -55,7 +55,7 @@ struct Staged {
     /// Of `waiting`.
     elements: u64,
     /// Parts of the last rounds.
-    tail: Vec<Delivery>,
+    remainder_rounds: Vec<Delivery>,
     /// It was read to its end.
     has_ended: bool,
     lost: Lost,
@@ -105,9 +105,9 @@ impl Staging {
             drop(delivery.take());
             return;
         }
-        if delivery.chunk.round.tail > 0 {
+        if delivery.chunk.round.remainder_round > 0 {
             // It waits for the end of the epoch: its bytes are credit at once, or nothing else could come.
-            staged.tail.push(delivery.without_credit());
+            staged.remainder_rounds.push(delivery.without_credit());
         } else {
             staged.elements += delivery.chunk.num_elements() as u64;
             staged.waiting.push_back((delivery, Instant::now()));
@@ -122,7 +122,7 @@ impl Staging {
         self.changed.notify_one();
         let is_passed = || {
             let inner = self.inner.lock();
-            inner.tasks.get(&task).is_none_or(|s| s.waiting.is_empty() && s.tail.is_empty())
+            inner.tasks.get(&task).is_none_or(|s| s.waiting.is_empty() && s.remainder_rounds.is_empty())
         };
         self.passed.wait_until(is_passed).await;
     }
@@ -154,7 +154,7 @@ impl Staging {
         v1::RoundOrder {
             position: inner.position,
             recent: inner.recent.iter().copied().collect(),
-            tail_through: inner.tail_through,
+            remainder_rounds_through: inner.remainder_rounds_through,
         }
     }
 
@@ -192,7 +192,7 @@ impl Staging {
                 .map(|(t, _)| t.0)
                 .collect(),
             recent: inner.recent.iter().copied().collect(),
-            tail_through: inner.tail_through,
+            remainder_rounds_through: inner.remainder_rounds_through,
             order: inner.order,
             names_order: true,
             ..Default::default()
@@ -226,8 +226,8 @@ impl Staging {
                 // The answer to another report came first.
                 continue;
             }
-            if step.tail_through > 0 {
-                inner.take_tail(step.tail_through, &mut placed);
+            if step.remainder_rounds_through > 0 {
+                inner.take_remainder_rounds(step.remainder_rounds_through, &mut placed);
                 inner.position = inner.position.saturating_add(1);
             } else {
                 let task = TaskId(step.task_id);
@@ -252,7 +252,7 @@ impl Staging {
                 staged.lost = Lost::Settled;
                 staged.elements = 0;
                 dropped.extend(staged.waiting.drain(..).map(|(delivery, _)| delivery));
-                dropped.append(&mut staged.tail);
+                dropped.append(&mut staged.remainder_rounds);
                 self.settled.notify_one();
             }
         }
@@ -265,19 +265,19 @@ impl Staging {
 
 impl Inner {
     /// The parts of the last rounds, in their order; rows that fill batches come behind whole elements.
-    fn take_tail(&mut self, through: u64, placed: &mut Vec<OrderedElement>) {
+    fn take_remainder_rounds(&mut self, through: u64, placed: &mut Vec<OrderedElement>) {
         let now = Instant::now();
         let mut parts: Vec<OrderedElement> = Vec::new();
         for (task, staged) in self.tasks.iter_mut().filter(|(_, s)| s.lost != Lost::Settled) {
-            let all = std::mem::take(&mut staged.tail);
+            let all = std::mem::take(&mut staged.remainder_rounds);
             let (now_due, later): (Vec<_>, Vec<_>) =
-                all.into_iter().partition(|part| part.chunk.round.tail <= through);
-            staged.tail = later;
+                all.into_iter().partition(|part| part.chunk.round.remainder_round <= through);
+            staged.remainder_rounds = later;
             parts.extend(now_due.into_iter().map(|part| (*task, part, now)));
         }
-        parts.sort_by_key(|(_, part, _)| (part.chunk.round.tail, part.chunk.remainder));
+        parts.sort_by_key(|(_, part, _)| (part.chunk.round.remainder_round, part.chunk.remainder));
         placed.append(&mut parts);
-        self.tail_through = self.tail_through.max(through);
+        self.remainder_rounds_through = self.remainder_rounds_through.max(through);
     }
 
     fn forget_known(&mut self, known: u64) {
@@ -351,7 +351,7 @@ mod tests {
         let staging = Staging::default();
         let early = Asked::of(&staging.report());
         assert_eq!(answered(&staging, 2, false), None);
-        let steps = vec![v1::RoundStep { task_id: 7, rounds: 3, tail_through: 0 }];
+        let steps = vec![v1::RoundStep { task_id: 7, rounds: 3, remainder_rounds_through: 0 }];
         let late = v1::NextRoundsResponse { order: 1, steps, ..Default::default() };
         assert!(staging.accept(early, &late).unwrap().is_none(), "these elements have not arrived");
         assert_eq!(answered(&staging, 2, false), Some(()), "it still reports to the new one");

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use caju_proto::v1;
+use caju_runtime::{LockRank, OrderedMutex};
 use caju_types::{Error, IterationId, Result, TaskId};
 use caju_wire::{BufferPool, ByteQueue, Chunk};
-use parking_lot::Mutex;
 
 use crate::acks::Acks;
 use crate::config::{ClientConfig, ReaderEvent};
@@ -22,6 +22,10 @@ use crate::stats::{ReaderStats, Recorder};
 use crate::target::Target;
 use crate::transfer::Transfer;
 
+/// Is held while the staged rounds and the elements of tasks are read.
+const RECEIPTS: LockRank = LockRank::new(140, "the receipts of a reader");
+const ELEMENTS: LockRank = LockRank::leaf("the elements of tasks");
+
 /// The state of a reader: connections put chunks in, the user takes them out.
 ///
 /// A reader that opens its epoch again at a dispatcher that lost its state has a further one from then on, with the same
@@ -34,7 +38,7 @@ pub(crate) struct Shared {
     pub(crate) acks: Acks,
     pub(crate) shares: Arc<Shares>,
     pub(crate) pool: BufferPool,
-    pub(crate) receipts: Mutex<Receipts>,
+    pub(crate) receipts: OrderedMutex<Receipts>,
     pub(crate) recorder: Arc<Recorder>,
     /// Where slots take turns: bytes that wait for that.
     pub(crate) held: Option<Arc<QueuedBytes>>,
@@ -48,7 +52,7 @@ pub(crate) struct Shared {
     /// Where all consumers of the job get their elements in one order: what has no place in it yet.
     pub(crate) rounds: Option<Staging>,
     /// Elements that came of each task.
-    elements: Mutex<HashMap<TaskId, u64>>,
+    elements: OrderedMutex<HashMap<TaskId, u64>>,
 }
 
 /// An item on its way to the user.
@@ -93,7 +97,7 @@ impl Shared {
             acks: Acks::default(),
             shares: Arc::new(Shares::new(bound)),
             pool: BufferPool::new(bound),
-            receipts: Mutex::default(),
+            receipts: OrderedMutex::new(RECEIPTS, Receipts::default()),
             recorder: Arc::new(Recorder::new()),
             held: in_turn.then(Arc::default),
             facts: EpochFacts::default(),
@@ -101,7 +105,7 @@ impl Shared {
             announced: Gate::default(),
             taking: Gate::default(),
             rounds: None,
-            elements: Mutex::default(),
+            elements: OrderedMutex::new(ELEMENTS, HashMap::new()),
         }
     }
 

@@ -13,7 +13,8 @@ use caju_sources::Split;
 use caju_types::{Error, Fingerprint, Result, SplitKey};
 use futures::stream::BoxStream;
 use serde::Deserialize;
-use serde_json::Value;
+
+use crate::definition::Definition;
 
 /// Makes sense of definitions. The engine's is behind it in a running dispatcher; tests have one without files.
 #[async_trait]
@@ -22,10 +23,15 @@ pub trait Catalog: Send + Sync + 'static {
     ///
     /// # Errors
     /// What is wrong with the definition or its source, naming the place.
-    async fn bind(&self, definition: &Value, source_schema: Option<SchemaRef>) -> Result<Bound>;
+    async fn bind(&self, definition: &Definition, source_schema: Option<SchemaRef>) -> Result<Bound>;
 
     /// The snapshot at a hint of a definition for a job with this seed; none if that is the definition's own prefix.
-    async fn seeded_snapshot(&self, _definition: &Value, _hint: &str, _seed: u64) -> Option<Fingerprint> {
+    async fn seeded_snapshot(
+        &self,
+        _definition: &Definition,
+        _hint: &str,
+        _seed: u64,
+    ) -> Option<Fingerprint> {
         None
     }
 
@@ -33,7 +39,11 @@ pub trait Catalog: Send + Sync + 'static {
     ///
     /// # Errors
     /// `InvalidArgument` naming a stage whose boundaries are missing, or are none.
-    async fn with_boundaries(&self, definition: &Value, learnt: &[LearntBoundaries]) -> Result<Value>;
+    async fn with_boundaries(
+        &self,
+        definition: &Definition,
+        learnt: &[LearntBoundaries],
+    ) -> Result<Definition>;
 
     /// Where saves may be written; none where there is no storage.
     fn stores(&self) -> Option<Arc<Stores>> {

@@ -55,7 +55,7 @@ pub struct MemoryLimits {
     pub name_bytes: usize,
     /// Datasets.
     pub datasets: usize,
-    /// Bytes of all datasets' definitions and schemas.
+    /// Bytes that all datasets' definitions and schemas take in memory. A definition counts twice: its text and its typed form.
     pub dataset_bytes: u64,
     /// Jobs.
     pub jobs: usize,

@@ -21,6 +21,7 @@ use serde_json::Value;
 
 use crate::catalog::{Bound, Catalog, ListShards, ListSplits, ListedSplit, ShardListing, SplitShuffle};
 use crate::config::Timers;
+use crate::definition::Definition;
 
 /// Binds definitions with the engine: what a running dispatcher is started with.
 pub struct EngineCatalog {
@@ -176,11 +177,11 @@ impl Catalog for EngineCatalog {
         Some(Arc::clone(&self.ctx.stores))
     }
 
-    async fn seeded_snapshot(&self, definition: &Value, hint: &str, seed: u64) -> Option<Fingerprint> {
+    async fn seeded_snapshot(&self, definition: &Definition, hint: &str, seed: u64) -> Option<Fingerprint> {
         let (definition, hint, registry) = (definition.clone(), hint.to_string(), self.registry.clone());
         let name = move || {
-            let def = DatasetDef::from_json(&definition)?;
-            let text = canonical_text(&def, def.hint(&hint)?.stage_index, &registry)?;
+            let def = definition.read()?;
+            let text = canonical_text(def, def.hint(&hint)?.stage_index, &registry)?;
             let text = serde_json::from_str(&text)
                 .map_err(|e| Error::internal(format!("the text of a prefix is not JSON: {e}")))?;
             Ok(reseeded(&text, seed).map(|(_, of)| of))
@@ -192,36 +193,40 @@ impl Catalog for EngineCatalog {
         })
     }
 
-    async fn with_boundaries(&self, definition: &Value, learnt: &[LearntBoundaries]) -> Result<Value> {
+    async fn with_boundaries(
+        &self,
+        definition: &Definition,
+        learnt: &[LearntBoundaries],
+    ) -> Result<Definition> {
         let (definition, learnt) = (definition.clone(), learnt.to_vec());
-        let read = move || Ok(DatasetDef::from_json(&definition)?.with_boundaries(&learnt)?.to_json());
+        let read = move || Ok(definition.read()?.with_boundaries(&learnt)?.into());
         self.registry.run_isolated("reading the definition", read).await
     }
 
     /// Definitions come from clients: work on them runs on threads of its own ([`Registry::run_isolated`]).
-    async fn bind(&self, definition: &Value, source_schema: Option<SchemaRef>) -> Result<Bound> {
+    async fn bind(&self, definition: &Definition, source_schema: Option<SchemaRef>) -> Result<Bound> {
         let read = {
             let (definition, registry) = (definition.clone(), self.registry.clone());
-            move || {
-                let def = DatasetDef::from_json(&definition)?;
-                let identity = identity(&def, &registry)?;
-                Ok((def, identity))
-            }
+            move || identity(definition.read()?, &registry)
         };
-        let (def, identity) = self.registry.run_isolated("reading the definition", read).await?;
-        let def = Arc::new(def);
+        let identity = self.registry.run_isolated("reading the definition", read).await?;
+        let def = definition.read()?;
         // Combinators have no schema of their own; the journal keeps an empty one for them.
         let known = source_schema.filter(|s| !s.fields().is_empty());
-        let recorded = if def.options.cache_only { Some(self.recorded_listing(&def).await?) } else { None };
+        let recorded = if def.options.cache_only { Some(self.recorded_listing(def).await?) } else { None };
         let (ctx, columns) = match &recorded {
             Some(listing) => (self.ctx.clone(), Some(Arc::new(listing.columns.clone()))),
-            None => self.valid_recorded_listing(&def).await,
+            None => self.valid_recorded_listing(def).await,
         };
         let known = if recorded.is_some() { columns } else { known.or(columns) };
-        let bound = Arc::new(Box::pin(bind(&def, &self.registry, &ctx, known)).await?);
+        let bound = Arc::new(Box::pin(bind(def, &self.registry, &ctx, known)).await?);
         let at_hints = {
-            let (def, bound, registry) = (Arc::clone(&def), Arc::clone(&bound), self.registry.clone());
-            move || Ok((hints(&def, &registry, &bound)?, set_bases(&def, &registry, &bound)?))
+            let (definition, bound, registry) =
+                (definition.clone(), Arc::clone(&bound), self.registry.clone());
+            move || {
+                let def = definition.read()?;
+                Ok((hints(def, &registry, &bound)?, set_bases(def, &registry, &bound)?))
+            }
         };
         let (hints, set_bases) =
             self.registry.run_isolated("naming the hints of the definition", at_hints).await?;
@@ -234,7 +239,7 @@ impl Catalog for EngineCatalog {
             name: def.name.clone(),
             fingerprint: bound.fingerprint(),
             identity,
-            payloads: self.registry.payloads(&def),
+            payloads: self.registry.payloads(def),
             schema: bound.schema(),
             source_schema: bound.source_schema().unwrap_or_else(|| Arc::new(Schema::empty())),
             seed: def.options.seed,
@@ -258,7 +263,7 @@ impl Catalog for EngineCatalog {
                     let splits = stream::iter(listing.splits.clone());
                     splits.map(|json| Ok(ListedSplit::from_json(json))).boxed()
                 }),
-                None => list(Arc::clone(&bound), self.recorder(&def, &bound)),
+                None => list(Arc::clone(&bound), self.recorder(def, &bound)),
             },
         })
     }

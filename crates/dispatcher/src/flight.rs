@@ -71,7 +71,7 @@ impl FlightOnDispatcher {
     async fn schema(&self, command: &Map<String, Value>) -> Result<SchemaRef> {
         match &command["pipeline"] {
             Value::String(id) => self.core.datasets.dataset_schema(&DatasetId(id.clone())).await,
-            definition => self.core.datasets.definition_schema(definition).await,
+            definition => self.core.datasets.definition_schema(&definition.into()).await,
         }
     }
 }

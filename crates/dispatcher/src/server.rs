@@ -130,10 +130,7 @@ impl Dispatcher {
             server.background("the HTTP port", log_failure, http);
         }
         let gate = ConnectionGate::new(limits);
-        let admit = {
-            let gate = Arc::clone(&gate);
-            move |stream, pending| admit(stream, pending, Arc::clone(&gate), admitted_to.clone())
-        };
+        let admit = move |stream, pending| admit(stream, pending, admitted_to.clone());
         let accepting = accept(listener, gate, server.clone(), admit);
         server.background("accepting connections", log_failure, accepting);
         core.context.tasks.background("the check for lost workers and clients", log_failure, {
@@ -160,14 +157,12 @@ impl Dispatcher {
 async fn admit(
     mut stream: Stream,
     pending: PendingConnection,
-    gate: Arc<ConnectionGate>,
     to: mpsc::Sender<std::io::Result<GrpcConnection>>,
 ) -> Result<()> {
     if pending.protocol(&mut stream).await? == Protocol::Framed {
         return Err(Error::cancelled("a reader asked the dispatcher for rows; workers serve them"));
     }
-    let permit = pending.admit().await.map_err(|e| Error::cancelled(e.message()))?;
-    let admitted = GrpcConnection::new(stream, permit, gate.limits());
+    let admitted = pending.admit_grpc(stream, "the dispatcher").await?;
     to.send(Ok(admitted)).await.map_err(|_| Error::cancelled("the dispatcher is shutting down"))
 }
 

@@ -59,16 +59,16 @@ impl Dispatcher for DispatcherService {
 
     async fn serve_behind(
         &self,
-        request: Request<v1::ServeBehindRequest>,
-    ) -> Result<Response<v1::ServeBehindResponse>, Status> {
-        respond(self.core.consumers.serve_behind(request.into_inner())).await
+        request: Request<v1::ServeLaggingRequest>,
+    ) -> Result<Response<v1::ServeLaggingResponse>, Status> {
+        respond(self.core.consumers.serve_lagging(request.into_inner())).await
     }
 
     async fn deal_tail(
         &self,
-        request: Request<v1::DealTailRequest>,
-    ) -> Result<Response<v1::DealTailResponse>, Status> {
-        respond(self.core.consumers.deal_tail(request.into_inner())).await
+        request: Request<v1::AssignRemainderRequest>,
+    ) -> Result<Response<v1::AssignRemainderResponse>, Status> {
+        respond(self.core.consumers.assign_remainder(request.into_inner())).await
     }
 
     async fn next_rounds(

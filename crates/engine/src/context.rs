@@ -7,11 +7,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use arrow_array::UInt64Array;
 use caju_pipeline::OnError;
 use caju_runtime::interrupt::Interrupt;
-use caju_runtime::{Clock, CpuPool, budget};
+use caju_runtime::{Clock, CpuPool, LockRank, OrderedMutex, OrderedRwLock, budget};
 use caju_sources::{Split, Stride};
 use caju_types::{Error, Result, RowRanges, mix64};
 use caju_wire::{Chunk, Elements, QueueBound, QueueMemory, Run};
-use parking_lot::{Mutex, RwLock};
 
 use crate::lease::LeasedSplit;
 use crate::row_checks::RowChecks;
@@ -65,18 +64,18 @@ pub(crate) struct TaskContext {
     pub(crate) shard: Option<(u64, u64)>,
     on_error: OnError,
     skipped: AtomicU64,
-    last_skip: RwLock<Option<Error>>,
+    last_skip: OrderedMutex<Option<Error>>,
     /// Why the first [`REPORTED_SKIPS`] rows were skipped: file, row and reason.
-    first_skips: Mutex<Vec<String>>,
+    first_skips: OrderedMutex<Vec<String>>,
     /// Skipped rows, by lease and by the index of the stage's counters.
-    skips: Mutex<HashMap<(u64, usize), u64>>,
-    splits: RwLock<HashMap<u64, SplitInfo>>,
+    skips: OrderedMutex<HashMap<(u64, usize), u64>>,
+    splits: OrderedRwLock<HashMap<u64, SplitInfo>>,
     /// Splits whose rows have all passed the split-local stages, with their numbers of rows.
-    sized: Mutex<Vec<(u64, u64)>>,
+    sized: OrderedMutex<Vec<(u64, u64)>>,
     /// Some row has passed the split-local stages.
     has_rows: AtomicBool,
     /// Splits without rows that ended before that, with their repetitions of the source.
-    empty: Mutex<Vec<(u64, u32)>>,
+    empty: OrderedMutex<Vec<(u64, u32)>>,
     /// The memory in bytes that a stage may use for one chunk.
     pub(crate) chunk_bytes: u64,
     /// The bytes that all stages hold.
@@ -115,13 +114,13 @@ impl TaskContext {
             shard: None,
             on_error,
             skipped: AtomicU64::new(0),
-            last_skip: RwLock::new(None),
-            first_skips: Mutex::default(),
-            skips: Mutex::default(),
-            splits: RwLock::new(HashMap::new()),
-            sized: Mutex::default(),
+            last_skip: OrderedMutex::new(LockRank::leaf("the last skipped row"), None),
+            first_skips: OrderedMutex::new(LockRank::leaf("the first skipped rows"), Vec::new()),
+            skips: OrderedMutex::new(LockRank::leaf("the counts of skipped rows"), HashMap::new()),
+            splits: OrderedRwLock::new(LockRank::leaf("the splits of a task"), HashMap::new()),
+            sized: OrderedMutex::new(LockRank::leaf("the sizes of splits"), Vec::new()),
             has_rows: AtomicBool::new(false),
-            empty: Mutex::default(),
+            empty: OrderedMutex::new(LockRank::leaf("the splits without rows"), Vec::new()),
             chunk_bytes: budget::DEFAULT_BYTES,
             held_bytes: AtomicU64::new(0),
             buffer: (64 << 20, QueueMemory::unlimited()),
@@ -374,7 +373,7 @@ impl TaskContext {
     pub(crate) fn count_skip(&self, home: u64, error: &Error) {
         *self.skips.lock().entry((home, 0)).or_default() += 1;
         self.skipped.fetch_add(1, Ordering::Relaxed);
-        *self.last_skip.write() = Some(error.clone());
+        *self.last_skip.lock() = Some(error.clone());
         self.keep_skip(error);
         tracing::debug!(%error, "row skipped");
     }
@@ -403,7 +402,7 @@ impl TaskContext {
         ));
         self.skipped.fetch_add(rows, Ordering::Relaxed);
         self.keep_skip(&error);
-        *self.last_skip.write() = Some(error);
+        *self.last_skip.lock() = Some(error);
         self.check_skips()
     }
 
@@ -413,7 +412,7 @@ impl TaskContext {
         if self.skipped() <= limit {
             return Ok(());
         }
-        match self.last_skip.read().as_ref() {
+        match self.last_skip.lock().as_ref() {
             Some(e) => Err(too_many(limit, e)),
             None => Ok(()),
         }

@@ -9,9 +9,8 @@ use std::time::Duration;
 
 use arrow_array::RecordBatch;
 use caju_cache::{Cache, Compression, Encoding, Format, Probe, ProbeTask};
-use caju_runtime::{Clock, Tasks, log_failure};
+use caju_runtime::{Clock, LockRank, OrderedMutex, Tasks, log_failure};
 use caju_types::Error;
-use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::hint::BoundHint;
@@ -144,8 +143,8 @@ pub(crate) struct Prober {
     hints: Vec<BoundHint>,
     clock: Arc<dyn Clock>,
     probing: Probing,
-    samples: Mutex<Vec<Sample>>,
-    findings: Mutex<Findings>,
+    samples: OrderedMutex<Vec<Sample>>,
+    findings: OrderedMutex<Findings>,
     arrived: tokio::sync::Notify,
     /// No more rows will come.
     over: AtomicBool,
@@ -163,14 +162,14 @@ impl Prober {
         probing: Probing,
         tasks: &Tasks,
     ) -> Arc<Self> {
-        let samples = Mutex::new(hints.iter().map(|_| Sample::default()).collect());
+        let samples = hints.iter().map(|_| Sample::default()).collect();
         let me = Arc::new(Self {
             cache,
             hints,
             clock,
             probing,
-            samples,
-            findings: Mutex::default(),
+            samples: OrderedMutex::new(LockRank::leaf("the samples of a prober"), samples),
+            findings: OrderedMutex::new(LockRank::leaf("the findings of a prober"), Findings::default()),
             arrived: tokio::sync::Notify::new(),
             over: AtomicBool::new(false),
             stopped: AtomicBool::new(false),

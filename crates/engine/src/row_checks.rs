@@ -11,10 +11,10 @@
 
 use std::collections::HashMap;
 
+use caju_runtime::{LockRank, OrderedMutex, OrderedRwLock};
 use caju_types::Error;
 use caju_wire::Chunk;
 use caju_wire::checksum::RowsChecksum;
-use parking_lot::{Mutex, RwLock};
 
 /// The most checksums that wait for a heartbeat: 384 KiB. Further ones are dropped, and their rows are not checked.
 const MOST_UNREPORTED: usize = 16_384;
@@ -35,12 +35,21 @@ pub struct RowChecksum {
 }
 
 /// The checked rows of a task.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct RowChecks {
     /// Not taken yet.
-    new: Mutex<Vec<RowChecksum>>,
+    new: OrderedMutex<Vec<RowChecksum>>,
     /// What earlier runs of the splits gave, by split and ordinal.
-    expected: RwLock<HashMap<(u64, u64), u64>>,
+    expected: OrderedRwLock<HashMap<(u64, u64), u64>>,
+}
+
+impl Default for RowChecks {
+    fn default() -> Self {
+        Self {
+            new: OrderedMutex::new(LockRank::leaf("the checksums of rows"), Vec::new()),
+            expected: OrderedRwLock::new(LockRank::leaf("the expected checksums of rows"), HashMap::new()),
+        }
+    }
 }
 
 impl RowChecks {

@@ -109,6 +109,7 @@ impl Registry {
             output: name,
             first_call: calls.len(),
             fuse: self.inner.fuse,
+            patterns: &self.patterns(),
         };
         let found = rewrite.run(&mut tree)?;
         sql::exact_decimals(&mut tree);
@@ -132,6 +133,7 @@ impl Registry {
             output: "",
             first_call: 0,
             fuse: self.inner.fuse,
+            patterns: &self.patterns(),
         };
         let found = rewrite.run(&mut rewritten)?;
         Ok((tree, found))

@@ -7,13 +7,14 @@
 //!
 //! Modules build on one another in this order: `limits`, `constant`, `syntax` (text to tree), `signature`, `call` (the
 //! arguments of a call), `kernel`, `tensor`, `guard`, `udf` (the kernels), `image_udf`, `catalog` (all functions), `sql`
-//! (expressions to DataFusion's plans), `registry`, `eval`, `bind`.
+//! (expressions to DataFusion's plans), `registry`, `eval`, `bind`; and on its own `columns` (names and types of rows).
 //!
 //! Errors of binding name the place in the pipeline and in the text. Errors of evaluation name the row.
 
 mod bind;
 mod call;
 mod catalog;
+mod columns;
 mod constant;
 mod cse;
 mod eval;
@@ -33,6 +34,7 @@ mod udf;
 mod versions;
 
 pub use catalog::reference_markdown;
+pub use columns::{MAX_TYPE_LEVELS, check_columns, too_deep};
 pub use eval::{BoundExprs, RowError};
 pub use limits::Limits;
 pub use registry::Registry;

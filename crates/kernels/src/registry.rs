@@ -6,6 +6,7 @@ use caju_pipeline::{DatasetDef, StageOp, content_name};
 use caju_runtime::IsolatedThreads;
 use caju_types::{Fingerprint, Result, hash128};
 
+use crate::guard::Patterns;
 use crate::limits::Limits;
 use crate::sql::{self, Builtins};
 
@@ -39,6 +40,8 @@ pub struct Registry {
     python: Option<caju_functions::Pool>,
     /// Whether Python functions come from clients, and not from the user of this process.
     runs_foreign_code: bool,
+    /// The patterns of the definition for which this registry is; none if it is for any.
+    patterns: Option<Arc<Patterns>>,
 }
 
 pub(crate) struct Inner {
@@ -79,6 +82,7 @@ impl Registry {
             inner: Arc::new(Inner { builtins: Builtins::new(), limits, threads, fuse }),
             python: None,
             runs_foreign_code: false,
+            patterns: None,
         }
     }
 
@@ -126,12 +130,18 @@ impl Registry {
     }
 
     /// This registry, with Python processes of its own for one definition. Functions of other definitions never run
-    /// in them.
+    /// in them. The regular expressions that it binds are bounded together.
     #[must_use]
     pub fn for_definition(&self, def: &DatasetDef) -> Self {
         let definition = self.payloads(def).map_or(0, |named| named.0);
         let python = self.python.as_ref().map(|pool| pool.for_definition(definition));
-        Self { inner: Arc::clone(&self.inner), python, runs_foreign_code: self.runs_foreign_code }
+        let (inner, runs_foreign_code) = (Arc::clone(&self.inner), self.runs_foreign_code);
+        Self { inner, python, runs_foreign_code, patterns: Some(Arc::default()) }
+    }
+
+    /// The patterns that were bound with the next expression: those of its definition, or none.
+    pub(crate) fn patterns(&self) -> Arc<Patterns> {
+        self.patterns.clone().unwrap_or_default()
     }
 
     /// The hash of a definition's Python functions as they were sent; none if it has no such functions.

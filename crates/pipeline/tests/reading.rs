@@ -341,6 +341,8 @@ fn what_is_wrong_with_a_stage() {
         ("map: { a: '' }", "steps[0].map.a: the expression is empty"),
         ("map: { a: [x] }", "steps[0].map.a: expected an expression in quotes, found a list"),
         ("map: { __caju_key: x }", "are reserved"),
+        ("with_columns: { caju.row: x }", "`caju.row`: names that begin with `caju.` are reserved"),
+        ("flat_map: { name: caju.split, expr: x }", "names that begin with `caju.` are reserved"),
         ("filter: ", "steps[0].filter: `expr` is missing; write, for example, `filter: \"label < 100\"`"),
         (
             "sleep: { per_row: 8 }",

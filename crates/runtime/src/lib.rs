@@ -31,7 +31,7 @@ pub use copying::copy_parts;
 pub use cpu::{CpuPool, PoolTuner, PoolUsage, handover_cpu_time};
 pub use isolated::{IsolatedThreads, on_isolated_thread};
 pub use mapped::MappedFile;
-pub use ordered::{LockRank, OrderedGuard, OrderedMutex};
+pub use ordered::{LockRank, OrderedGuard, OrderedMutex, OrderedRwLock};
 pub use panics::{Caught, catch, caught, panic_text};
 pub use private::{PrivateFolder, private_cache};
 pub use process::{

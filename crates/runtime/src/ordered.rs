@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 
 /// The place of a lock in the order: of two locks the one with the lower rank is taken first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -20,6 +20,11 @@ impl LockRank {
     /// A rank with the name that messages call the lock.
     pub const fn new(rank: u16, name: &'static str) -> Self {
         Self { rank, name }
+    }
+
+    /// The highest rank. A thread may take the lock while it holds any lock of a lower rank, and takes none while it holds this one.
+    pub const fn leaf(name: &'static str) -> Self {
+        Self { rank: u16::MAX, name }
     }
 }
 
@@ -54,8 +59,8 @@ impl<T> OrderedMutex<T> {
     /// # Panics
     /// With debug assertions, if this thread holds a lock of the same or a higher rank.
     pub fn lock(&self) -> OrderedGuard<'_, T> {
-        enter(self.rank);
-        OrderedGuard { guard: self.inner.lock(), rank: self.rank }
+        let held = Held::new(self.rank);
+        OrderedGuard { guard: self.inner.lock(), _held: held }
     }
 }
 
@@ -69,7 +74,7 @@ impl<T: fmt::Debug> fmt::Debug for OrderedMutex<T> {
 #[must_use = "the lock is released at once"]
 pub struct OrderedGuard<'a, T> {
     guard: MutexGuard<'a, T>,
-    rank: LockRank,
+    _held: Held,
 }
 
 impl<T> OrderedGuard<'_, T> {
@@ -94,39 +99,101 @@ impl<T> DerefMut for OrderedGuard<'_, T> {
     }
 }
 
-impl<T> Drop for OrderedGuard<'_, T> {
-    fn drop(&mut self) {
-        leave(self.rank);
-    }
-}
-
 impl<T: fmt::Debug> fmt::Debug for OrderedGuard<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&*self.guard, f)
     }
 }
 
-fn enter(rank: LockRank) {
-    if !cfg!(debug_assertions) {
-        return;
-    }
-    HELD.with_borrow_mut(|held| {
-        let above = held.iter().find(|h| h.rank >= rank.rank).copied();
-        if let Some(above) = above {
-            // Before the lock is waited for: else two threads could wait for each other for ever.
-            panic!("the lock of `{}` is taken while that of `{}` is held", rank.name, above.name);
-        }
-        held.push(rank);
-    });
+/// A lock with a rank for many readers or one writer.
+///
+/// ```
+/// use caju_runtime::{LockRank, OrderedRwLock};
+/// let names = OrderedRwLock::new(LockRank::leaf("names"), vec!["a"]);
+/// names.write().push("b");
+/// assert_eq!(names.read().len(), 2);
+/// ```
+#[derive(Debug)]
+pub struct OrderedRwLock<T> {
+    rank: LockRank,
+    inner: RwLock<T>,
 }
 
-fn leave(rank: LockRank) {
-    if cfg!(debug_assertions) {
-        HELD.with_borrow_mut(|held| {
-            if let Some(at) = held.iter().rposition(|h| *h == rank) {
-                held.remove(at);
-            }
-        });
+impl<T> OrderedRwLock<T> {
+    /// A lock of this rank.
+    pub const fn new(rank: LockRank, value: T) -> Self {
+        Self { rank, inner: RwLock::new(value) }
+    }
+
+    /// Takes the lock together with other readers.
+    ///
+    /// # Panics
+    /// As [`OrderedMutex::lock`]. A thread that reads counts as one that holds the lock: a second read could wait for a writer
+    /// that waits for the first one.
+    pub fn read(&self) -> impl Deref<Target = T> {
+        let held = Held::new(self.rank);
+        RwGuard { guard: self.inner.read(), _held: held }
+    }
+
+    /// Takes the lock alone.
+    ///
+    /// # Panics
+    /// As [`OrderedMutex::lock`].
+    pub fn write(&self) -> impl DerefMut<Target = T> {
+        let held = Held::new(self.rank);
+        RwGuard { guard: self.inner.write(), _held: held }
+    }
+}
+
+/// The lock of an [`OrderedRwLock`] while it is held.
+#[must_use = "the lock is released at once"]
+struct RwGuard<G> {
+    guard: G,
+    _held: Held,
+}
+
+impl<G: Deref> Deref for RwGuard<G> {
+    type Target = G::Target;
+
+    fn deref(&self) -> &G::Target {
+        &self.guard
+    }
+}
+
+impl<G: DerefMut> DerefMut for RwGuard<G> {
+    fn deref_mut(&mut self) -> &mut G::Target {
+        &mut self.guard
+    }
+}
+
+/// This thread waits for a lock, or holds it, until this is dropped.
+struct Held(LockRank);
+
+impl Held {
+    fn new(rank: LockRank) -> Self {
+        if cfg!(debug_assertions) {
+            HELD.with_borrow_mut(|held| {
+                let above = held.iter().find(|h| h.rank >= rank.rank).copied();
+                if let Some(above) = above {
+                    // Before the lock is waited for: else two threads could wait for each other for ever.
+                    panic!("the lock of `{}` is taken while that of `{}` is held", rank.name, above.name);
+                }
+                held.push(rank);
+            });
+        }
+        Self(rank)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if cfg!(debug_assertions) {
+            HELD.with_borrow_mut(|held| {
+                if let Some(at) = held.iter().rposition(|h| *h == self.0) {
+                    held.remove(at);
+                }
+            });
+        }
     }
 }
 
@@ -187,5 +254,27 @@ mod tests {
             threads.spawn(both).join()
         });
         assert!(same.is_err());
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    fn nothing_is_taken_while_a_leaf_is_held() {
+        let (first, leaf) = (OrderedMutex::new(FIRST, ()), OrderedRwLock::new(LockRank::leaf("leaf"), 0));
+        let taken =
+            |work: &(dyn Fn() + Sync)| std::thread::scope(|threads| threads.spawn(work).join().is_ok());
+        assert!(taken(&|| {
+            let _first = first.lock();
+            *leaf.write() += 1;
+            assert_eq!(*leaf.read(), 1);
+        }));
+        assert!(!taken(&|| {
+            let _leaf = leaf.read();
+            drop(first.lock());
+        }));
+        assert!(!taken(&|| {
+            let _leaf = leaf.read();
+            drop(leaf.read());
+        }));
+        assert!(taken(&|| drop(leaf.write())), "the panics have released it");
     }
 }

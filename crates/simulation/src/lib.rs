@@ -10,6 +10,7 @@
 //! cargo run -p caju-simulation -- --scenario sharing # several jobs that share rows
 //! cargo run -p caju-simulation -- --scenario rounds  # consumers that are killed and go on from their states
 //! cargo run -p caju-simulation -- --scenario absences # readers that stand still, a dispatcher that loses its state
+//! cargo run -p caju-simulation -- --scenario counting # stages that count rows, repeat them or skip bad ones
 //! ```
 //!
 //! # Why not `turmoil`
@@ -22,6 +23,7 @@
 
 mod ambient;
 mod consumers;
+mod counting;
 mod disk;
 mod faults;
 mod gate;

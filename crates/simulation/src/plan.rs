@@ -1,10 +1,12 @@
 //! What a run does, drawn from its seed.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::counting::Counting;
 use crate::faults::{CLIENT_TIMEOUT, Fault, Host};
 use crate::pipe::Quality;
 use crate::random::Random;
@@ -19,6 +21,8 @@ const SHUFFLE_ROWS: u64 = 500;
 /// Bytes of a row: two columns of 64-bit integers, and where jobs share two more columns.
 const ROW_BYTES: u64 = 16;
 const SHARED_ROW_BYTES: u64 = 32;
+/// Bytes of a row that one more column belongs to, whose expression fails for bad rows.
+const COUNTED_ROW_BYTES: u64 = 24;
 /// Bytes of a row with a list of at most 13 integers.
 const LIST_ROW_BYTES: u64 = 136;
 /// The most items of the list of a row that is read in rounds.
@@ -67,6 +71,8 @@ pub enum Scenario {
     Rounds,
     /// One job with several readers that stand still, and a dispatcher that loses its state.
     Absences,
+    /// One job whose pipeline counts rows, repeats them or skips bad ones.
+    Counting,
 }
 
 /// A run.
@@ -103,6 +109,8 @@ pub(crate) struct Plan {
     pub(crate) prefetch_bytes: usize,
     /// The reader that has a worker in its own process, which no other reader reads.
     pub(crate) colocated: Option<usize>,
+    /// Stages that count rows, repeat them or skip bad ones.
+    pub(crate) counting: Option<Counting>,
     /// The jobs that share rows; none: all readers belong to one job.
     pub(crate) sharing: Option<Sharing>,
     /// Faults, with the time of each since the beginning of the first epoch.
@@ -119,13 +127,14 @@ impl Plan {
             Scenario::Sharing => 11,
             Scenario::Rounds => 12,
             Scenario::Absences => 13,
+            Scenario::Counting => 14,
         };
         let mut r = Random::new(seed, purpose);
         let workers = usize::try_from(r.between(1, 5)).unwrap_or(1);
         let readers = usize::try_from(r.between(if is_of_consumers { 2 } else { 1 }, 5)).unwrap_or(1);
         let splits = r.between(3, if shares { 12 } else { 21 });
         let division = match r.between(0, 10) {
-            _ if shares => Division::Dynamic,
+            _ if shares || scenario == Scenario::Counting => Division::Dynamic,
             _ if is_of_consumers => Division::Consumers { pads: r.permille(500) },
             0 => Division::ByRow,
             1 => Division::Consumers { pads: r.permille(500) },
@@ -154,6 +163,7 @@ impl Plan {
             // A reader with a worker of its own, or one that takes rows of another job, may read all that is left before the other
             // one comes: then only an attempt says that they belong together (`docs/guarantees.md`).
             names_attempt: is_of_consumers
+                || scenario == Scenario::Counting
                 || resumes && ((seed / 2).is_multiple_of(2) || seed % 5 == 2 || shares),
             is_deterministic: r.permille(150) && is_dynamic,
             shuffles: r.permille(250),
@@ -171,6 +181,7 @@ impl Plan {
             // Not drawn, so that what is drawn for a seed stays.
             colocated: (is_dynamic && !shares && seed % 5 == 2)
                 .then(|| usize::try_from(seed / 5).unwrap_or(0) % readers),
+            counting: None,
             sharing: None,
             faults: Vec::new(),
         };
@@ -184,6 +195,9 @@ impl Plan {
             // Each job has a reader at least.
             plan.readers = sharing.jobs.len() + usize::try_from(r.between(0, 3)).unwrap_or(0);
             plan.sharing = Some(sharing);
+        }
+        if scenario == Scenario::Counting {
+            plan.counting = Some(Counting::draw(&mut r, plan.rows));
         }
         plan.draw_faults(&mut r);
         match scenario {
@@ -324,9 +338,13 @@ impl Plan {
     /// About how long an epoch lasts without faults, in milliseconds.
     fn expected_ms(&self) -> u64 {
         let (workers, readers) = (self.workers as u64, self.readers as u64);
-        let computing = self.rows * self.row_us / 1000 / workers;
+        let rows = match self.counting {
+            Some(_) => self.expected().into_values().map(u64::from).sum(),
+            None => self.rows,
+        };
+        let computing = rows * self.row_us / 1000 / workers;
         let pace = u64::try_from(self.pace.as_millis()).unwrap_or(0);
-        let taking = self.rows / ROWS_PER_PAUSE as u64 * pace / 2 / readers;
+        let taking = rows / ROWS_PER_PAUSE as u64 * pace / 2 / readers;
         computing.max(taking) + 200
     }
 
@@ -336,8 +354,14 @@ impl Plan {
         if self.filters {
             steps.push(json!({ "filter": "id % 3 <> 0" }));
         }
+        if let Some(counting) = &self.counting {
+            steps.extend(counting.fallible_step());
+        }
         if self.caching == Caching::PutGet {
             steps.push(json!({ "autocache": "stored" }));
+        }
+        if let Some(counting) = &self.counting {
+            steps.extend(counting.steps());
         }
         if self.row_us > 0 {
             steps.push(json!({ "sleep": { "per_row": format!("{}us", self.row_us) } }));
@@ -365,7 +389,11 @@ impl Plan {
                 steps.extend(self.batch.map(|size| json!({ "batch": size })));
             }
         }
-        json!({ "source": { "range": self.rows }, "steps": steps, "deterministic": self.is_deterministic })
+        let mut definition = json!({ "source": { "range": self.rows }, "steps": steps, "deterministic": self.is_deterministic });
+        if let Some(on_error) = self.counting.as_ref().and_then(Counting::on_error) {
+            definition["on_error"] = on_error;
+        }
+        definition
     }
 
     /// The `shuffle` stage, if there is one.
@@ -412,10 +440,13 @@ impl Plan {
         if self.learns { 0 } else { CLASSES.partition_point(|first| *first <= id * 7919 % 13) }
     }
 
-    /// The values of `id` that the readers of an epoch get, in order.
-    pub(crate) fn expected(&self) -> impl Iterator<Item = i64> + use<> {
-        let filters = self.filters;
-        (0..i64::try_from(self.rows).unwrap_or(0)).filter(move |id| !filters || id % 3 != 0)
+    /// The values of `id` that the readers of an epoch get, with how often they get them.
+    pub(crate) fn expected(&self) -> BTreeMap<i64, u32> {
+        let ids = (0..i64::try_from(self.rows).unwrap_or(0)).filter(|id| !self.filters || id % 3 != 0);
+        match &self.counting {
+            Some(counting) => counting.expected(&ids.collect::<Vec<_>>()),
+            None => ids.map(|id| (id, 1)).collect(),
+        }
     }
 
     /// The most bytes that wait in one task of a worker: its buffer, and the chunk that was computed when there was space
@@ -423,6 +454,7 @@ impl Plan {
     pub(crate) fn max_task_bytes(&self) -> usize {
         let row_bytes = match &self.sharing {
             Some(_) => SHARED_ROW_BYTES,
+            None if self.counting.is_some() => COUNTED_ROW_BYTES,
             None if self.is_in_rounds => LIST_ROW_BYTES,
             None => ROW_BYTES,
         };
@@ -477,6 +509,9 @@ impl fmt::Display for Plan {
         }
         if let Some(reader) = self.colocated {
             write!(f, ", reader-{reader} has a worker of its own")?;
+        }
+        if let Some(counting) = &self.counting {
+            write!(f, "{counting}")?;
         }
         if let Some(sharing) = &self.sharing {
             write!(f, ", sharing: {sharing}")?;

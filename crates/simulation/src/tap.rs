@@ -352,8 +352,8 @@ dispatcher! {
         worker_heartbeat: v1::WorkerHeartbeatRequest => v1::WorkerHeartbeatResponse;
         get_task: v1::GetTaskRequest => v1::GetTaskResponse;
         finish_task: v1::FinishTaskRequest => v1::FinishTaskResponse;
-        serve_behind: v1::ServeBehindRequest => v1::ServeBehindResponse;
-        deal_tail: v1::DealTailRequest => v1::DealTailResponse;
+        serve_behind: v1::ServeLaggingRequest => v1::ServeLaggingResponse;
+        deal_tail: v1::AssignRemainderRequest => v1::AssignRemainderResponse;
         next_rounds: v1::NextRoundsRequest => v1::NextRoundsResponse;
         report_boundaries: v1::ReportBoundariesRequest => v1::ReportBoundariesResponse;
         drain_worker: v1::DrainWorkerRequest => v1::DrainWorkerResponse;

@@ -5,6 +5,7 @@ use std::fmt;
 use std::hash::Hash;
 use std::sync::Arc;
 
+use caju_runtime::{LockRank, OrderedMutex};
 use parking_lot::Mutex;
 use parquet::file::metadata::ParquetMetaData;
 
@@ -51,9 +52,9 @@ impl<K: Hash + Eq + Clone, V: Clone> Bounded<K, V> {
 /// The caches that the readers of one process share. Cheap to clone; a clone is the same cache.
 #[derive(Clone)]
 pub struct SourceCaches {
-    record_starts: Arc<Mutex<Bounded<FileRef, Arc<RecordIndex>>>>,
-    footers: Arc<Mutex<Bounded<FileRef, Arc<ParquetMetaData>>>>,
-    saves: Arc<Mutex<Bounded<String, OpenSave>>>,
+    record_starts: Arc<OrderedMutex<Bounded<FileRef, Arc<RecordIndex>>>>,
+    footers: Arc<OrderedMutex<Bounded<FileRef, Arc<ParquetMetaData>>>>,
+    saves: Arc<OrderedMutex<Bounded<String, OpenSave>>>,
 }
 
 /// The cache over the root of a save, once it is open.
@@ -62,19 +63,25 @@ type OpenSave = Arc<tokio::sync::OnceCell<Arc<caju_cache::Cache>>>;
 impl Default for SourceCaches {
     fn default() -> Self {
         Self {
-            record_starts: Arc::new(Mutex::new(Bounded::new(INDEXED_FILES))),
-            footers: Arc::new(Mutex::new(Bounded::new(FOOTERS))),
-            saves: Arc::new(Mutex::new(Bounded::new(SAVES))),
+            record_starts: leaf("the record starts of files", INDEXED_FILES),
+            footers: leaf("the footers of files", FOOTERS),
+            saves: leaf("the open saves", SAVES),
         }
     }
 }
 
+fn leaf<K: Hash + Eq + Clone, V: Clone>(
+    name: &'static str,
+    capacity: usize,
+) -> Arc<OrderedMutex<Bounded<K, V>>> {
+    Arc::new(OrderedMutex::new(LockRank::leaf(name), Bounded::new(capacity)))
+}
+
 impl fmt::Debug for SourceCaches {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SourceCaches")
-            .field("files", &self.record_starts.lock().map.len())
-            .field("footers", &self.footers.lock().map.len())
-            .finish()
+        let files = self.record_starts.lock().map.len();
+        let footers = self.footers.lock().map.len();
+        f.debug_struct("SourceCaches").field("files", &files).field("footers", &footers).finish()
     }
 }
 

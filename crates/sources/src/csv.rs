@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use arrow::csv::ReaderBuilder;
 use arrow::csv::reader::Format as CsvFormat;
-use arrow_array::RecordBatch;
 use arrow_array::cast::AsArray;
+use arrow_array::types::{Float32Type, Float64Type};
+use arrow_array::{ArrayRef, RecordBatch};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 
-use crate::text::{INFER_ROWS, Text, shown, type_name};
+use crate::text::{INFER_ROWS, Text, overflow, shown, type_name};
 
 /// How a CSV file is written. An empty value is null.
 #[derive(Debug, Clone)]
@@ -62,6 +63,30 @@ impl Csv {
         }))
     }
 
+    /// Why a value has no place in a column of floats, if one was read as an infinite number and is none.
+    fn overflow(
+        &self,
+        schema: &SchemaRef,
+        batch: &RecordBatch,
+        columns: &[usize],
+        lines: &[u8],
+    ) -> Result<Option<String>, String> {
+        for (array, &i) in batch.columns().iter().zip(columns) {
+            let of = schema.field(i);
+            if !has_infinite(array) {
+                continue;
+            }
+            let mut fields = schema.fields().to_vec();
+            fields[i] = Arc::new(Field::new(of.name(), DataType::Utf8, true));
+            let text = self.read(&Arc::new(Schema::new(fields)), Some(vec![i]), lines, batch.num_rows())?;
+            let text = text.iter().flat_map(|text| text.column(0).as_string::<i32>().iter().flatten());
+            if let Some(why) = text.filter_map(|value| overflow(value, of.data_type())).next() {
+                return Ok(Some(format!("column `{}`: {why}", of.name())));
+            }
+        }
+        Ok(None)
+    }
+
     /// The names in a header. A quote within a quoted name is written twice.
     fn names(&self, line: &[u8]) -> Vec<String> {
         let (mut names, mut quoted, mut name) = (Vec::new(), false, Vec::new());
@@ -110,7 +135,12 @@ impl Text for Csv {
     ) -> Result<Vec<RecordBatch>, String> {
         // A projection of nothing would lose the number of rows.
         let columns = if projection.is_empty() { vec![0] } else { projection.to_vec() };
-        let batch = self.read(schema, Some(columns), lines, rows)?;
+        let batch = self.read(schema, Some(columns.clone()), lines, rows)?;
+        if let Some(why) =
+            batch.as_ref().map(|b| self.overflow(schema, b, &columns, lines)).transpose()?.flatten()
+        {
+            return Err(why);
+        }
         let batch = match batch {
             Some(b) if projection.is_empty() => Some(b.project(&[]).map_err(|e| e.to_string())?),
             b => b,
@@ -128,7 +158,11 @@ impl Text for Csv {
             }
             return Some(format!("it is not valid UTF-8: {}", shown(text.trim_end())));
         };
-        let bad = projection.iter().copied().find(|&i| self.read(schema, Some(vec![i]), line, 1).is_err())?;
+        let bad = projection.iter().copied().find(|&i| self.read(schema, Some(vec![i]), line, 1).is_err());
+        let Some(bad) = bad else {
+            let batch = self.read(schema, Some(projection.to_vec()), line, 1).ok()??;
+            return self.overflow(schema, &batch, projection, line).ok()?;
+        };
         let value = values.get(bad)?.clone().unwrap_or_default();
         let field = schema.field(bad);
         Some(format!(
@@ -149,6 +183,20 @@ impl Text for Csv {
         let (schema, _) =
             format.infer_schema(Cursor::new(lines), Some(INFER_ROWS)).map_err(|e| e.to_string())?;
         Ok(Schema::new(schema.fields().iter().map(|f| plain(f)).collect::<Vec<_>>()))
+    }
+}
+
+/// Whether a column of floats has an infinite value.
+fn has_infinite(array: &ArrayRef) -> bool {
+    // Without a branch per value this is vectorised.
+    match array.data_type() {
+        DataType::Float32 => {
+            array.as_primitive::<Float32Type>().values().iter().fold(false, |any, v| any | v.is_infinite())
+        }
+        DataType::Float64 => {
+            array.as_primitive::<Float64Type>().values().iter().fold(false, |any, v| any | v.is_infinite())
+        }
+        _ => false,
     }
 }
 

@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use caju_runtime::stores::{CountingStore, Listed, Location, local_version, store_error};
-use caju_runtime::{IoCounters, blocking, recycle, thread_blocks_read, thread_cpu_time};
+use caju_runtime::{
+    IoCounters, LockRank, OrderedMutex, blocking, recycle, thread_blocks_read, thread_cpu_time,
+};
 use caju_types::{Error, Result};
 use futures::stream::{self, BoxStream, StreamExt};
 use object_store::{GetOptions, ObjectStore, coalesce_ranges};
-use parking_lot::Mutex;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::context::SourceContext;
@@ -46,6 +47,11 @@ fn changed(url: &str, how: &str) -> Error {
     ))
 }
 
+/// The locks of a file are taken in this order. The handle's is held while a closure reads the file.
+const HANDLE: LockRank = LockRank::new(120, "the handle of a source file");
+const LOCAL_FILE: LockRank = LockRank::new(121, "a local source file");
+const VERSION: LockRank = LockRank::leaf("the version of a source file");
+
 /// A file that is read at one version only. Shared by reference counting; reads may run concurrently.
 #[derive(Debug)]
 pub(crate) struct SourceFile {
@@ -55,9 +61,9 @@ pub(crate) struct SourceFile {
     store: CountingStore,
     io: Arc<IoCounters>,
     block_bytes: u64,
-    local: Mutex<Option<Arc<Mutex<File>>>>,
+    local: OrderedMutex<Option<Arc<OrderedMutex<File>>>>,
     /// The version to ask for; differs from the listed one only under `version: content`.
-    version: Mutex<FileVersion>,
+    version: OrderedMutex<FileVersion>,
 }
 
 impl SourceFile {
@@ -70,8 +76,8 @@ impl SourceFile {
             at,
             io: Arc::clone(&ctx.io),
             block_bytes: ctx.limits.block_bytes.max(4096),
-            local: Mutex::new(None),
-            version: Mutex::new(file.version.clone()),
+            local: OrderedMutex::new(HANDLE, None),
+            version: OrderedMutex::new(VERSION, file.version.clone()),
         }))
     }
 
@@ -155,7 +161,7 @@ impl SourceFile {
         (after.and(result), reads.bytes, reads.took)
     }
 
-    fn open_local(&self) -> Result<Arc<Mutex<File>>> {
+    fn open_local(&self) -> Result<Arc<OrderedMutex<File>>> {
         let mut local = self.local.lock();
         if let Some(handle) = &*local {
             return Ok(Arc::clone(handle));
@@ -165,7 +171,7 @@ impl SourceFile {
         if let Err(e) = self.check_local(&file) {
             self.adopt_local(&mut file, e)?;
         }
-        let handle = Arc::new(Mutex::new(file));
+        let handle = Arc::new(OrderedMutex::new(LOCAL_FILE, file));
         *local = Some(Arc::clone(&handle));
         Ok(handle)
     }

@@ -19,7 +19,7 @@ use caju_types::{Error, ErrorKind, Result, hash128};
 use parking_lot::Mutex;
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::ipc_bounds::check_stream;
+use crate::ipc_bounds::{check_stream, depth_error};
 
 /// The tables of each name: a copy of the rows, and the memory of somebody else that has the same rows.
 static TABLES: LazyLock<Mutex<HashMap<String, Vec<Weak<InlineTable>>>>> = LazyLock::new(Mutex::default);
@@ -87,7 +87,9 @@ impl InlineTable {
     /// claim.
     pub(crate) fn read(ipc: Bytes, max_bytes: u64) -> Result<Self> {
         let bad = |e: ArrowError| {
-            Error::invalid(format!("source memory: the rows are not a valid Arrow IPC stream: {e}"))
+            depth_error("source memory", &e.to_string()).unwrap_or_else(|| {
+                Error::invalid(format!("source memory: the rows are not a valid Arrow IPC stream: {e}"))
+            })
         };
         check_stream(&ipc, max_bytes).map_err(|e| e.context("source memory"))?;
         // The decoder panics over some schemas that were made by hand.

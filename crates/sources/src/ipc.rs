@@ -17,7 +17,7 @@ use crate::context::SourceContext;
 use crate::file::SourceFile;
 use crate::file_columns::{FileColumns, file_order};
 use crate::files::Format;
-use crate::ipc_bounds::{check_block, num_nodes};
+use crate::ipc_bounds::{check_block, depth_error, num_nodes};
 use crate::parquet_bounds::check_footer_length;
 use crate::row_groups::{groups_of, pack};
 use crate::source::ReadOptions;
@@ -60,7 +60,10 @@ impl Ipc {
 }
 
 fn damaged(url: &str, why: impl std::fmt::Display) -> Error {
-    Error::data_loss(format!("{url}: the file is damaged or is no Arrow IPC file: {why}"))
+    let why = why.to_string();
+    depth_error(url, &why).unwrap_or_else(|| {
+        Error::data_loss(format!("{url}: the file is damaged or is no Arrow IPC file: {why}"))
+    })
 }
 
 /// Runs a decoder that may panic on damaged bytes.

@@ -6,6 +6,7 @@
 //! would lose them, and a batch without columns may claim two billion rows.
 
 use arrow::ipc::{CompressionType, Field, Message, MessageHeader, RecordBatch, Schema, root_as_message};
+use caju_kernels::too_deep;
 use caju_runtime::budget;
 use caju_types::{Error, Result, format_bytes};
 
@@ -17,6 +18,14 @@ const ZSTD_RATIO: u64 = 128 << 10 >> 2;
 const LZ4_RATIO: u64 = 255;
 /// Arrow's own bound: lists and offsets count in 31 bits.
 const MAX_ROWS: i64 = i32::MAX as i64;
+
+/// The error of a schema that the verifier of flatbuffers refuses for its depth, by the verifier's message: such a file is not
+/// damaged. None for other messages.
+pub(crate) fn depth_error(place: &str, message: &str) -> Option<Error> {
+    let is_depth =
+        ["Nested table depth limit reached", "DepthLimitReached"].iter().any(|m| message.contains(m));
+    is_depth.then(|| Error::invalid(format!("{place}: the type of a column is {}", too_deep())))
+}
 
 /// The columns of a schema, nested ones included: a record batch has a node for each.
 pub(crate) fn num_nodes(schema: &Schema<'_>) -> usize {

@@ -88,3 +88,29 @@ async fn a_footer_above_the_bound_is_refused_before_it_is_read() {
     assert!(e.message().starts_with(&want) && e.message().ends_with("or raise --chunk-memory"), "{e}");
     assert!(ctx.io.snapshot().bytes_read <= 64 << 10);
 }
+
+/// The verifier of the schema refuses its depth: the file is not damaged.
+#[tokio::test]
+async fn a_schema_that_is_nested_too_deep_is_refused_with_its_depth() {
+    use arrow_schema::{DataType, Field, Schema};
+    for (levels, is_refused) in [(60, false), (61, true), (200, true)] {
+        let item = Field::new("item", DataType::Int64, true);
+        let list = |item: Field, _| Field::new("x", DataType::List(Arc::new(item)), true);
+        let schema = Schema::new(vec![(0..levels).fold(item, list)]);
+        let mut writer = FileWriter::try_new(Vec::new(), &schema).unwrap();
+        writer.finish().unwrap();
+        let ctx = context();
+        let url = format!("{}/x.arrow", fresh());
+        put(&ctx, &url, writer.into_inner().unwrap()).await;
+        let opened = open(&ctx, &def(FileFormat::Arrow { columns: None }, &url)).await.map(drop);
+        match is_refused {
+            false => opened.unwrap(),
+            true => {
+                let e = opened.unwrap_err();
+                let want = format!("{url}: the type of a column is nested deeper than 60 levels");
+                assert_eq!(e.kind(), ErrorKind::InvalidArgument, "{e}");
+                assert!(e.message().starts_with(&want), "{e}");
+            }
+        }
+    }
+}

@@ -22,9 +22,10 @@ pub(crate) struct Json {
 impl Json {
     /// What the decoder would not report. Keys without a column are errors if all columns are read and were found in the rows.
     fn scan(&self, schema: &SchemaRef, projection: &[usize], lines: &[u8]) -> Result<(), String> {
-        let root = (!self.is_given).then(|| DataType::Struct(schema.fields().clone()));
-        let unknown_keys = projection.len() < schema.fields().len();
-        scan(lines, root.as_ref().map(|of| Expected { of, unknown_keys }))
+        let root = (!self.is_given || schema.fields().iter().any(|f| f.data_type().is_floating()))
+            .then(|| DataType::Struct(schema.fields().clone()));
+        let unknown_keys = self.is_given || projection.len() < schema.fields().len();
+        scan(lines, root.as_ref().map(|of| Expected { of, unknown_keys, rounds: self.is_given }))
     }
 }
 
@@ -99,7 +100,11 @@ impl Text for Json {
         let text = String::from_utf8_lossy(line);
         let value: serde_json::Value = match serde_json::from_slice(line) {
             Ok(value) => value,
-            Err(e) => return Some(format!("it is not a JSON object: {e}: {}", shown(text.trim_end()))),
+            // A number that is too large is one of the parser's reasons, too.
+            Err(e) => {
+                let not_json = || format!("it is not a JSON object: {e}: {}", shown(text.trim_end()));
+                return Some(self.scan(schema, projection, line).err().unwrap_or_else(not_json));
+            }
         };
         let Some(object) = value.as_object() else {
             return Some(format!("it is not a JSON object: {}", shown(text.trim_end())));

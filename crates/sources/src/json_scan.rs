@@ -1,11 +1,11 @@
 //! What the JSON decoder of Arrow does not report: keys that an object has twice, of which it takes one, keys that no column
-//! takes, and integers that it rounds.
+//! takes, integers that it rounds, and numbers that it makes infinite.
 
 use std::collections::HashSet;
 
 use arrow_schema::DataType;
 
-use crate::text::shown;
+use crate::text::{overflow, shown};
 
 /// The keys of an object that are compared one by one; more are found by their hash.
 const FEW_KEYS: usize = 16;
@@ -17,13 +17,15 @@ const FLOAT_BITS: u32 = 53;
 /// that are found by reading go no deeper than 128.
 const MAX_DEPTH: usize = 512;
 
-/// What the columns, which were found in the first rows, say about each line.
+/// What the columns say about each line.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Expected<'a> {
-    /// The type of a line's object, by which integers that would be rounded are found.
+    /// The type of a line's object, by which numbers are found that would not be read as they are.
     pub(crate) of: &'a DataType,
     /// Whether an object may have keys that its type does not have.
     pub(crate) unknown_keys: bool,
+    /// Whether integers may be rounded.
+    pub(crate) rounds: bool,
 }
 
 /// An object or a list that is open.
@@ -66,6 +68,7 @@ impl<'a> Keys<'a> {
 pub(crate) fn scan(lines: &[u8], expected: Option<Expected<'_>>) -> Result<(), String> {
     let root = expected.map(|e| e.of);
     let unknown_keys = expected.is_none_or(|e| e.unknown_keys);
+    let rounds = expected.is_none_or(|e| e.rounds);
     let mut open: Vec<Open<'_>> = Vec::new();
     let mut at = 0;
     while let Some(&b) = lines.get(at) {
@@ -94,17 +97,25 @@ pub(crate) fn scan(lines: &[u8], expected: Option<Expected<'_>>) -> Result<(), S
             }
             b'"' => {
                 let Some(len) = string_len(&lines[at..]) else { return Ok(()) };
-                if let Some(o) = open.last_mut().filter(|o| o.at_key) {
-                    o.at_key = false;
-                    add_key(o, &lines[at..at + len], unknown_keys)?;
+                match open.last_mut() {
+                    Some(o) if o.at_key => {
+                        o.at_key = false;
+                        add_key(o, &lines[at..at + len], unknown_keys)?;
+                    }
+                    // The decoder reads numbers in quotes, too.
+                    Some(Open { next: Some(of), .. }) => check_range(&lines[at + 1..at + len - 1], of)?,
+                    _ => {}
                 }
                 at += len;
             }
             b'-' | b'0'..=b'9' => {
                 let number = &lines[at..];
                 let len = number.iter().position(|b| !is_of_number(*b)).unwrap_or(number.len());
-                if open.last().and_then(|o| o.next) == Some(&DataType::Float64) {
-                    check_integer(&number[..len])?;
+                if let Some(of) = open.last().and_then(|o| o.next) {
+                    check_range(&number[..len], of)?;
+                    if *of == DataType::Float64 && !rounds {
+                        check_integer(&number[..len])?;
+                    }
                 }
                 at += len;
             }
@@ -170,6 +181,21 @@ fn value_of<'a>(object: &'a DataType, key: &str) -> Option<&'a DataType> {
     match object {
         DataType::Struct(fields) => fields.iter().find(|f| f.name() == key).map(|f| f.data_type()),
         _ => None,
+    }
+}
+
+/// The most characters of a number without an exponent that fits float32.
+const MAX_DIGITS: usize = 38;
+
+/// # Errors
+/// For a number that is too large for a type of floats.
+fn check_range(number: &[u8], of: &DataType) -> Result<(), String> {
+    if !of.is_floating() || (number.len() <= MAX_DIGITS && !number.iter().any(|b| matches!(b, b'e' | b'E'))) {
+        return Ok(());
+    }
+    match std::str::from_utf8(number).ok().and_then(|number| overflow(number, of)) {
+        Some(why) => Err(why),
+        None => Ok(()),
     }
 }
 
@@ -256,7 +282,7 @@ mod tests {
             (r#"{"object":{"n":1,"y":9007199254740993}}"#, true),
             (r#"{"other":9007199254740993,"x":"9007199254740993"}"#, false),
         ] {
-            let expected = Expected { of: &root, unknown_keys: true };
+            let expected = Expected { of: &root, unknown_keys: true, rounds: false };
             assert_eq!(scan(text.as_bytes(), Some(expected)).is_err(), rounded, "{text}");
             scan(text.as_bytes(), None).unwrap();
         }
@@ -282,13 +308,14 @@ mod tests {
             (r#"{"object":{"y":1,"x":2}}"#, Some("`x`")),
             (r#"{"list":[{"y":1},{"z":2}]}"#, Some("`z`")),
         ] {
-            let all = Expected { of: &root, unknown_keys: false };
+            let all = Expected { of: &root, unknown_keys: false, rounds: false };
             match (scan(text.as_bytes(), Some(all)), unknown) {
                 (Ok(()), None) => {}
                 (Err(e), Some(key)) => assert!(e.contains(key), "{text}: {e}"),
                 other => panic!("{text}: {other:?}"),
             }
-            scan(text.as_bytes(), Some(Expected { of: &root, unknown_keys: true })).unwrap();
+            let some = Expected { of: &root, unknown_keys: true, rounds: true };
+            scan(text.as_bytes(), Some(some)).unwrap();
             scan(text.as_bytes(), None).unwrap();
         }
     }

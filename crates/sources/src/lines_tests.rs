@@ -1,7 +1,7 @@
 //! CSV and JSON lines: every line once however the file is cut, and what is said about bad ones.
 
 use arrow_array::cast::AsArray;
-use arrow_array::types::{Float64Type, Int64Type};
+use arrow_array::types::{Float32Type, Float64Type, Int64Type};
 use arrow_array::{Array, RecordBatch};
 use arrow_schema::DataType;
 use caju_pipeline::{ColumnType, FileFormat};
@@ -316,6 +316,90 @@ async fn json_integers_are_never_rounded_unless_floats_were_asked_for() {
     assert!(e.message().contains("line 2: column `a`: `18446744073709551615` is not of type int64"), "{e}");
     let rounded = read(Some(ColumnType::Float64)).await.unwrap().unwrap();
     assert_eq!(rounded.column(0).as_primitive::<Float64Type>().value(0), 9_007_199_254_740_992.0);
+}
+
+/// Arrow would read such a number as infinite. Infinite values that are written as such are read.
+#[tokio::test]
+async fn numbers_that_do_not_fit_a_column_of_floats_are_errors_of_their_line() {
+    let columns = |t| Some(vec![("s".to_owned(), ColumnType::String), ("a".to_owned(), t)]);
+    let csv =
+        |schema| FileFormat::Csv { header: true, delimiter: ',', schema, compression: Compression::Auto };
+    let json = |schema| FileFormat::Json { schema, compression: Compression::Auto };
+    let (f32, f64) = (ColumnType::Float32, ColumnType::Float64);
+    let digits = "9".repeat(39);
+    // Behind the first rows, in which the columns are found.
+    let nested = format!("{}{{\"l\":[{{\"a\":-1e399}}]}}\n", "{\"l\":[{\"a\":1.5}]}\n".repeat(1100));
+    let cases = [
+        (
+            "s,a\nx,inf\nx,1e39\n",
+            csv(columns(f32)),
+            "line 3: column `a`: the number `1e39` does not fit float32",
+        ),
+        (
+            "s,a\nx,1e38\nx,-1e399\n",
+            csv(columns(f64)),
+            "line 3: column `a`: the number `-1e399` does not fit float64",
+        ),
+        (
+            "s,a\n1e39,1.5\nx,1e309\n",
+            csv(None),
+            "line 3: column `a`: the number `1e309` does not fit float64",
+        ),
+        (
+            "{\"a\":1e38}\n{\"a\":1e39}\n",
+            json(columns(f32)),
+            "line 2: the number `1e39` does not fit float32",
+        ),
+        (&format!("{{\"a\":1}}\n{{\"a\":{digits}}}\n"), json(columns(f32)), "line 2: the number `99"),
+        ("{\"a\":\"inf\"}\n{\"a\":\"1E39\"}\n", json(columns(f32)), "line 2: the number `1E39` does not"),
+        (&nested, json(None), "line 1101: the number `-1e399` does not fit float64"),
+    ];
+    for (text, format, want) in cases {
+        let (url, result) = read(text, format.clone(), &ReadOptions::default(), 1 << 20).await;
+        let e = result.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::DataLoss, "{e}");
+        assert!(e.message().starts_with(&format!("{url}: {want}")), "{e}\n{want}");
+        let (skip, errors) = skips();
+        let options = ReadOptions { skip: Some(skip), ..ReadOptions::default() };
+        let rows = read(text, format, &options, 1 << 20).await.1.unwrap().map_or(0, |b| b.num_rows());
+        let lines = text.lines().count() - usize::from(text.starts_with("s,a"));
+        assert_eq!((rows, errors.lock().len()), (lines - 1, 1), "{text:.60}");
+    }
+    let text = "s,a\nx,inf\n1e39,-Infinity\n1e39,NaN\n";
+    let all = read(text, csv(columns(f32)), &ReadOptions::default(), 1 << 20).await.1.unwrap().unwrap();
+    let floats = all.column(1).as_primitive::<Float32Type>().values().to_vec();
+    assert_eq!(floats[..2], [f32::INFINITY, f32::NEG_INFINITY]);
+    assert!(floats[2].is_nan());
+}
+
+/// Lists that nest deeper than a schema can are found in the first rows.
+#[tokio::test]
+async fn a_json_column_that_is_nested_too_deep_is_refused() {
+    let levels = |n: usize| format!("{{\"a\":{}1{}}}\n", "[".repeat(n), "]".repeat(n));
+    let (_, deepest) = read(&levels(60), json(), &ReadOptions::default(), 1 << 20).await;
+    assert_eq!(deepest.unwrap().unwrap().num_rows(), 1);
+    for n in [61, 100] {
+        let ctx = context();
+        let url = format!("{}/x.jsonl", fresh());
+        put(&ctx, &url, levels(n)).await;
+        let e = open(&ctx, &def(json(), &url)).await.map(drop).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::InvalidArgument);
+        let want = format!("{url}: the column `a` is nested deeper than 60 levels");
+        assert!(e.message().starts_with(&want), "{e}");
+    }
+}
+
+/// The names of internal columns would be confused with them.
+#[tokio::test]
+async fn columns_with_reserved_names_are_refused() {
+    for name in ["caju.split", "caju.row", "__caju_common_1"] {
+        let ctx = context();
+        let url = format!("{}/x.csv", fresh());
+        put(&ctx, &url, format!("{name},b\n1,2\n")).await;
+        let e = open(&ctx, &def(csv(None), &url)).await.map(drop).unwrap_err();
+        let want = format!("{url}: the column `{name}`: names that begin with `");
+        assert!(e.message().starts_with(&want) && e.message().contains("reserved"), "{e}");
+    }
 }
 
 /// A schema would not help.

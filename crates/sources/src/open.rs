@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use arrow_schema::SchemaRef;
+use caju_kernels::check_columns;
 use caju_pipeline::{DatasetDef, FileFormat, FileSource, SourceDef};
 use caju_types::{Error, Result};
 use futures::future::BoxFuture;
@@ -60,12 +61,14 @@ fn open<'a>(
         Ok(match def {
             SourceDef::Files(files) => open_files(files, ctx, schema).await?,
             SourceDef::Range { start, end, step } => Arc::new(plain::RangeSource::new(*start, *end, *step)?),
-            SourceDef::Memory { ipc } => Arc::new(plain::MemorySource::new(ipc, ctx.limits.chunk_bytes)?),
+            SourceDef::Memory { ipc } => {
+                checked("source memory", plain::MemorySource::new(ipc, ctx.limits.chunk_bytes)?)?
+            }
             SourceDef::InlineTable { sha256 } => {
-                Arc::new(plain::MemorySource::of(inline_table::find(sha256)?))
+                checked("source memory", plain::MemorySource::of(inline_table::find(sha256)?))?
             }
             SourceDef::Load { path, wait } => {
-                Arc::new(load::LoadSource::open(path, *wait, ctx, schema).await?)
+                checked(path, load::LoadSource::open(path, *wait, ctx, schema).await?)?
             }
             SourceDef::Concatenate(datasets) => {
                 let children = open_children(datasets, ctx).await?;
@@ -85,6 +88,12 @@ fn open<'a>(
     })
 }
 
+/// A source whose columns have names and types that rows may have. `place` is its name in errors.
+fn checked<S: Source + 'static>(place: &str, source: S) -> Result<Arc<dyn Source>> {
+    check_columns(&source.schema()).map_err(|e| e.context(place))?;
+    Ok(Arc::new(source))
+}
+
 async fn open_children(datasets: &[DatasetDef], ctx: &SourceContext) -> Result<Vec<Arc<dyn Source>>> {
     let mut children = Vec::with_capacity(datasets.len());
     for (i, dataset) in datasets.iter().enumerate() {
@@ -102,6 +111,7 @@ async fn open_files(
         Some(_) => None,
         None => Some(first_file(def, ctx).await?),
     };
+    let place = name_of(first.as_ref());
     Ok(match &def.format {
         FileFormat::TfRecord { compression } => {
             Arc::new(files::FilesSource::new(tfrecord::TfRecord::new(*compression), def, ctx))
@@ -115,7 +125,7 @@ async fn open_files(
                 }
                 (None, None) => return Err(Error::internal("neither a schema nor a file")),
             };
-            Arc::new(files::FilesSource::new(format, def, ctx))
+            checked(place, files::FilesSource::new(format, def, ctx))?
         }
         FileFormat::WebDataset { compression, columns } => {
             let columns = columns.as_deref();
@@ -129,7 +139,7 @@ async fn open_files(
                 }
                 (None, None) => return Err(Error::internal("neither a schema nor a file")),
             };
-            Arc::new(files::FilesSource::new(format, def, ctx))
+            checked(place, files::FilesSource::new(format, def, ctx))?
         }
         FileFormat::Csv { header, delimiter, schema: given, compression } => {
             let delimiter = u8::try_from(*delimiter).ok().filter(u8::is_ascii).ok_or_else(|| {
@@ -138,15 +148,15 @@ async fn open_files(
             let given = given.as_ref().map(|g| text::given_schema(g, "csv")).transpose()?;
             let text = csv::Csv { header: *header, delimiter };
             let format = lines::Lines::open(ctx, text, *compression, schema.or(given), first.as_ref());
-            let format = guard::planned(name_of(first.as_ref()), format).await?;
-            Arc::new(files::FilesSource::new(format, def, ctx))
+            let format = guard::planned(place, format).await?;
+            checked(place, files::FilesSource::new(format, def, ctx))?
         }
         FileFormat::Json { schema: given, compression } => {
             let given = given.as_ref().map(|g| text::given_schema(g, "json")).transpose()?;
             let text = json::Json { is_given: given.is_some() };
             let format = lines::Lines::open(ctx, text, *compression, schema.or(given), first.as_ref());
-            let format = guard::planned(name_of(first.as_ref()), format).await?;
-            Arc::new(files::FilesSource::new(format, def, ctx))
+            let format = guard::planned(place, format).await?;
+            checked(place, files::FilesSource::new(format, def, ctx))?
         }
         FileFormat::Arrow { columns } => {
             let format = match (schema, &first) {
@@ -156,7 +166,7 @@ async fn open_files(
                 }
                 (None, None) => return Err(Error::internal("neither a schema nor a file")),
             };
-            Arc::new(files::FilesSource::new(format, def, ctx))
+            checked(place, files::FilesSource::new(format, def, ctx))?
         }
         FileFormat::Images => Arc::new(images::ImagesSource::new(ctx, def)),
     })

@@ -23,6 +23,7 @@ use crate::context::SourceContext;
 use crate::file::SourceFile;
 use crate::file_columns::{FileColumns, file_order};
 use crate::files::Format;
+use crate::ipc_bounds::depth_error;
 use crate::parquet_bounds::{PageBounds, check_footer, check_footer_length, check_rows, footer_start};
 use crate::row_groups::{GroupSize, groups_of, pack};
 use crate::source::{ReadOptions, RowPredicate};
@@ -65,6 +66,9 @@ fn damaged(url: &str, error: &ParquetError) -> Error {
         return Error::invalid(format!(
             "{url}: its columns are compressed by {codec}, which is not supported; write the file with zstd, snappy, lz4 or gzip"
         ));
+    }
+    if let Some(e) = depth_error(url, &text) {
+        return e;
     }
     let text = text.strip_prefix("Parquet error: ").unwrap_or(&text);
     Error::data_loss(format!("{url}: the file is damaged or is no Parquet file: {text}"))

@@ -5,12 +5,13 @@
 
 use std::sync::Arc;
 
+use caju_kernels::{MAX_TYPE_LEVELS, too_deep};
 use caju_runtime::budget;
 use caju_types::{Error, ErrorKind, Result};
 use parquet::basic::Compression;
 use parquet::file::metadata::{ParquetMetaData, RowGroupMetaData};
 
-use crate::thrift::{Cursor, PageHeader};
+use crate::thrift::{Cursor, Item, PageHeader, kind};
 
 /// Where the footer begins, by the length behind it.
 pub(crate) fn footer_start(tail: &[u8], size: u64) -> Option<u64> {
@@ -19,17 +20,79 @@ pub(crate) fn footer_start(tail: &[u8], size: u64) -> Option<u64> {
     size.checked_sub(8)?.checked_sub(u64::from(u32::from_le_bytes([a, b, c, d])))
 }
 
-/// Refuses a footer whose lists claim more than the footer holds, if `bytes`, which begin at `at`, are the footer: the
-/// decoder would reserve that much.
+/// Refuses a footer whose lists claim more than the footer holds, and one whose schema is nested too deep, if `bytes`, which
+/// begin at `at`, are the footer: the decoder would reserve that much, and builds a schema by recursion.
 pub(crate) fn check_footer(url: &str, start: Option<u64>, size: u64, at: u64, bytes: &[u8]) -> Result<()> {
     let Some(start) = start.filter(|s| *s >= at) else { return Ok(()) };
     let (Ok(from), Ok(length)) = (usize::try_from(start - at), usize::try_from(size - 8 - start)) else {
         return Ok(());
     };
     let Some(footer) = bytes.get(from..).and_then(|b| b.get(..length)) else { return Ok(()) };
-    match Cursor::new(footer).structure(&mut Vec::new(), &mut |_, _| {}) {
-        Some(()) => Ok(()),
-        None => Err(Error::data_loss(format!("{url}: the file is damaged: its footer makes no sense"))),
+    let mut levels = SchemaLevels::default();
+    match Cursor::new(footer).structure(&mut Vec::new(), &mut |path, item| levels.visit(path, item)) {
+        Some(()) if levels.is_too_deep => {
+            Err(Error::invalid(format!("{url}: the type of a column is {}", too_deep())))
+        }
+        // Each element but the root is a child of another one.
+        Some(()) if !levels.is_senseless && levels.claimed < levels.elements => Ok(()),
+        _ => Err(Error::data_loss(format!("{url}: the file is damaged: its footer makes no sense"))),
+    }
+}
+
+/// The most levels of groups of a schema: two for each list and map, and the root.
+const MAX_SCHEMA_LEVELS: usize = 2 * MAX_TYPE_LEVELS + 1;
+
+/// The levels of a footer's schema: a list of elements, each of which says how many of the next ones are its children.
+#[derive(Debug, Default)]
+struct SchemaLevels {
+    /// For each group around the next element: how many of its children are still to come.
+    open: Vec<i32>,
+    /// The number of children of the present element.
+    children: i32,
+    /// The elements so far, and all children that they claim.
+    elements: u64,
+    claimed: u64,
+    is_too_deep: bool,
+    /// A value is not of the type that the decoder takes it for.
+    is_senseless: bool,
+}
+
+impl SchemaLevels {
+    fn visit(&mut self, path: &[i64], item: Item) {
+        /// The field of the footer with the schema, and its elements.
+        const SCHEMA: i64 = 2;
+        match (path, item) {
+            ([SCHEMA, -1], Item::End) => self.element(),
+            ([SCHEMA, -1, 5], Item::Integer(n)) => match i32::try_from(n).ok().filter(|n| *n >= 0) {
+                Some(n) => self.children = n,
+                None => self.is_senseless = true,
+            },
+            ([SCHEMA], Item::Other(kind::LIST))
+            | ([SCHEMA, -1], Item::Other(kind::STRUCT))
+            | ([SCHEMA, -1, 4], Item::Other(kind::BINARY))
+            | ([SCHEMA, -1, 10], Item::Other(kind::STRUCT) | Item::End)
+            | ([SCHEMA, -1, 1..=3 | 6..=9], Item::Integer(_)) => {}
+            ([SCHEMA] | [SCHEMA, -1] | [SCHEMA, -1, 1..=10], _) => self.is_senseless = true,
+            _ => {}
+        }
+    }
+
+    /// The end of an element.
+    fn element(&mut self) {
+        while self.open.last() == Some(&0) {
+            self.open.pop();
+        }
+        if let Some(left) = self.open.last_mut() {
+            *left -= 1;
+        }
+        let children = std::mem::take(&mut self.children);
+        self.elements += 1;
+        self.claimed += u64::from(children.unsigned_abs());
+        if children > 0 && self.open.len() == MAX_SCHEMA_LEVELS {
+            self.is_too_deep = true;
+        } else if children > 0 {
+            self.open.push(children);
+        }
     }
 }
 
@@ -221,5 +284,23 @@ mod tests {
             (e.kind(), e.message()),
             (ErrorKind::DataLoss, "f: the file is damaged: its footer makes no sense")
         );
+    }
+
+    /// The decoder reserves memory for as many children as an element says that it has.
+    #[test]
+    fn elements_that_claim_too_many_children_are_refused() {
+        let file = file();
+        let size = file.len() as u64;
+        let start = footer_start(&file, size);
+        let from = usize::try_from(start.unwrap()).unwrap();
+        // The root: its name, and one child.
+        let root = from + file[from..].windows(8).position(|w| w == b"\x0carrow_s").unwrap();
+        let child = root + file[root..].windows(3).position(|w| w == [0x15, 2, 0]).unwrap() + 1;
+        for children in [4, 3, 1] {
+            let mut lie = file.clone();
+            lie[child] = children;
+            let e = check_footer("f", start, size, 0, &lie).unwrap_err();
+            assert!(e.message().ends_with("its footer makes no sense"), "{children}: {e}");
+        }
     }
 }

@@ -87,3 +87,44 @@ async fn a_footer_above_the_bound_is_refused_before_it_is_read() {
         assert!(ctx.io.snapshot().bytes_read <= 64 << 10);
     }
 }
+
+/// A file without rows, of a column with this many levels of structs.
+fn nested(levels: usize) -> Vec<u8> {
+    use parquet::schema::types::Type;
+    let leaf = Type::primitive_type_builder("x", parquet::basic::Type::INT64).build().unwrap();
+    let group = |field: Type| {
+        let repetition = parquet::basic::Repetition::OPTIONAL;
+        let group = Type::group_type_builder("x").with_repetition(repetition);
+        group.with_fields(vec![Arc::new(field)]).build().unwrap()
+    };
+    let column = (0..levels).fold(leaf, |field, _| group(field));
+    let root = Type::group_type_builder("schema").with_fields(vec![Arc::new(column)]).build().unwrap();
+    let writer = parquet::file::writer::SerializedFileWriter::new(Vec::new(), Arc::new(root), Arc::default());
+    writer.unwrap().into_inner().unwrap()
+}
+
+/// The decoder would build the schema by recursion, and overflow the stack of its thread.
+#[test]
+fn a_schema_that_is_nested_too_deep_is_refused_before_it_is_built() {
+    // The library that writes the file builds the schema by recursion, too.
+    let files = std::thread::Builder::new()
+        .stack_size(256 << 20)
+        .spawn(|| [60, 61, 100, 1000, 4000].map(|n| (n, nested(n))));
+    for (levels, file) in files.unwrap().join().unwrap() {
+        run(async move {
+            let ctx = context();
+            let url = format!("{}/x.parquet", fresh());
+            put(&ctx, &url, file).await;
+            let opened = open(&ctx, &def(format(), &url)).await.map(drop);
+            if levels <= 60 {
+                return opened.unwrap();
+            }
+            let e = opened.unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::InvalidArgument, "{levels}: {e}");
+            assert!(
+                e.message().starts_with(&url) && e.message().contains("nested deeper than 60 levels"),
+                "{e}"
+            );
+        });
+    }
+}

@@ -3,6 +3,8 @@
 //! The `tar` crate is the reference of the tests and not the parser: its `Header` compares no checksums, drops the high bytes
 //! of a binary size where this parser gives an error, and splits extended headers at line ends instead of by their lengths.
 
+use std::borrow::Cow;
+
 use caju_types::{Error, Result};
 
 use crate::caches::RecordStart;
@@ -35,15 +37,30 @@ pub(crate) enum Unreadable {
     HardLink,
     SymbolicLink,
     Sparse,
+    /// The remainder of a file that begins in another archive.
+    Continuation,
+    /// A global header says what only the header of a member should.
+    Global,
+    /// A member of an unknown type, which may be a file.
+    Type(u8),
 }
 
 impl Unreadable {
     /// The error of such a member. `at` is the offset of its first header.
     pub(crate) fn error(self, url: &str, at: u64, unpacked: &str, name: &str) -> Error {
-        let (what, way_out) = match self {
-            Self::HardLink => ("a hard link", "without links: `tar --hard-dereference`"),
-            Self::SymbolicLink => ("a symbolic link", "without links: `tar --dereference`"),
-            Self::Sparse => ("a sparse file", "without `tar --sparse`"),
+        let (what, way_out): (Cow<'_, str>, _) = match self {
+            Self::HardLink => ("a hard link".into(), "without links: `tar --hard-dereference`"),
+            Self::SymbolicLink => ("a symbolic link".into(), "without links: `tar --dereference`"),
+            Self::Sparse => ("a sparse file".into(), "without `tar --sparse`"),
+            Self::Continuation => {
+                ("the remainder of a file in another volume".into(), "without `tar --multi-volume`")
+            }
+            Self::Global => {
+                ("described by a global header that names or sizes files".into(), "with `tar --format=gnu`")
+            }
+            Self::Type(flag) => {
+                (format!("of the type `{}`", flag.escape_ascii()).into(), "with `tar --format=gnu`")
+            }
         };
         Error::invalid(format!(
             "{url}: the member `{name}` at byte {at}{unpacked} is {what}, which is not supported; write the archive {way_out}"
@@ -56,8 +73,8 @@ impl Unreadable {
 pub(crate) struct Names {
     name: Option<String>,
     size: Option<u64>,
-    /// The extended headers say that the member is sparse. Its own name is a made-up one then.
-    is_sparse: bool,
+    /// The extended headers say that the member cannot be read. The own name of a sparse one is made up.
+    unreadable: Option<Unreadable>,
     sparse_name: Option<String>,
 }
 
@@ -68,7 +85,10 @@ impl Names {
     /// Reads a header block.
     pub(crate) fn header(&mut self, block: &[u8; BLOCK]) -> Result<Entry, &'static str> {
         if block.iter().all(|b| *b == 0) {
-            return Ok(Entry::End);
+            return match self.name.is_some() || self.size.is_some() || self.unreadable.is_some() {
+                true => Err("its extension headers describe a member that does not follow"),
+                false => Ok(Entry::End),
+            };
         }
         let stored = number(&block[148..156]).ok_or("its header has no checksum")?;
         let sum: u64 = block
@@ -92,14 +112,17 @@ impl Names {
             None => plain_name(block),
         };
         let sparse_name = self.sparse_name.take();
-        let unreadable = match kind {
-            _ if std::mem::take(&mut self.is_sparse) => Some(Unreadable::Sparse),
+        let by_type = match kind {
+            0 | b'0' | b'7' => None,
+            // Devices, pipes and folders, the label of a volume, and the names of the files in a folder: no content of files.
+            b'3'..=b'6' | b'V' | b'D' => None,
             b'S' => Some(Unreadable::Sparse),
             b'1' => Some(Unreadable::HardLink),
             b'2' => Some(Unreadable::SymbolicLink),
-            _ => None,
+            b'M' => Some(Unreadable::Continuation),
+            flag => Some(Unreadable::Type(flag)),
         };
-        if let Some(kind) = unreadable {
+        if let Some(kind) = self.unreadable.take().or(by_type) {
             return Ok(Entry::Unreadable { name: sparse_name.unwrap_or(name), kind });
         }
         let regular = matches!(kind, 0 | b'0' | b'7');
@@ -113,28 +136,38 @@ impl Names {
     pub(crate) fn extension(&mut self, kind: u8, content: &[u8]) -> Result<(), &'static str> {
         match kind {
             b'L' => self.name = Some(text(content)),
-            b'x' => {
+            b'x' | b'g' => {
                 let mut rest = content;
                 while !rest.is_empty() && rest[0] != 0 {
                     let (key, value, next) = pax_record(rest).ok_or("it has a damaged extension header")?;
-                    match key {
-                        b"path" => self.name = Some(utf8(value)?.to_owned()),
-                        b"size" => {
-                            let n = std::str::from_utf8(value).ok().and_then(|s| s.parse().ok());
-                            self.size = Some(n.ok_or("it has a damaged extension header")?);
-                        }
-                        key if key.starts_with(b"GNU.sparse.") => {
-                            self.is_sparse = true;
-                            if key == b"GNU.sparse.name" {
-                                self.sparse_name = Some(utf8(value)?.to_owned());
-                            }
-                        }
-                        // Values of other keys, such as extended attributes, may be binary.
-                        _ => {}
-                    }
+                    self.pax_value(kind == b'g', key, value)?;
                     rest = next;
                 }
             }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn pax_value(&mut self, is_global: bool, key: &[u8], value: &[u8]) -> Result<(), &'static str> {
+        match key {
+            b"path" | b"size" if is_global => self.unreadable = Some(Unreadable::Global),
+            b"path" => self.name = Some(utf8(value)?.to_owned()),
+            b"size" => {
+                let n = std::str::from_utf8(value).ok().and_then(|s| s.parse().ok());
+                self.size = Some(n.ok_or("it has a damaged extension header")?);
+            }
+            b"GNU.volume.filename" | b"GNU.volume.size" | b"GNU.volume.offset" => {
+                self.unreadable = Some(Unreadable::Continuation);
+            }
+            b"SUN.holesdata" | b"SCHILY.realsize" => self.unreadable = Some(Unreadable::Sparse),
+            key if key.starts_with(b"GNU.sparse.") => {
+                self.unreadable = Some(Unreadable::Sparse);
+                if key == b"GNU.sparse.name" {
+                    self.sparse_name = Some(utf8(value)?.to_owned());
+                }
+            }
+            // Values of other keys, such as extended attributes, may be binary.
             _ => {}
         }
         Ok(())

@@ -83,6 +83,19 @@ pub(crate) fn given_schema(columns: &[(String, ColumnType)], what: &str) -> Resu
     Ok(Arc::new(Schema::new(fields)))
 }
 
+/// Why a value has no place in a column of floats, if it is a finite number that would be read as an infinite one.
+pub(crate) fn overflow(value: &str, of: &DataType) -> Option<String> {
+    let value = value.trim();
+    let is_infinite = match of {
+        DataType::Float32 => value.parse::<f32>().is_ok_and(f32::is_infinite),
+        DataType::Float64 => value.parse::<f64>().is_ok_and(f64::is_infinite),
+        _ => false,
+    };
+    // The infinite values are words.
+    (is_infinite && value.bytes().any(|b| b.is_ascii_digit()))
+        .then(|| format!("the number {} does not fit {}", shown(value), type_name(of)))
+}
+
 /// A value for a message: not too long.
 pub(crate) fn shown(value: &str) -> String {
     match value.char_indices().nth(60) {

@@ -5,6 +5,20 @@
 /// Structures nest a few levels in Parquet.
 const DEPTH: usize = 32;
 
+/// What is found in a structure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Item {
+    /// An integer.
+    Integer(i64),
+    /// The beginning of a value of another type, as the protocol numbers them.
+    Other(u8),
+    /// The end of a structure.
+    End,
+}
+
+/// Called for each item, with the path of field numbers that leads to it: -1 for the values of a list or map.
+type Each<'a> = dyn FnMut(&[i64], Item) + 'a;
+
 /// A read position in Thrift bytes.
 pub(crate) struct Cursor<'a> {
     bytes: &'a [u8],
@@ -12,7 +26,7 @@ pub(crate) struct Cursor<'a> {
 }
 
 /// Types of fields, as the protocol numbers them.
-mod kind {
+pub(crate) mod kind {
     pub(crate) const TRUE: u8 = 1;
     pub(crate) const FALSE: u8 = 2;
     pub(crate) const BYTE: u8 = 3;
@@ -68,13 +82,8 @@ impl<'a> Cursor<'a> {
         Some(())
     }
 
-    /// Parses a structure and calls `integer` for each of its integers, with the path of field numbers that leads to it.
-    /// None if a length exceeds the bytes that are left.
-    pub(crate) fn structure(
-        &mut self,
-        path: &mut Vec<i64>,
-        integer: &mut dyn FnMut(&[i64], i64),
-    ) -> Option<()> {
+    /// Parses a structure and calls `each` for its items. None if a length exceeds the bytes that are left.
+    pub(crate) fn structure(&mut self, path: &mut Vec<i64>, each: &mut Each<'_>) -> Option<()> {
         if path.len() > DEPTH {
             return None;
         }
@@ -82,28 +91,34 @@ impl<'a> Cursor<'a> {
         loop {
             let head = self.byte()?;
             if head == 0 {
+                each(path, Item::End);
                 return Some(());
             }
             field = match head >> 4 {
                 0 => zigzag(self.varint()?),
                 delta => field.checked_add(i64::from(delta))?,
             };
+            // Numbers of fields have 16 bits.
+            i16::try_from(field).ok()?;
             path.push(field);
             match head & 0x0f {
                 // A field's boolean is its type.
-                kind::TRUE | kind::FALSE => {}
-                kind => self.value(kind, path, integer)?,
+                kind @ (kind::TRUE | kind::FALSE) => each(path, Item::Other(kind)),
+                kind => self.value(kind, path, each)?,
             }
             path.pop();
         }
     }
 
-    fn value(&mut self, kind: u8, path: &mut Vec<i64>, integer: &mut dyn FnMut(&[i64], i64)) -> Option<()> {
+    fn value(&mut self, kind: u8, path: &mut Vec<i64>, each: &mut Each<'_>) -> Option<()> {
+        if !matches!(kind, kind::I16 | kind::I32 | kind::I64) {
+            each(path, Item::Other(kind));
+        }
         match kind {
             kind::TRUE | kind::FALSE | kind::BYTE => self.skip_bytes(1),
             kind::I16 | kind::I32 | kind::I64 => {
                 let value = zigzag(self.varint()?);
-                integer(path, value);
+                each(path, Item::Integer(value));
                 Some(())
             }
             kind::DOUBLE => self.skip_bytes(8),
@@ -115,25 +130,19 @@ impl<'a> Cursor<'a> {
             kind::LIST | kind::SET => {
                 let head = self.byte()?;
                 let n = if head >> 4 == 15 { self.varint()? } else { u64::from(head >> 4) };
-                self.values(n, &[head & 0x0f], path, integer)
+                self.values(n, &[head & 0x0f], path, each)
             }
             kind::MAP => {
                 let n = self.varint()?;
                 let kinds = if n == 0 { 0 } else { self.byte()? };
-                self.values(n, &[kinds >> 4, kinds & 0x0f], path, integer)
+                self.values(n, &[kinds >> 4, kinds & 0x0f], path, each)
             }
-            kind::STRUCT => self.structure(path, integer),
+            kind::STRUCT => self.structure(path, each),
             _ => None,
         }
     }
 
-    fn values(
-        &mut self,
-        n: u64,
-        kinds: &[u8],
-        path: &mut Vec<i64>,
-        integer: &mut dyn FnMut(&[i64], i64),
-    ) -> Option<()> {
+    fn values(&mut self, n: u64, kinds: &[u8], path: &mut Vec<i64>, each: &mut Each<'_>) -> Option<()> {
         // A value takes a byte at least.
         if n > self.left() || path.len() > DEPTH {
             return None;
@@ -141,7 +150,7 @@ impl<'a> Cursor<'a> {
         path.push(-1);
         for _ in 0..n {
             for kind in kinds {
-                self.value(*kind, path, integer)?;
+                self.value(*kind, path, each)?;
             }
         }
         path.pop();
@@ -170,12 +179,14 @@ impl PageHeader {
     pub(crate) fn read(bytes: &[u8]) -> Option<Self> {
         let mut header = Self::default();
         let mut cursor = Cursor::new(bytes);
-        cursor.structure(&mut Vec::new(), &mut |path, value| match path {
-            [1] => (header.is_data, header.is_dictionary) = (matches!(value, 0 | 3), value == 2),
-            [2] => header.unpacked_bytes = value,
-            [3] => header.packed_bytes = value,
+        cursor.structure(&mut Vec::new(), &mut |path, item| match (path, item) {
+            ([1], Item::Integer(value)) => {
+                (header.is_data, header.is_dictionary) = (matches!(value, 0 | 3), value == 2);
+            }
+            ([2], Item::Integer(value)) => header.unpacked_bytes = value,
+            ([3], Item::Integer(value)) => header.packed_bytes = value,
             // The number of values comes first in the headers of all kinds of pages.
-            [5 | 7 | 8, 1] => header.values = value,
+            ([5 | 7 | 8, 1], Item::Integer(value)) => header.values = value,
             _ => {}
         })?;
         header.length = cursor.at();

@@ -8,6 +8,7 @@ use arrow_array::{ArrayRef, RecordBatch};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use caju_pipeline::Compression;
 use caju_types::{Error, Result, did_you_mean};
+use futures::FutureExt;
 use futures::future::BoxFuture;
 
 use crate::caches::{RecordIndex, RecordStart};
@@ -55,6 +56,7 @@ impl WebDataset {
         }
         let url = file.url.clone();
         let codec = Codec::of(compression, &url);
+        check_not_empty(codec, file)?;
         let file = SourceFile::new(ctx, file)?;
         let feed = if codec == Codec::Plain { Feed::range(&file, 0, 0) } else { Feed::whole(&file, codec) };
         let mut members = Members::new(Some(feed), url.clone(), 0, codec);
@@ -84,6 +86,17 @@ impl WebDataset {
     }
 }
 
+/// Refuses a file without a byte: an archive without members has an end mark.
+fn check_not_empty(codec: Codec, file: &FileRef) -> Result<()> {
+    match codec {
+        Codec::Plain if file.version.size == 0 => Err(Error::data_loss(format!(
+            "{}: the file has 0 bytes, which is no tar file: the file is truncated or is still being written",
+            file.url
+        ))),
+        _ => Ok(()),
+    }
+}
+
 impl Format for WebDataset {
     fn schema(&self) -> SchemaRef {
         Arc::clone(&self.schema)
@@ -95,7 +108,10 @@ impl Format for WebDataset {
         file: FileRef,
         split_bytes: u64,
     ) -> BoxFuture<'static, Result<Vec<Split>>> {
-        cut_bytes(self.compression, &file, split_bytes)
+        match check_not_empty(Codec::of(self.compression, &file.url), &file) {
+            Ok(()) => cut_bytes(self.compression, &file, split_bytes),
+            Err(e) => std::future::ready(Err(e)).boxed(),
+        }
     }
 
     fn read(&self, ctx: &SourceContext, file: Arc<SourceFile>, split: &Split, options: &ReadOptions) -> Rows {

@@ -4,6 +4,7 @@ use arrow_array::Array;
 use arrow_array::cast::AsArray;
 use caju_pipeline::FileFormat;
 use caju_types::ErrorKind;
+use object_store::ObjectStoreExt;
 use proptest::prelude::*;
 
 use super::*;
@@ -230,7 +231,7 @@ async fn an_archive_without_its_end_or_with_more_behind_it_is_an_error() {
     refused("flipped.tar.gz", gz, 1 << 20).await;
 }
 
-/// One member of `kind`, with the records of a pax header in front of it.
+/// One member of `kind`, with the records of a pax header in front of it, a global one for some.
 fn unreadable(name: &str, kind: u8, pax: &[(&str, &str)]) -> Vec<u8> {
     let mut out = Vec::new();
     if !pax.is_empty() {
@@ -240,7 +241,8 @@ fn unreadable(name: &str, kind: u8, pax: &[(&str, &str)]) -> Vec<u8> {
             format!("{}{body}", body.len() + 2)
         };
         let body: String = pax.iter().map(record).collect();
-        out.extend(header(b"PaxHeader", body.len(), b'x'));
+        let global = pax.iter().any(|(key, _)| ["path", "GNU.volume.filename"].contains(key));
+        out.extend(header(b"PaxHeader", body.len(), if global { b'g' } else { b'x' }));
         content(body.as_bytes(), &mut out);
     }
     let data: &[u8] = if kind == b'0' { b"1\n0\n3\nabc" } else { b"" };
@@ -260,12 +262,24 @@ async fn links_and_sparse_members_are_errors_with_the_way_out() {
     let first = &first[..first.len() - 1024];
     let sparse_1_0 = [("GNU.sparse.major", "1"), ("GNU.sparse.minor", "0"), ("GNU.sparse.name", "x.jpg")];
     let sparse_0_1 = [("GNU.sparse.size", "3"), ("GNU.sparse.map", "0,3")];
+    let (holes, real_size) = ([("SUN.holesdata", " 0 3")], [("SCHILY.realsize", "3")]);
+    let volume = [("GNU.volume.filename", "x.jpg"), ("GNU.volume.offset", "3")];
+    let in_volume = "the remainder of a file in another volume";
+    let gnu = "`tar --format=gnu`";
     for (member, what, way_out) in [
         (unreadable("x.jpg", b'1', &[]), "a hard link", "`tar --hard-dereference`"),
         (unreadable("x.jpg", b'2', &[]), "a symbolic link", "`tar --dereference`"),
         (unreadable("x.jpg", b'S', &[]), "a sparse file", "without `tar --sparse`"),
         (unreadable("GNUSparseFile.1/0.jpg", b'0', &sparse_1_0), "a sparse file", "without `tar --sparse`"),
         (unreadable("x.jpg", b'0', &sparse_0_1), "a sparse file", "without `tar --sparse`"),
+        (unreadable("x.jpg", b'0', &holes), "a sparse file", "without `tar --sparse`"),
+        (unreadable("x.jpg", b'0', &real_size), "a sparse file", "without `tar --sparse`"),
+        (unreadable("x.jpg", b'M', &[]), in_volume, "without `tar --multi-volume`"),
+        (unreadable("x.jpg", b'0', &volume), in_volume, "without `tar --multi-volume`"),
+        (unreadable("x.jpg", b'0', &[("path", "xxxxx")]), "described by a global header", gnu),
+        (unreadable("x.jpg", b'N', &[]), "of the type `N`", gnu),
+        (unreadable("x.jpg", b'X', &[]), "of the type `X`", gnu),
+        (unreadable("x.jpg", b'\n', &[]), "of the type `\\n`", gnu),
     ] {
         let data = [first, &member, &archive(&samples(5..9), 0)].concat();
         let ctx = context();
@@ -274,8 +288,8 @@ async fn links_and_sparse_members_are_errors_with_the_way_out() {
             def.split_bytes = split_bytes;
             let e = all_rows(&ctx, &def, &ReadOptions::default()).await.unwrap_err();
             let at = first.len();
-            let want =
-                format!("{url}: the member `x.jpg` at byte {at}{unpacked} is {what}, which is not supported");
+            let want = format!("{url}: the member `x.jpg` at byte {at}{unpacked} is {what}");
+            assert!(e.message().contains(", which is not supported; write the archive "), "{e}");
             assert_eq!(e.kind(), ErrorKind::InvalidArgument, "{e}");
             assert!(e.message().starts_with(&want) && e.message().ends_with(way_out), "{e}");
         };
@@ -290,6 +304,70 @@ async fn links_and_sparse_members_are_errors_with_the_way_out() {
         gz.write_all(&data).unwrap();
         put(&ctx, &url, gz.finish().unwrap()).await;
         refused(&url, format(Some(&["jpg"])), 1 << 20, " of the decompressed file").await;
+    }
+}
+
+/// The label of a volume and the list of a folder hold no files.
+#[tokio::test]
+async fn labels_and_lists_of_folders_are_skipped() {
+    let mut data = header(b"label.jpg", 0, b'V');
+    data.extend(header(b"dir.jpg", 8, b'D'));
+    content(b"Yx.jpg\0\0", &mut data);
+    data.extend(archive(&[vec![("0.jpg".to_owned(), vec![1; 700])]], 0));
+    let ctx = context();
+    let url = format!("{}/a.tar", fresh());
+    put(&ctx, &url, data).await;
+    let all = all_rows(&ctx, &def(format(None), &url), &ReadOptions::default()).await.unwrap().unwrap();
+    assert_eq!(all.num_rows(), 1);
+}
+
+/// An extension header at the end describes a member that is lost.
+#[tokio::test]
+async fn an_extension_header_without_its_member_is_an_error() {
+    let whole = archive(&[vec![("0.jpg".to_owned(), vec![1; 700])]], 0);
+    let mut data = whole[..whole.len() - 1024].to_vec();
+    let long = [vec![("1.jpg".to_owned(), Vec::new())]];
+    data.extend(&archive(&long, 1)[..1024]);
+    data.extend([0; 1024]);
+    let ctx = context();
+    let url = format!("{}/a.tar", fresh());
+    put(&ctx, &url, data).await;
+    let e = all_rows(&ctx, &def(format(None), &url), &ReadOptions::default()).await.unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::DataLoss);
+    assert!(e.message().starts_with(&url) && e.message().contains("a member that does not follow"), "{e}");
+}
+
+/// Even an archive without members has an end mark.
+#[tokio::test]
+async fn an_archive_of_no_bytes_is_an_error_also_behind_others() {
+    let ctx = context();
+    let folder = fresh();
+    put(&ctx, &format!("{folder}/a.tar"), archive(&[vec![("0.jpg".to_owned(), vec![1; 700])]], 0)).await;
+    put(&ctx, &format!("{folder}/c.tar"), vec![0; 1024]).await;
+    let all = |path: String| {
+        let (ctx, columns) = (ctx.clone(), Some(&["jpg"][..]));
+        async move { all_rows(&ctx, &def(format(columns), &path), &ReadOptions::default()).await }
+    };
+    assert_eq!(all(format!("{folder}/*.tar")).await.unwrap().unwrap().num_rows(), 1);
+    for empty in ["b.tar", "d.tar"] {
+        let url = format!("{folder}/{empty}");
+        put(&ctx, &url, Vec::new()).await;
+        let (skip, _) = skips();
+        let skipping = ReadOptions { skip: Some(skip), ..ReadOptions::default() };
+        let of_all = def(format(None), &format!("{folder}/*.tar"));
+        for result in [
+            all(format!("{folder}/*.tar")).await,
+            all(url.clone()).await,
+            all_rows(&ctx, &of_all, &skipping).await,
+        ] {
+            let e = result.unwrap_err();
+            let want = format!(
+                "{url}: the file has 0 bytes, which is no tar file: the file is truncated or is still being written"
+            );
+            assert_eq!((e.kind(), e.message()), (ErrorKind::DataLoss, want.as_str()));
+        }
+        let at = ctx.stores.resolve(&url).unwrap();
+        at.store.delete(&at.path).await.unwrap();
     }
 }
 

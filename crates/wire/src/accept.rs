@@ -36,6 +36,14 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Pending connections that are closed when the system fails to accept a connection.
 const CLOSED_ON_FAILURE: usize = 8;
+/// How long a connection waits for a permit at most. It is shorter than the shortest deadline of a call, so the peer gets the
+/// answer that the server has its maximum of connections.
+const ADMISSION_WAIT: Duration = Duration::from_millis(1500);
+/// Refused gRPC connections that are open, in a server, so that their first call is answered with the reason. Further ones
+/// are closed without one.
+const REFUSED_CONNECTIONS: usize = 32;
+/// How long a refused gRPC connection is open. Its peer connects again after that, and may be admitted.
+const REFUSED_OPEN: Duration = Duration::from_secs(1);
 /// gRPC connections that wait for the gRPC server.
 const GRPC_BACKLOG: usize = 64;
 
@@ -90,6 +98,8 @@ pub enum Protocol {
 pub struct ConnectionGate {
     limits: ConnectionLimits,
     permits: Arc<Semaphore>,
+    /// Of refused connections.
+    refusals: Arc<Semaphore>,
     pending: Mutex<BTreeMap<u64, CancellationToken>>,
     next: AtomicU64,
     /// Whether the lack of permits was logged and lasts.
@@ -119,6 +129,7 @@ impl ConnectionGate {
         Arc::new(Self {
             limits,
             permits,
+            refusals: Arc::new(Semaphore::new(REFUSED_CONNECTIONS)),
             pending: Mutex::default(),
             next: AtomicU64::new(0),
             is_full: AtomicBool::new(false),
@@ -187,11 +198,11 @@ impl PendingConnection {
         }
     }
 
-    /// Admits a connection whose first request has arrived, once a permit is free.
+    /// Admits a connection whose first request has arrived, once a permit is free. `server` names who has the connections.
     ///
     /// # Errors
     /// `Unavailable` if the server has its maximum of connections, and none ends in time.
-    pub async fn admit(self) -> Result<Permit> {
+    pub async fn admit(self, server: &str) -> Result<Permit> {
         let gate = &self.gate;
         let permits = Arc::clone(&gate.permits);
         if let Ok(permit) = Arc::clone(&permits).try_acquire_owned() {
@@ -205,11 +216,28 @@ impl PendingConnection {
                 "the maximum of connections is open; further ones wait or are refused"
             );
         }
-        match self.within(permits.acquire_owned()).await {
-            Ok(Ok(permit)) => Ok(Permit { _permit: permit }),
+        match self.within(tokio::time::timeout(ADMISSION_WAIT, permits.acquire_owned())).await {
+            Ok(Ok(Ok(permit))) => Ok(Permit { _permit: permit }),
             _ => Err(Error::unavailable(format!(
-                "the server has {most} connections, its limit; close some, or start it with more --connections"
+                "{server} has {most} connections, its limit; close some, or start it with more --connections"
             ))),
+        }
+    }
+
+    /// As [`PendingConnection::admit`], for a gRPC connection. A refused one is given, too: the gRPC server answers its calls
+    /// with the reason.
+    ///
+    /// # Errors
+    /// `Cancelled` if too many connections are refused at this moment.
+    pub async fn admit_grpc(self, stream: Stream, server: &str) -> Result<GrpcConnection> {
+        let gate = Arc::clone(&self.gate);
+        match self.admit(server).await {
+            Ok(permit) => Ok(GrpcConnection::new(stream, permit, &gate.limits)),
+            Err(error) => match Arc::clone(&gate.refusals).try_acquire_owned() {
+                Ok(refusal) => Ok(GrpcConnection::refused(stream, Permit { _permit: refusal }, error)),
+                // Logged once for all refused connections.
+                Err(_) => Err(Error::cancelled(error.message())),
+            },
         }
     }
 }
@@ -320,7 +348,8 @@ fn connection_ended(error: Error) {
     }
 }
 
-/// An admitted gRPC connection. It holds its permit, and ends when no call is made on it in time.
+/// An admitted gRPC connection. It holds its permit, and ends when no call is made on it in time. Or a refused one, which ends
+/// soon.
 #[derive(Debug)]
 pub struct GrpcConnection {
     stream: Stream,
@@ -345,6 +374,13 @@ impl GrpcConnection {
         let opened = Instant::now();
         let timer = Box::pin(tokio::time::sleep_until(opened + first_call.min(idle)));
         Self { stream, _permit: permit, calls: OpenCalls::default(), opened, first_call, idle, timer }
+    }
+
+    /// A connection that is not admitted. No call on it counts, so it ends after the time for the first one.
+    fn refused(stream: Stream, permit: Permit, error: Error) -> Self {
+        let (calls, opened) = (OpenCalls::refused(error), Instant::now());
+        let timer = Box::pin(tokio::time::sleep_until(opened + REFUSED_OPEN));
+        Self { stream, _permit: permit, calls, opened, first_call: REFUSED_OPEN, idle: REFUSED_OPEN, timer }
     }
 
     /// When the connection is closed, unless a call is made.
@@ -437,7 +473,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut peer = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (stream, _) = listener.accept().await.unwrap();
-        let permit = ConnectionGate::new(limits.clone()).enter(None).admit().await.unwrap();
+        let permit = ConnectionGate::new(limits.clone()).enter(None).admit("the server").await.unwrap();
         let mut connection = GrpcConnection::new(Stream::Tcp(stream), permit, &limits);
         let calls = connection.connect_info();
         let pings = async {
@@ -472,7 +508,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let _peer = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (stream, _) = listener.accept().await.unwrap();
-        let permit = ConnectionGate::new(limits.clone()).enter(None).admit().await.unwrap();
+        let permit = ConnectionGate::new(limits.clone()).enter(None).admit("the server").await.unwrap();
         let mut connection = GrpcConnection::new(Stream::Tcp(stream), permit, &limits);
         drop(connection.connect_info().begin());
         let read = tokio::time::timeout(Duration::from_secs(60), connection.read_u8()).await;

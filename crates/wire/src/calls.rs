@@ -1,5 +1,7 @@
 //! Calls on gRPC connections: which connections are in use, and the memory of half-received requests.
 //!
+//! Calls on a connection that was not admitted are answered with the reason.
+//!
 //! A connection keeps its permit while calls are open on it or ended lately. Received bytes do not count as use, because a
 //! peer can send HTTP/2 pings without an end. A request that arrives in pieces takes memory before it is a message, so the
 //! pieces of all unfinished requests of a server share one limit, and a request that does not arrive in time is refused.
@@ -13,13 +15,14 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use caju_types::format_duration;
+use caju_proto::to_status;
+use caju_types::{Error, format_duration};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use parking_lot::Mutex;
 use tokio::time::{Instant, Sleep};
-use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::http::{Request, Response};
+use tonic::{Code, Status};
 use tower::{Layer, Service};
 
 /// The limit on the bytes of unfinished requests of a server, as a number of requests of the largest size.
@@ -37,6 +40,7 @@ pub struct OpenCalls(Arc<Mutex<Calls>>);
 struct Calls {
     open: usize,
     last_end: Option<Instant>,
+    refusal: Option<Error>,
 }
 
 /// The use of a connection at one moment.
@@ -55,6 +59,16 @@ pub(crate) enum Use {
 pub struct OpenCall(OpenCalls);
 
 impl OpenCalls {
+    /// The calls of a connection that was not admitted: each of them gets this error.
+    pub(crate) fn refused(error: Error) -> Self {
+        Self(Arc::new(Mutex::new(Calls { refusal: Some(error), ..Calls::default() })))
+    }
+
+    /// Why the connection was not admitted.
+    fn refusal(&self) -> Option<Error> {
+        self.0.lock().refusal.clone()
+    }
+
     /// Counts a call until the answer is dropped.
     #[must_use]
     pub fn begin(&self) -> OpenCall {
@@ -136,7 +150,15 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let call = request.extensions().get::<OpenCalls>().map(OpenCalls::begin);
+        let calls = request.extensions().get::<OpenCalls>();
+        if let Some(error) = calls.and_then(OpenCalls::refusal) {
+            let status = to_status(&error);
+            // Other clients get the code that gRPC has for this. Ours go by the kind, and try again.
+            let details = status.metadata().clone();
+            let refused = Status::with_metadata(Code::ResourceExhausted, status.message(), details);
+            return Box::pin(async move { Ok(refused.into_http()) });
+        }
+        let call = calls.map(OpenCalls::begin);
         let request = request.map(|body| {
             Body::new(RequestBody {
                 body,

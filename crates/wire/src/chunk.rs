@@ -34,8 +34,8 @@ pub enum Elements {
 pub struct RoundMark {
     /// The class of `bucket_by_length` that all rows belong to; none without that stage.
     pub bucket: Option<u32>,
-    /// Of what a task gives out at its end: its place among the last rounds of the epoch, from 1. 0 for everything else.
-    pub tail: u64,
+    /// Of a task's remainder: its place among the last rounds of the epoch, from 1. 0 for everything else.
+    pub remainder_round: u64,
 }
 
 /// Rows with their provenance.

@@ -50,7 +50,7 @@ pub fn decode_chunk(header: RowsHeader, schema: &SchemaRef, body: Buffer) -> Res
         }
         Elements::Lengths(header.lengths)
     };
-    let round = RoundMark { bucket: header.bucket.checked_sub(1), tail: header.tail_round };
+    let round = RoundMark { bucket: header.bucket.checked_sub(1), remainder_round: header.remainder_round };
     Ok(Chunk { pieces: vec![batch], runs, elements, remainder: header.remainder, round })
 }
 

@@ -196,7 +196,7 @@ fn header_of(chunk: &Chunk) -> RowsHeader {
         remainder: chunk.remainder,
         padding: chunk.is_padding(),
         bucket: chunk.round.bucket.map_or(0, |b| b.saturating_add(1)),
-        tail_round: chunk.round.tail,
+        remainder_round: chunk.round.remainder_round,
         ..RowsHeader::default()
     }
 }

@@ -323,9 +323,9 @@ pub struct RowsHeader {
     /// The class of `bucket_by_length` that all rows belong to, plus 1; 0: none.
     #[prost(uint32, tag = "70")]
     pub bucket: u32,
-    /// Of what a task gives out at its end: its place among the last rounds of the epoch, from 1; 0 for everything else.
+    /// Of a task's remainder: its place among the last rounds of the epoch, from 1; 0 for everything else.
     #[prost(uint64, tag = "71")]
-    pub tail_round: u64,
+    pub remainder_round: u64,
     /// How the body is compressed; 0: not at all.
     #[prost(uint32, tag = "760")]
     pub codec: u32,

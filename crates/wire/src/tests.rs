@@ -208,7 +208,7 @@ fn chunks() -> impl Strategy<Value = Chunk> {
                 runs,
                 elements,
                 remainder,
-                round: RoundMark { bucket: remainder.then_some(3), tail: 7 },
+                round: RoundMark { bucket: remainder.then_some(3), remainder_round: 7 },
             }
         },
     )

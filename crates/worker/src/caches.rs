@@ -7,9 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use caju_cache::{Cache, CacheOptions};
-use caju_runtime::{Clock, IoSnapshot, Stores};
+use caju_runtime::{Clock, IoSnapshot, LockRank, OrderedMutex, Stores};
 use caju_types::{Error, Result};
-use parking_lot::Mutex;
 use tokio::sync::OnceCell;
 
 /// Roots are opened when a task first needs them, and shared by all tasks and workers of the process, so that
@@ -18,13 +17,13 @@ pub struct Caches {
     stores: Arc<Stores>,
     options: CacheOptions,
     clock: Arc<dyn Clock>,
-    open: Mutex<HashMap<String, Root>>,
+    open: OrderedMutex<HashMap<String, Root>>,
     /// Counters of closed roots.
-    closed: Mutex<IoSnapshot>,
+    closed: OrderedMutex<IoSnapshot>,
     /// Distinguishes caches of one process that were opened concurrently.
     opened: AtomicU64,
     /// Why the last attempt to open a root failed.
-    last_error: Mutex<Option<Error>>,
+    last_error: OrderedMutex<Option<Error>>,
 }
 
 /// The memory tiers and disk tiers of a process, in bytes.
@@ -72,10 +71,10 @@ impl Caches {
             stores,
             options,
             clock,
-            open: Mutex::default(),
-            closed: Mutex::default(),
+            open: OrderedMutex::new(LockRank::leaf("the open cache roots"), HashMap::new()),
+            closed: OrderedMutex::new(LockRank::leaf("the counters of closed roots"), IoSnapshot::default()),
             opened: AtomicU64::new(0),
-            last_error: Mutex::default(),
+            last_error: OrderedMutex::new(LockRank::leaf("the last error of a root"), None),
         })
     }
 

@@ -7,15 +7,15 @@ use std::time::Duration;
 use async_trait::async_trait;
 use caju_engine::{LeasedSplit, SharingMember, SplitFeed};
 use caju_proto::{split_name, v1};
+use caju_runtime::OrderedMutex;
 use caju_sources::Split;
 use caju_types::{Error, Result, TaskId};
 use caju_wire::Dispatcher;
-use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::behind::Behind;
 use crate::emitted_rows::EmittedRows;
 use crate::identity::{Identity, refused_as_loss};
+use crate::lagging::LaggingConsumers;
 
 /// How long one request waits at the dispatcher for splits to be listed.
 const POLL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -36,12 +36,12 @@ pub(crate) struct DispatcherFeed {
     /// Splits that were leased and not taken yet.
     leased: VecDeque<LeasedSplit>,
     over: bool,
-    /// Consumers that are behind, as the answers say.
-    behind: Arc<Behind>,
+    /// Lagging consumers, as the answers say.
+    lagging: Arc<LaggingConsumers>,
     /// The task's part in the window of shared rows.
     sharing: Option<Arc<SharingMember>>,
     /// The rows that the task gave out: those of complete splits are forgotten.
-    emitted: Arc<Mutex<EmittedRows>>,
+    emitted: Arc<OrderedMutex<EmittedRows>>,
     /// How many complete splits the dispatcher has listed.
     completed_seen: u64,
     /// Those that the engine does not know of.
@@ -57,9 +57,9 @@ impl DispatcherFeed {
         identity: Arc<Identity>,
         task: TaskId,
         retry_timeout: Duration,
-        behind: Arc<Behind>,
+        lagging: Arc<LaggingConsumers>,
         sharing: Option<Arc<SharingMember>>,
-        emitted: Arc<Mutex<EmittedRows>>,
+        emitted: Arc<OrderedMutex<EmittedRows>>,
     ) -> Self {
         Self {
             identity,
@@ -70,7 +70,7 @@ impl DispatcherFeed {
             asked: Instant::now(),
             leased: VecDeque::new(),
             over: false,
-            behind,
+            lagging,
             sharing,
             emitted,
             completed_seen: 0,
@@ -91,7 +91,7 @@ impl DispatcherFeed {
             secret: registration.secret,
             shared_splits: self.sharing.as_ref().map(|s| s.unread_splits()).unwrap_or_default(),
             sharing_points: self.sharing.as_ref().map(|s| s.point_names()).unwrap_or_default(),
-            asks_for_behind: true,
+            asks_for_lagging: true,
             completed_seen: self.completed_seen,
             empty_splits: self.empty.clone(),
             empty_repetition: self.empty_repetition,
@@ -108,9 +108,9 @@ impl DispatcherFeed {
         self.completed_seen = answer.completed_up_to;
         self.emitted.lock().forget(&answer.completed);
         self.completed.extend(answer.completed);
-        self.behind.promise(&answer.behind);
-        if answer.consumers_behind {
-            self.behind.ask();
+        self.lagging.add_owed(&answer.lag);
+        if answer.has_lagging {
+            self.lagging.set_query_due();
         }
         for lease in answer.splits {
             self.leased.push_back(leased(lease)?);

@@ -60,7 +60,7 @@ pub(crate) async fn serve(stream: Stream, pending: PendingConnection, manager: A
         writer.shutdown().await;
         return Ok(());
     }
-    let _permit = match pending.admit().await {
+    let _permit = match pending.admit("the worker").await {
         Ok(permit) => permit,
         Err(e) => {
             drop(writer.send(Kind::Error, &ErrorHeader::from(&e)).await);

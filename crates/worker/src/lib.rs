@@ -19,11 +19,9 @@
 //! ```
 
 mod attachment;
-mod behind;
 mod body_files;
 mod caches;
 mod config;
-mod dealer;
 mod emitted_rows;
 mod feed;
 mod finishing;
@@ -31,6 +29,7 @@ mod flight;
 mod flow;
 mod framed;
 mod identity;
+mod lagging;
 mod learning;
 mod local;
 mod manager;
@@ -39,6 +38,7 @@ mod packing;
 mod pipelines;
 mod profiling;
 mod readers;
+mod round_robin;
 mod rounds;
 mod running;
 mod server;

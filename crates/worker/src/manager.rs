@@ -7,9 +7,8 @@ use std::time::Duration;
 
 use caju_engine::SharingWindow;
 use caju_proto::{ticket, v1};
-use caju_runtime::{CpuPool, Tasks, rss_bytes};
+use caju_runtime::{CpuPool, LockRank, OrderedMutex, Tasks, rss_bytes};
 use caju_types::{ClientId, Error, Result, Secret, TaskId};
-use parking_lot::Mutex;
 
 use crate::attachment::Attachment;
 use crate::body_files::BodyFiles;
@@ -27,7 +26,7 @@ pub(crate) struct Manager {
     pub(crate) config: WorkerConfig,
     pub(crate) pipelines: Pipelines,
     /// The datasets whose boundaries are being learnt.
-    pub(crate) learning: Mutex<BTreeSet<String>>,
+    pub(crate) learning: OrderedMutex<BTreeSet<String>>,
     pub(crate) caches: Arc<Caches>,
     /// Rows that tasks of several jobs read.
     pub(crate) window: Arc<SharingWindow>,
@@ -40,7 +39,7 @@ pub(crate) struct Manager {
     /// The lock of the artificial stages, which run one at a time per worker.
     pub(crate) one_at_a_time: Arc<tokio::sync::Mutex<()>>,
     pub(crate) tasks: TaskTable,
-    pub(crate) reported_io: Mutex<v1::IoStats>,
+    pub(crate) reported_io: OrderedMutex<v1::IoStats>,
     /// The number of tasks that were started.
     pub(crate) started: Arc<AtomicU64>,
     pub(crate) group: Tasks,
@@ -101,11 +100,11 @@ impl Manager {
             caches,
             config,
             pipelines,
-            learning: Mutex::default(),
+            learning: OrderedMutex::new(LockRank::leaf("the boundaries that are learnt"), BTreeSet::new()),
             pool,
             one_at_a_time: Arc::default(),
             tasks: TaskTable::default(),
-            reported_io: Mutex::default(),
+            reported_io: OrderedMutex::new(LockRank::leaf("the reported I/O"), v1::IoStats::default()),
             started: Arc::default(),
             group,
         }
@@ -195,10 +194,10 @@ impl Manager {
         }
     }
 
-    /// Some consumers of a task are behind.
-    pub(crate) fn ask_for_behind(&self, id: TaskId) {
+    /// Some consumers of a task are lagging.
+    pub(crate) fn on_lagging_consumers(&self, id: TaskId) {
         if let Some(running) = self.tasks.get(id) {
-            running.ask_for_behind();
+            running.on_lagging_consumers();
         }
     }
 

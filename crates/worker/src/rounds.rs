@@ -40,9 +40,9 @@ pub(crate) struct Rounds {
     /// With `tokens`: elements that wait to be packed.
     window: Option<Window>,
     /// Rows that fill no batch.
-    remainders: Vec<Chunk>,
+    remainder_rows: Vec<Chunk>,
     /// At the end of the task: the elements that fill no round.
-    tail: Vec<Chunk>,
+    remainder_elements: Vec<Chunk>,
 }
 
 /// Elements whose rows are packed together.
@@ -69,8 +69,8 @@ impl Rounds {
             padding,
             classes: BTreeMap::new(),
             window: packs.then(Window::default),
-            remainders: Vec::new(),
-            tail: Vec::new(),
+            remainder_rows: Vec::new(),
+            remainder_elements: Vec::new(),
         }
     }
 
@@ -78,21 +78,21 @@ impl Rounds {
     ///
     /// # Errors
     /// `ResourceExhausted` if elements do not fit one Arrow array, and those of padding.
-    pub(crate) fn deal(&mut self, chunk: Chunk) -> Result<Vec<(usize, Chunk)>> {
+    pub(crate) fn assign(&mut self, chunk: Chunk) -> Result<Vec<(usize, Chunk)>> {
         let mut out = Vec::new();
         if chunk.remainder {
-            self.remainders.push(chunk);
+            self.remainder_rows.push(chunk);
         } else if self.window.is_some() {
             for at in 0..chunk.num_elements() {
                 self.push_to_window(chunk.pick_elements(&[at])?, &mut out)?;
             }
         } else {
-            self.deal_elements(&chunk, &mut out)?;
+            self.assign_elements(&chunk, &mut out)?;
         }
         Ok(out)
     }
 
-    fn deal_elements(&mut self, chunk: &Chunk, out: &mut Vec<(usize, Chunk)>) -> Result<()> {
+    fn assign_elements(&mut self, chunk: &Chunk, out: &mut Vec<(usize, Chunk)>) -> Result<()> {
         let class = chunk.round.bucket;
         let waiting = self.classes.get(&class).map_or(0, VecDeque::len);
         let count = chunk.num_elements();
@@ -101,7 +101,7 @@ impl Rounds {
             // Rows in bulk: single ones only where a round was begun, and at the end.
             let first = if waiting > 0 { (self.consumers - waiting).min(count) } else { 0 };
             for row in 0..first {
-                self.deal_element(class, chunk.pick_elements(&[row])?, out)?;
+                self.assign_element(class, chunk.pick_elements(&[row])?, out)?;
             }
             let full = (count - first) / self.consumers * self.consumers;
             for consumer in (0..self.consumers).filter(|_| full > 0) {
@@ -111,12 +111,12 @@ impl Rounds {
             at = first + full;
         }
         for element in at..count {
-            self.deal_element(class, chunk.pick_elements(&[element])?, out)?;
+            self.assign_element(class, chunk.pick_elements(&[element])?, out)?;
         }
         Ok(())
     }
 
-    fn deal_element(
+    fn assign_element(
         &mut self,
         class: Option<u32>,
         element: Chunk,
@@ -176,34 +176,37 @@ impl Rounds {
         Ok(())
     }
 
-    /// The task is at its end: full rounds of elements that waited, and the tail stays.
+    /// The task is at its end: full rounds of elements that waited, and the remainder stays.
     ///
     /// # Errors
-    /// As [`Rounds::deal`].
+    /// As [`Rounds::assign`].
     pub(crate) fn finish(&mut self) -> Result<Vec<(usize, Chunk)>> {
         let mut out = Vec::new();
         self.pack_window(&mut out)?;
-        self.tail = std::mem::take(&mut self.classes).into_values().flatten().collect();
+        self.remainder_elements = std::mem::take(&mut self.classes).into_values().flatten().collect();
         Ok(out)
     }
 
-    /// What the task keeps: its elements, and the number of rows that fill no batch.
-    pub(crate) fn tail(&self) -> (Vec<v1::TailElement>, u64) {
-        let kind = |element: &Chunk| v1::TailElement {
+    /// The remainder of the task: its elements, and the number of rows that fill no batch.
+    pub(crate) fn remainder(&self) -> (Vec<v1::RemainderElement>, u64) {
+        let kind = |element: &Chunk| v1::RemainderElement {
             bucket: element.round.bucket.map_or(0, |b| b.saturating_add(1)),
             widths: self.widths(element),
         };
-        (self.tail.iter().map(kind).collect(), self.remainders.iter().map(|c| c.rows() as u64).sum())
+        (
+            self.remainder_elements.iter().map(kind).collect(),
+            self.remainder_rows.iter().map(|c| c.rows() as u64).sum(),
+        )
     }
 
     /// The items of the longest list of each column in the rows that fill no batch, plus 1; 0 for other columns. Nothing where
     /// the pipeline does not pad.
     pub(crate) fn row_widths(&self) -> Vec<u32> {
-        let Some(first) = self.remainders.first().filter(|_| self.padding.is_some()) else {
+        let Some(first) = self.remainder_rows.first().filter(|_| self.padding.is_some()) else {
             return Vec::new();
         };
         let longest = |column: usize| {
-            let pieces = self.remainders.iter().flat_map(|chunk| &chunk.pieces);
+            let pieces = self.remainder_rows.iter().flat_map(|chunk| &chunk.pieces);
             pieces
                 .flat_map(|piece| list_lengths(piece.column(column)))
                 .flatten()
@@ -213,17 +216,17 @@ impl Rounds {
         (0..first.schema().fields().len()).map(longest).collect()
     }
 
-    /// A part of the tail for one consumer.
+    /// A part of the remainder for one consumer.
     ///
     /// # Errors
     /// `Internal` if the dispatcher names what is not there, and those of padding.
-    pub(crate) fn piece(&self, piece: &v1::DealtPiece) -> Result<Vec<(usize, Chunk)>> {
+    pub(crate) fn piece(&self, piece: &v1::RemainderPiece) -> Result<Vec<(usize, Chunk)>> {
         let consumer = usize::try_from(piece.consumer).unwrap_or(usize::MAX);
         let index = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
         let (start, end) = (index(piece.start), index(piece.end));
         let mut chunks = match piece.of_rows {
-            true => rows_of(&self.remainders, start, end),
-            false => self.tail.get(start..end).unwrap_or_default().to_vec(),
+            true => rows_of(&self.remainder_rows, start, end),
+            false => self.remainder_elements.get(start..end).unwrap_or_default().to_vec(),
         };
         if consumer >= self.consumers || chunks.is_empty() {
             return Err(Error::internal(
@@ -232,7 +235,7 @@ impl Rounds {
         }
         for chunk in &mut chunks {
             *chunk = self.padded(chunk, &piece.pad_to)?;
-            chunk.round.tail = piece.round;
+            chunk.round.remainder_round = piece.round;
             if piece.copy {
                 chunk.runs.clear();
             }

@@ -24,7 +24,7 @@ fn element(start: u64, rows: u32, width: usize, bucket: u32) -> Chunk {
     let lists: ArrayRef = Arc::new(ListArray::from_iter_primitive::<Int64Type, _, _>(lists));
     let batch = RecordBatch::try_from_iter([("id", ids), ("tokens", lists)]).unwrap();
     let runs = vec![Run { split: 0, start, len: rows.into() }];
-    let round = RoundMark { bucket: Some(bucket), tail: 0 };
+    let round = RoundMark { bucket: Some(bucket), remainder_round: 0 };
     Chunk { elements: Elements::Lengths(vec![rows]), round, ..Chunk::rows_of(batch, runs) }
 }
 
@@ -39,9 +39,9 @@ fn bucketed(pad: bool) -> DatasetDef {
 }
 
 /// Each element's class and the widths of its lists, by consumer.
-fn shapes(dealt: &[(usize, Chunk)], consumers: usize) -> Vec<Vec<(Option<u32>, i32)>> {
+fn shapes(assigned: &[(usize, Chunk)], consumers: usize) -> Vec<Vec<(Option<u32>, i32)>> {
     let mut out = vec![Vec::new(); consumers];
-    for (to, chunk) in dealt {
+    for (to, chunk) in assigned {
         assert_eq!(chunk.num_elements(), 1);
         let batch = chunk.concat().unwrap();
         let lists = batch.column(1).as_list::<i32>();
@@ -51,43 +51,43 @@ fn shapes(dealt: &[(usize, Chunk)], consumers: usize) -> Vec<Vec<(Option<u32>, i
     out
 }
 
-fn rows(dealt: &[(usize, Chunk)]) -> Vec<u64> {
+fn rows(assigned: &[(usize, Chunk)]) -> Vec<u64> {
     let mut rows: Vec<u64> =
-        dealt.iter().flat_map(|(_, c)| c.runs.iter().flat_map(|r| r.start..r.start + r.len)).collect();
+        assigned.iter().flat_map(|(_, c)| c.runs.iter().flat_map(|r| r.start..r.start + r.len)).collect();
     rows.sort_unstable();
     rows
 }
 
 proptest! {
     /// Random elements of three classes: in every round all consumers get one of the same class and the same shape, every row
-    /// is dealt once, and less than a round of each class is left.
+    /// is assigned once, and less than a round of each class is left.
     #[test]
     fn cor_03_every_round_is_of_one_class_and_one_shape(
         elements in prop::collection::vec((1u32..4, 1usize..9, 0u32..3), 0..40),
         consumers in 1usize..5,
     ) {
         let mut rounds = Rounds::new(&bucketed(true), consumers, false);
-        let (mut dealt, mut start) = (Vec::new(), 0);
+        let (mut assigned, mut start) = (Vec::new(), 0);
         for (rows, width, bucket) in &elements {
-            dealt.extend(rounds.deal(element(start, *rows, *width, *bucket)).unwrap());
+            assigned.extend(rounds.assign(element(start, *rows, *width, *bucket)).unwrap());
             start += u64::from(*rows);
         }
-        dealt.extend(rounds.finish().unwrap());
-        let by_consumer = shapes(&dealt, consumers);
+        assigned.extend(rounds.finish().unwrap());
+        let by_consumer = shapes(&assigned, consumers);
         prop_assert!(by_consumer.iter().all(|own| *own == by_consumer[0]), "{by_consumer:?}");
-        let (tail, _) = rounds.tail();
-        let mut given = dealt;
-        for (at, kind) in (0..).zip(&tail) {
+        let (remainder, _) = rounds.remainder();
+        let mut given = assigned;
+        for (at, kind) in (0..).zip(&remainder) {
             let pad_to = vec![0, kind.widths[1] + 3];
-            let piece = v1::DealtPiece { start: at, end: at + 1, round: 1 + at, pad_to, ..Default::default() };
+            let piece = v1::RemainderPiece { start: at, end: at + 1, round: 1 + at, pad_to, ..Default::default() };
             let got = rounds.piece(&piece).unwrap();
-            prop_assert_eq!(got[0].1.round.tail, 1 + at);
+            prop_assert_eq!(got[0].1.round.remainder_round, 1 + at);
             prop_assert_eq!(shapes(&got, 1)[0][0].1 as u32, kind.widths[1] + 2, "padded as the dispatcher says");
             given.extend(got);
         }
         prop_assert_eq!(rows(&given), (0..start).collect::<Vec<_>>());
         for class in 0..3 {
-            prop_assert!(tail.iter().filter(|k| k.bucket == class + 1).count() < consumers);
+            prop_assert!(remainder.iter().filter(|k| k.bucket == class + 1).count() < consumers);
         }
     }
 
@@ -101,7 +101,7 @@ proptest! {
             let batch = RecordBatch::try_from_iter([("id", Arc::new(ids) as ArrayRef)]).unwrap();
             let chunk = Chunk::rows_of(batch, vec![Run { split: 0, start, len }]);
             start += len;
-            for (to, chunk) in rounds.deal(chunk).unwrap() {
+            for (to, chunk) in rounds.assign(chunk).unwrap() {
                 let ids = chunk.concat().unwrap();
                 got[to].extend(ids.column(0).as_primitive::<Int64Type>().values().iter().copied());
                 prop_assert_eq!(chunk.runs.iter().map(|r| r.len).sum::<u64>(), chunk.rows() as u64);
@@ -112,27 +112,27 @@ proptest! {
             let want: Vec<i64> = (0..start as i64 / consumers as i64).map(|r| r * consumers as i64 + i as i64).collect();
             prop_assert_eq!(own, &want);
         }
-        prop_assert_eq!(rounds.tail().0.len() as u64, start % consumers as u64);
+        prop_assert_eq!(rounds.remainder().0.len() as u64, start % consumers as u64);
     }
 
-    /// With `tokens` every row is dealt once, batches keep their numbers of rows, and all consumers have equally many.
+    /// With `tokens` every row is assigned once, batches keep their numbers of rows, and all consumers have equally many.
     #[test]
     fn tokens_are_packed_once(
         widths in prop::collection::vec(1usize..30, 0..120),
         consumers in 1usize..5,
     ) {
         let mut rounds = Rounds::new(&definition(&json!({"batch": 2})), consumers, true);
-        let mut dealt = Vec::new();
+        let mut assigned = Vec::new();
         for (at, width) in widths.iter().enumerate() {
             let chunk = element(2 * at as u64, 2, *width, 0);
-            dealt.extend(rounds.deal(Chunk { round: RoundMark::default(), ..chunk }).unwrap());
+            assigned.extend(rounds.assign(Chunk { round: RoundMark::default(), ..chunk }).unwrap());
         }
-        dealt.extend(rounds.finish().unwrap());
-        prop_assert!(dealt.iter().all(|(_, c)| c.elements == Elements::Lengths(vec![2])));
-        let of = |consumer| dealt.iter().filter(|(to, _)| *to == consumer).count();
+        assigned.extend(rounds.finish().unwrap());
+        prop_assert!(assigned.iter().all(|(_, c)| c.elements == Elements::Lengths(vec![2])));
+        let of = |consumer| assigned.iter().filter(|(to, _)| *to == consumer).count();
         prop_assert!((0..consumers).all(|c| of(c) == widths.len() / consumers));
-        prop_assert_eq!(rounds.tail().0.len(), widths.len() % consumers);
-        let got: BTreeSet<u64> = rows(&dealt).into_iter().collect();
+        prop_assert_eq!(rounds.remainder().0.len(), widths.len() % consumers);
+        let got: BTreeSet<u64> = rows(&assigned).into_iter().collect();
         prop_assert_eq!(got.len(), widths.len() / consumers * consumers * 2);
     }
 }
@@ -140,5 +140,5 @@ proptest! {
 #[test]
 fn what_is_not_there_is_not_given_out() {
     let rounds = Rounds::new(&bucketed(false), 2, false);
-    assert!(rounds.piece(&v1::DealtPiece { end: 1, ..Default::default() }).is_err());
+    assert!(rounds.piece(&v1::RemainderPiece { end: 1, ..Default::default() }).is_err());
 }

@@ -9,17 +9,16 @@ use caju_engine::{
     CachePlan, Demand, ReadLimit, RowChecks, SharedCounts, SharingMember, SplitModes, TaskRun, TaskStats,
 };
 use caju_proto::v1::{self, SplitCount, StageStats, TaskStatus};
-use caju_runtime::Tasks;
+use caju_runtime::{LockRank, OrderedMutex, Tasks};
 use caju_types::{Error, IterationId, Result, Secret, TaskId};
 use caju_wire::{Chunk, Run};
-use parking_lot::Mutex;
 
-use crate::behind::Behind;
 use crate::body_files::TaskBodies;
-use crate::dealer::Dealer;
 use crate::emitted_rows::EmittedRows;
+use crate::lagging::LaggingConsumers;
 use crate::profiling::Profiled;
 use crate::readers::{Readers, Received};
+use crate::round_robin::RoundRobin;
 use crate::sizes::Sizes;
 use crate::task_output::TaskOutput;
 
@@ -40,8 +39,8 @@ pub(crate) struct RunningTask {
     profiled: Option<Profiled>,
     /// Its part in the window of shared rows.
     sharing: Option<Arc<SharingMember>>,
-    /// Consumers that are behind.
-    behind: Arc<Behind>,
+    /// Lagging consumers.
+    lagging: Arc<LaggingConsumers>,
     /// What its readers on this host get in shared memory.
     pub(crate) bodies: Arc<TaskBodies>,
     pub(crate) group: Tasks,
@@ -50,11 +49,11 @@ pub(crate) struct RunningTask {
     bytes_out: AtomicU64,
     elements_out: AtomicU64,
     /// Rows that went out so far, per split.
-    emitted_rows: Arc<Mutex<EmittedRows>>,
+    emitted_rows: Arc<OrderedMutex<EmittedRows>>,
     /// The same, once all did, and the rows of splits that were forgotten.
     emitted: OnceLock<(Vec<SplitCount>, u64)>,
     /// Rows of those that were written to Arrow Flight readers.
-    to_flight: Mutex<EmittedRows>,
+    to_flight: OrderedMutex<EmittedRows>,
     /// The numbers of rows of splits, for readers.
     pub(crate) sizes: Sizes,
 }
@@ -82,8 +81,8 @@ pub(crate) struct TaskParts {
     pub(crate) profiled: Option<Profiled>,
     pub(crate) sharing: Option<Arc<SharingMember>>,
     pub(crate) bodies: TaskBodies,
-    pub(crate) behind: Arc<Behind>,
-    pub(crate) emitted_rows: Arc<Mutex<EmittedRows>>,
+    pub(crate) lagging: Arc<LaggingConsumers>,
+    pub(crate) emitted_rows: Arc<OrderedMutex<EmittedRows>>,
 }
 
 impl RunningTask {
@@ -93,7 +92,7 @@ impl RunningTask {
         schema: SchemaRef,
         run: &TaskRun,
         queue: TaskOutput,
-        TaskParts { profiled, sharing, bodies, behind, emitted_rows }: TaskParts,
+        TaskParts { profiled, sharing, bodies, lagging, emitted_rows }: TaskParts,
         group: Tasks,
     ) -> Self {
         Self {
@@ -108,7 +107,7 @@ impl RunningTask {
             row_checks: run.row_checks(),
             profiled,
             sharing,
-            behind,
+            lagging,
             bodies: Arc::new(bodies),
             group,
             readers: Readers::default(),
@@ -117,7 +116,10 @@ impl RunningTask {
             elements_out: AtomicU64::new(0),
             emitted_rows,
             emitted: OnceLock::new(),
-            to_flight: Mutex::default(),
+            to_flight: OrderedMutex::new(
+                LockRank::leaf("the rows for Flight readers"),
+                EmittedRows::default(),
+            ),
             sizes: Sizes::default(),
         }
     }
@@ -196,10 +198,10 @@ impl RunningTask {
         &self,
         mut run: TaskRun,
         linger: Duration,
-        mut dealer: Option<Dealer>,
+        mut round_robin: Option<RoundRobin>,
     ) -> Finished {
         let result = tokio::select! {
-            r = self.emit(&mut run, dealer.as_mut()) => r,
+            r = self.emit(&mut run, round_robin.as_mut()) => r,
             () = self.readers.gone(linger) => Err(self.unread(linger)),
         };
         self.counters.busy.end();
@@ -246,13 +248,13 @@ impl RunningTask {
         Finished { modes, ..self.finished(Err(error)) }
     }
 
-    async fn emit(&self, run: &mut TaskRun, mut dealer: Option<&mut Dealer>) -> Result<()> {
+    async fn emit(&self, run: &mut TaskRun, mut round_robin: Option<&mut RoundRobin>) -> Result<()> {
         loop {
             let start = std::time::Instant::now();
             let full = self.demand().map(|demand| demand.output_is_full());
             self.counters.busy.set_full(true);
             // A chunk is computed when there is space for it: a waiting chunk takes memory too.
-            if !self.has_space(dealer.as_deref()).await {
+            if !self.has_space(round_robin.as_deref()).await {
                 return Err(Error::cancelled(format!("{} was stopped", self.id)));
             }
             drop(full);
@@ -261,38 +263,46 @@ impl RunningTask {
             let next = run.next().await.transpose()?;
             self.sizes.add(run.take_sized());
             let Some(chunk) = next else { break };
-            match dealer.as_mut() {
+            match round_robin.as_mut() {
                 None => self.put(0, chunk)?,
-                Some(dealer) => {
-                    dealer.deal(chunk).await?.into_iter().try_for_each(|(to, chunk)| self.put(to, chunk))?;
+                Some(round_robin) => {
+                    round_robin
+                        .assign(chunk)
+                        .await?
+                        .into_iter()
+                        .try_for_each(|(to, chunk)| self.put(to, chunk))?;
                 }
             }
         }
-        match dealer {
+        match round_robin {
             None => Ok(()),
-            Some(dealer) => {
-                dealer.finish()?.into_iter().try_for_each(|(to, chunk)| self.put(to, chunk))?;
-                dealer.deal_tail().await?.into_iter().try_for_each(|(to, chunk)| self.put(to, chunk))
+            Some(round_robin) => {
+                round_robin.finish()?.into_iter().try_for_each(|(to, chunk)| self.put(to, chunk))?;
+                round_robin
+                    .assign_remainder()
+                    .await?
+                    .into_iter()
+                    .try_for_each(|(to, chunk)| self.put(to, chunk))
             }
         }
     }
 
-    /// Waits until the next chunk has a place; false if the task was stopped. While consumers are behind, only their queues
+    /// Waits until the next chunk has a place; false if the task was stopped. While consumers are lagging, only their queues
     /// count: another consumer may have a full one, and wait for them.
-    async fn has_space(&self, dealer: Option<&Dealer>) -> bool {
-        let Some(dealer) = dealer else { return self.queue.writable().await };
+    async fn has_space(&self, round_robin: Option<&RoundRobin>) -> bool {
+        let Some(round_robin) = round_robin else { return self.queue.writable().await };
         tokio::select! {
             is_open = self.queue.writable() => is_open,
             is_open = async {
-                self.behind.asking().await;
-                self.queue.writable_of(dealer.served()).await
+                self.lagging.query_due().await;
+                self.queue.writable_of(round_robin.served()).await
             } => is_open,
         }
     }
 
-    /// Some consumers of the task are behind.
-    pub(crate) fn ask_for_behind(&self) {
-        self.behind.ask();
+    /// Some consumers of the task are lagging.
+    pub(crate) fn on_lagging_consumers(&self) {
+        self.lagging.set_query_due();
     }
 
     fn put(&self, to: usize, chunk: Chunk) -> Result<()> {

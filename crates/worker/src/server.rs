@@ -47,8 +47,8 @@ pub(crate) fn serve(listener: Listener, manager: &Arc<Manager>, group: &Tasks) {
     });
     let gate = ConnectionGate::new(limits);
     let handle = {
-        let (manager, gate) = (Arc::clone(manager), Arc::clone(&gate));
-        move |stream, pending| sort(stream, pending, Arc::clone(&manager), Arc::clone(&gate), grpc.clone())
+        let manager = Arc::clone(manager);
+        move |stream, pending| sort(stream, pending, Arc::clone(&manager), grpc.clone())
     };
     // Who connects to another address than this worker's own may be behind a proxy, wherever it is.
     let config = &manager.config;
@@ -83,7 +83,6 @@ async fn sort(
     mut stream: Stream,
     pending: PendingConnection,
     manager: Arc<Manager>,
-    gate: Arc<ConnectionGate>,
     grpc: mpsc::Sender<std::io::Result<GrpcConnection>>,
 ) -> Result<()> {
     let protocol = pending.protocol(&mut stream).await?;
@@ -93,8 +92,7 @@ async fn sort(
     match protocol {
         Protocol::Framed => Box::pin(framed::serve(stream, pending, manager)).await,
         Protocol::Grpc => {
-            let permit = pending.admit().await.map_err(|e| Error::cancelled(e.message()))?;
-            let admitted = GrpcConnection::new(stream, permit, gate.limits());
+            let admitted = pending.admit_grpc(stream, "the worker").await?;
             grpc.send(Ok(admitted)).await.map_err(|_| Error::cancelled("the worker is leaving"))
         }
     }

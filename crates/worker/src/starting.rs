@@ -9,20 +9,19 @@ use caju_engine::{
     BoundPipeline, Shard, SharingJob, SharingMember, SplitModes, TaskOptions, TaskRun, run_task,
 };
 use caju_proto::v1;
-use caju_runtime::caught;
+use caju_runtime::{LockRank, OrderedMutex, caught};
 use caju_types::{Error, ErrorKind, IterationId, Result, Secret, TaskId, hash128};
 use caju_wire::Dispatcher;
-use parking_lot::Mutex;
 
-use crate::behind::Behind;
 use crate::body_files::TaskBodies;
-use crate::dealer::{Dealer, Dispatch};
 use crate::emitted_rows::EmittedRows;
 use crate::feed::DispatcherFeed;
 use crate::identity::{Registration, refused_as_loss};
+use crate::lagging::LaggingConsumers;
 use crate::manager::{Credentials, Manager};
 use crate::pipelines::shard_by;
 use crate::profiling::{ProcessOverhead, Profiled};
+use crate::round_robin::{DispatcherCalls, RoundRobin};
 use crate::running::{Finished, RunningTask, TaskParts};
 use crate::task_output::TaskOutput;
 
@@ -46,22 +45,23 @@ impl Manager {
         let secret = <[u8; Secret::BYTES]>::try_from(&*def.secret).ok().map(Secret::from_bytes);
         reader.check(id, secret.as_ref())?;
         let pipeline = self.pipeline(id, &def).await?;
-        let (behind, retry_timeout) = (Arc::<Behind>::default(), self.config.dispatcher_timeout);
+        let (lagging, retry_timeout) = (Arc::<LaggingConsumers>::default(), self.config.dispatcher_timeout);
         let sharing = self.share(&def, &pipeline)?;
-        let emitted_rows = Arc::<Mutex<EmittedRows>>::default();
+        let emitted_rows =
+            Arc::new(OrderedMutex::new(LockRank::leaf("the emitted rows of a task"), EmittedRows::default()));
         let feed = DispatcherFeed::new(
             Arc::clone(&self.identity),
             id,
             retry_timeout,
-            Arc::clone(&behind),
+            Arc::clone(&lagging),
             sharing.clone(),
             Arc::clone(&emitted_rows),
         );
-        let dealer = match def.num_consumers {
+        let round_robin = match def.num_consumers {
             0 => None,
             _ => {
-                let dispatch = Dispatch { identity: Arc::clone(&self.identity), task: id, retry_timeout };
-                Some(Dealer::new(dispatch, &def, Arc::clone(&behind))?)
+                let calls = DispatcherCalls { identity: Arc::clone(&self.identity), task: id, retry_timeout };
+                Some(RoundRobin::new(calls, &def, Arc::clone(&lagging))?)
             }
         };
         let tasks = self.group.child();
@@ -76,11 +76,11 @@ impl Manager {
         let may_repeat = sharing.is_some() && pipeline.single_task();
         let group = may_repeat.then(|| body_group(&def));
         let bodies = TaskBodies::new(id, Arc::clone(&self.body_files), group);
-        let parts = TaskParts { profiled, sharing, bodies, behind, emitted_rows };
+        let parts = TaskParts { profiled, sharing, bodies, lagging, emitted_rows };
         let running = RunningTask::new(id, whose, schema, &run, output, parts, tasks);
         let running = Arc::new(running);
         tracing::info!(task = %id, job = %def.job, epoch = def.epoch, "task started");
-        self.drive(Arc::clone(&running), run, dealer);
+        self.drive(Arc::clone(&running), run, round_robin);
         Ok(running)
     }
 
@@ -174,7 +174,7 @@ impl Manager {
     }
 
     /// Runs a task to its end in the background. Its readers get the end or an error in any case.
-    fn drive(self: &Arc<Self>, running: Arc<RunningTask>, run: TaskRun, dealer: Option<Dealer>) {
+    fn drive(self: &Arc<Self>, running: Arc<RunningTask>, run: TaskRun, round_robin: Option<RoundRobin>) {
         let (id, group) = (running.id, running.group.clone());
         let (manager, failing) = (Arc::clone(self), Arc::clone(&running));
         let on_failure = move |e: Error| {
@@ -187,7 +187,7 @@ impl Manager {
         };
         let manager = Arc::clone(self);
         group.background(id.to_string(), on_failure, async move {
-            let pumped = running.pump(run, manager.config.linger, dealer);
+            let pumped = running.pump(run, manager.config.linger, round_robin);
             let finished = match caught(&id.to_string(), pumped).await {
                 Ok(finished) => finished,
                 Err(e) => running.broken(e),

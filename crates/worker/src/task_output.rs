@@ -8,7 +8,7 @@ use caju_wire::{ByteQueue, Chunk, QueueMemory};
 pub(crate) struct TaskOutput {
     queues: Vec<ByteQueue<Chunk>>,
     /// The queues belong to consumers.
-    is_dealt: bool,
+    has_consumers: bool,
 }
 
 impl TaskOutput {
@@ -16,7 +16,7 @@ impl TaskOutput {
     pub(crate) fn new(memory: &QueueMemory, first_bytes: usize, consumers: usize) -> Self {
         let count = consumers.max(1);
         let queues = (0..count).map(|_| ByteQueue::within(memory.bound(first_bytes / count))).collect();
-        Self { queues, is_dealt: consumers > 0 }
+        Self { queues, has_consumers: consumers > 0 }
     }
 
     /// The queue that a reader takes from.
@@ -24,7 +24,7 @@ impl TaskOutput {
     /// # Errors
     /// `FailedPrecondition` for a reader that is none of the consumers.
     pub(crate) fn queue_of(&self, consumer: Option<u32>) -> Result<usize> {
-        let at = match (self.is_dealt, consumer) {
+        let at = match (self.has_consumers, consumer) {
             (false, None) => Some(0),
             (true, Some(consumer)) => usize::try_from(consumer).ok(),
             _ => None,
@@ -33,7 +33,7 @@ impl TaskOutput {
             Error::failed_precondition(format!(
                 "this reader says that it is {}, and the task has {}: open the epoch as the job's other readers do",
                 consumer.map_or("no consumer".to_string(), |c| format!("consumer {c}")),
-                if self.is_dealt { format!("{} consumers", self.queues.len()) } else { "none".to_string() }
+                if self.has_consumers { format!("{} consumers", self.queues.len()) } else { "none".to_string() }
             ))
         })
     }

@@ -3,9 +3,8 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use caju_runtime::Condition;
+use caju_runtime::{Condition, LockRank, OrderedMutex};
 use caju_types::{Result, Secret, TaskId};
-use parking_lot::Mutex;
 use tokio::sync::OnceCell;
 
 use crate::running::RunningTask;
@@ -14,11 +13,20 @@ use crate::running::RunningTask;
 const MAX_PAST: usize = 4096;
 
 /// The tasks of a worker.
-#[derive(Default)]
 pub(crate) struct TaskTable {
-    present: Mutex<HashMap<TaskId, Arc<Slot>>>,
-    past: Mutex<VecDeque<Past>>,
+    present: OrderedMutex<HashMap<TaskId, Arc<Slot>>>,
+    past: OrderedMutex<VecDeque<Past>>,
     changed: Condition,
+}
+
+impl Default for TaskTable {
+    fn default() -> Self {
+        Self {
+            present: OrderedMutex::new(LockRank::leaf("the present tasks"), HashMap::new()),
+            past: OrderedMutex::new(LockRank::leaf("the past tasks"), VecDeque::new()),
+            changed: Condition::default(),
+        }
+    }
 }
 
 /// A task that has ended.
@@ -110,8 +118,10 @@ impl TaskTable {
             past.pop_front();
         }
         drop(past);
-        self.present.lock().remove(&id);
+        // Dropped after the lock is released: a task that is dropped takes locks of its own.
+        let ended = self.present.lock().remove(&id);
         self.changed.notify_all();
+        drop(ended);
     }
 
     /// Wakes those who wait for a condition that does not depend on the tasks alone.

@@ -172,7 +172,7 @@ async fn heartbeats(manager: Arc<Manager>, retry_timeout: Duration) {
                     manager.unwanted(TaskId(task));
                 }
                 answer.decided.iter().for_each(|d| manager.decided(d));
-                answer.tasks_behind.iter().for_each(|task| manager.ask_for_behind(TaskId(*task)));
+                answer.lagging_tasks.iter().for_each(|task| manager.on_lagging_consumers(TaskId(*task)));
                 answer.learn.into_iter().for_each(|order| manager.learn(order));
                 if answer.draining {
                     manager.drain();

@@ -45,7 +45,7 @@ impl IterationRates {
     pub(super) fn record(&mut self, job: JobSample, window_s: f64) {
         // IterationRates before the first rates: the reason names the job.
         self.last.job.clone_from(&job.job);
-        self.last.precedence = job.precedence;
+        self.last.priority = job.priority;
         (self.last.local.count, self.last.local.worth) = (job.local.count, job.local.worth);
         #[expect(clippy::cast_precision_loss, reason = "rates of rows need no exact counts")]
         let rows = job.rows.saturating_sub(self.last.rows) as f64;

@@ -25,7 +25,7 @@ use curve::{Curve, Point};
 pub use policy::{CachewScaler, Hpa, SCALING_POLICIES, ScalingPolicy, ScalingSample};
 pub use pool::{JobShare, PoolJob, PoolScaling, scale_pool};
 pub use range::TargetRange;
-pub use sample::{JobSample, LocalWorkers, Precedence};
+pub use sample::{JobPriority, JobSample, LocalWorkers};
 pub use target::{ScalingEvent, ScalingLoop, ScalingSettings, ScalingTarget};
 
 /// The schema of a serialised [`Scaling`].

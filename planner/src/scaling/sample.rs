@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 /// The workers in the processes of a job's readers. They run in any case, so the target counts only the workers that are
 /// needed in addition.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -14,18 +16,27 @@ pub struct LocalWorkers {
     pub worth: f64,
 }
 
-/// How a job stands to others where the workers are too few for all.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Precedence {
-    /// Jobs of a higher priority are served first.
-    pub priority: i32,
-    /// Its fraction of the workers, relative to those of other jobs of the same priority; above 0.
-    pub weight: f64,
+/// The priority of a job, and its weight among jobs of the same priority. They count where the workers are too few for all
+/// jobs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobPriority {
+    /// The priority. Jobs of a higher one are served first.
+    #[serde(rename = "priority")]
+    pub level: i32,
+    /// The weight in thousandths, above 0.
+    pub weight_milli: u32,
 }
 
-impl Default for Precedence {
+impl Default for JobPriority {
     fn default() -> Self {
-        Self { priority: 0, weight: 1.0 }
+        Self { level: 0, weight_milli: 1000 }
+    }
+}
+
+impl JobPriority {
+    /// The fraction of the workers that the job gets, relative to those of other jobs of the same priority.
+    pub fn weight(self) -> f64 {
+        f64::from(self.weight_milli) / 1000.0
     }
 }
 
@@ -36,8 +47,8 @@ pub struct JobSample {
     pub iteration: u64,
     /// The job's name.
     pub job: String,
-    /// How it stands to other jobs.
-    pub precedence: Precedence,
+    /// Its priority and weight among other jobs.
+    pub priority: JobPriority,
     /// Rows that its workers computed in `busy_s`: given out, in the buffers of their stages, or computed again after a loss
     /// although readers had them.
     pub rows: u64,

@@ -249,8 +249,8 @@ impl ScalingLoop {
 fn pool(known: &[&IterationRates], needs: &[Option<f64>], factor: f64) -> Vec<PoolJob> {
     let job = |(k, need): (&&IterationRates, &Option<f64>)| PoolJob {
         name: k.last.job.clone(),
-        priority: i64::from(k.last.precedence.priority),
-        weight: k.last.precedence.weight,
+        priority: i64::from(k.last.priority.level),
+        weight: k.last.priority.weight(),
         busy_workers: need.map_or_else(|| k.first_need(), |n| k.beyond_local(n * factor)),
         spread: 0.0,
     };

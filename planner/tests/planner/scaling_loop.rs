@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use caju_planner::{JobSample, LocalWorkers, Precedence, ScalingEvent, ScalingLoop, ScalingSettings};
+use caju_planner::{JobPriority, JobSample, LocalWorkers, ScalingEvent, ScalingLoop, ScalingSettings};
 
 /// Seconds between two samples.
 const EVERY_S: f64 = 5.0;
@@ -308,8 +308,8 @@ fn workers_of_the_readers_are_used_first() {
 /// Where no more workers are allowed, jobs of a higher priority are served first, and the others by their weights.
 #[test]
 fn shares_follow_priority_and_weight() {
-    let with = |mut job: Job, priority: i32, weight: f64| {
-        job.sample.precedence = Precedence { priority, weight };
+    let with = |mut job: Job, level: i32, weight_milli: u32| {
+        job.sample.priority = JobPriority { level, weight_milli };
         job
     };
     // They need 2, 6 and 6 workers.
@@ -326,8 +326,8 @@ fn shares_follow_priority_and_weight() {
     let equal = shares(jobs());
     assert!(equal[0] < equal[1] && near(equal[1], equal[2]), "{equal:?}");
     let [a, b, c]: [Job; 3] = jobs().try_into().unwrap();
-    let first = shares(vec![with(a.clone(), 0, 1.0), with(b.clone(), 1, 1.0), with(c.clone(), 0, 1.0)]);
+    let first = shares(vec![with(a.clone(), 0, 1000), with(b.clone(), 1, 1000), with(c.clone(), 0, 1000)]);
     assert!(first[1] > 5.5 && first[0] < 1.5 && near(first[0], first[2]), "{first:?}");
-    let by_weight = shares(vec![with(a, 1, 1.0), with(b, 0, 2.0), with(c, 0, 1.0)]);
+    let by_weight = shares(vec![with(a, 1, 1000), with(b, 0, 2000), with(c, 0, 1000)]);
     assert!(by_weight[0] > 1.9 && near(by_weight[1], 2.0 * by_weight[2]), "{by_weight:?}");
 }

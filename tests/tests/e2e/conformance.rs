@@ -11,6 +11,9 @@ fn range(n: u64, steps: Value) -> Pipeline {
     Pipeline::of(json!({ "range": n }), steps)
 }
 
+/// Rows that a `range` divides into many splits: a split of it has at least 1,024.
+const MANY: u64 = 30_000;
+
 /// The checksum of a definition's rows, taken in one process.
 fn expected(p: &Pipeline) -> u128 {
     sum(&p.report(&["--workers", "1"]))
@@ -136,9 +139,10 @@ fn job_06_a_named_job_has_full_epochs() {
 #[test]
 fn job_10_two_registrations_of_one_job_and_job_08() {
     let cluster = Cluster::start(2);
-    let (p, q) = (range(100, json!([])), range(100, json!([])));
+    let (p, q) = (range(MANY, json!([])), range(MANY, json!([])));
     let first = cluster.report(&p, &["--job", "one"]);
     let second = cluster.report(&q, &["--job", "one"]);
+    assert!(first.splits(0)[0] > 1, "{:?}", first.splits(0));
     assert_eq!(sum(&first).wrapping_add(sum(&second)), expected(&p));
     cluster.stop();
 }
@@ -179,19 +183,23 @@ fn arg_05_an_unknown_processing_mode() {
 #[test]
 fn dyn_01_every_row_once_named_or_not() {
     let cluster = Cluster::start(2);
-    let p = range(100, json!([]));
-    assert_eq!(sum(&cluster.report(&p, &[])), expected(&p));
-    assert_eq!(sum(&cluster.report(&p, &["--job", "named"])), expected(&p));
+    let p = range(MANY, json!([]));
+    for args in [&[][..], &["--job", "named"]] {
+        let report = cluster.report(&p, args);
+        assert!(report.splits(0)[0] > 1, "{:?}", report.splits(0));
+        assert_eq!((report.rows(), sum(&report)), (vec![MANY], expected(&p)));
+    }
     cluster.stop();
 }
 
 #[test]
 fn dyn_03_flat_map_splits_the_outer_source_only() {
     let cluster = Cluster::start(2);
-    let p =
-        range(3, json!([{ "flat_map": { "name": "x", "expr": "make_array(id)" } }, { "map": { "x": "x" } }]));
-    let q = range(3, json!([{ "map": { "x": "id" } }]));
-    assert_eq!(sum(&cluster.report(&p, &[])), expected(&q));
+    let inner = json!([{ "flat_map": { "name": "x", "expr": "make_array(id)" } }, { "map": { "x": "x" } }]);
+    let (p, q) = (range(MANY, inner), range(MANY, json!([{ "map": { "x": "id" } }])));
+    let report = cluster.report(&p, &[]);
+    assert!(report.splits(0)[0] > 1, "{:?}", report.splits(0));
+    assert_eq!((report.rows(), sum(&report)), (vec![MANY], expected(&q)));
     cluster.stop();
 }
 

@@ -33,16 +33,7 @@ fn every_example_runs_on_the_data_that_it_names() {
         }
         let path = format!("examples/pipelines/{}", file.file_name().to_str().unwrap());
         if path.ends_with("quickstart.yaml") {
-            let out = [
-                "gen",
-                "images",
-                "--out",
-                "data/quickstart/tfrecord",
-                "--count",
-                "40",
-                "--format",
-                "tfrecord",
-            ];
+            let out = ["gen", "images", "--out", "data/quickstart", "--count", "40", "--format", "tfrecord"];
             caju_in(folder.path(), &out).expect_code(0);
         }
         caju_in(folder.path(), &["check", &path]).expect_code(0);

@@ -430,20 +430,6 @@ fn a_bench_is_held_to_its_store_and_step() {
     assert_eq!(rounds["trials"].as_array().unwrap().len(), 3);
 }
 
-/// `--record-autocache-events`, and `--replay`, which finds the decision in the recorded events.
-#[test]
-fn recorded_events_are_replayed() {
-    let steps = json!([{ "burn": { "per_row": "50us" } }, "autocache"]);
-    let p = Pipeline::of(json!({ "range": 20_000 }), steps);
-    let args = ["--epochs", "20", "--cache", "cache", "--record-autocache-events", "events", "--no-checksum"];
-    let report = p.report(&args);
-    assert!(report.0["decision"].is_object(), "{:#}", report.0);
-    let replayed = caju_in(p.folder(), &["plan", "--replay", "events/run.jsonl"]);
-    replayed.expect_code(0);
-    assert!(!replayed.stdout.contains("no decision"), "{}", replayed.stdout);
-    assert!(replayed.stdout.contains("hint-0"), "{}", replayed.stdout);
-}
-
 /// Options and commands that were renamed are known by their former names for one more version.
 #[test]
 fn former_names_still_work() {

@@ -99,6 +99,29 @@ fn the_limit_of_connections_holds_for_grpc_too() {
 }
 
 #[test]
+fn a_reader_beyond_the_limit_of_connections_gets_the_limit_and_its_flag() {
+    let folder = tempdir().unwrap();
+    let limits = ["--listen", "127.0.0.1:0", "--connections", "3", "--handshake-timeout", "1m"];
+    let dispatcher = Server::start(folder.path(), "dispatcher", &limits);
+    let p = Pipeline::of(json!({ "range": 10 }), json!([]));
+    let open: Vec<_> = (0..3)
+        .map(|_| {
+            let mut stream = TcpStream::connect(&dispatcher.address).unwrap();
+            stream.write_all(HELLO).unwrap();
+            stream.read_exact(&mut [0; 9]).unwrap();
+            stream
+        })
+        .collect();
+    let args = ["read", "pipeline.yaml", "--dispatcher", &dispatcher.address, "--connect-timeout", "3s"];
+    let refused = caju_in(p.folder(), &args);
+    refused.expect_error(&["the dispatcher has 3 connections, its limit", "--connections"]);
+    assert!(!refused.stderr.contains("no dispatcher at"), "{}", refused.stderr);
+    drop(open);
+    caju_in(folder.path(), &["status", "--dispatcher", &dispatcher.address]).expect_code(0);
+    dispatcher.terminate().expect_code(0);
+}
+
+#[test]
 fn long_names_are_refused_shortly() {
     let cluster = Cluster::start(1);
     let p = Pipeline::of(json!({ "range": 10 }), json!([]));

@@ -229,7 +229,7 @@ fn quickstart_replaces_sample_data_in_its_own_folder_alone() {
     quickstart(&[]).expect_code(0);
     assert!(of("data/quickstart/mine/part-00000-of-00001.csv").exists());
     assert!(!of("data/quickstart/part-00000-of-00001.csv").exists());
-    assert!(of("data/quickstart/tfrecord/part-00000-of-00001.tfrecord").exists());
+    assert!(of("data/quickstart/part-00000-of-00001.tfrecord").exists());
 
     // Elsewhere only if asked to, whatever the end of the name.
     let other = of("other/data/quickstart");
@@ -242,9 +242,9 @@ fn quickstart_replaces_sample_data_in_its_own_folder_alone() {
 
     // Its own folder, but somebody else's files.
     std::fs::remove_dir_all(of("data/quickstart")).unwrap();
-    write(&of("data/quickstart/tfrecord/part-00000-of-00001.tfrecord"), "mine");
+    write(&of("data/quickstart/part-00000-of-00001.tfrecord"), "mine");
     quickstart(&[]).expect_code(2).expect_error(&["not empty", "_caju_gen.json"]);
-    assert_eq!(std::fs::read(of("data/quickstart/tfrecord/part-00000-of-00001.tfrecord")).unwrap(), b"mine");
+    assert_eq!(std::fs::read(of("data/quickstart/part-00000-of-00001.tfrecord")).unwrap(), b"mine");
 }
 
 /// Waits until a file below the folder has a name that ends so.

@@ -110,7 +110,7 @@ pub(crate) const DEFAULT_DIR: &str = "data/quickstart";
 /// `caju quickstart`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-Generates 2,000 photos in TFRecord and Parquet under --dir (about 450 MB) unless they are there. Reads three epochs of \
+Generates 2,000 photos in TFRecord under --dir (about 215 MB) unless they are there. Reads three epochs of \
 a training pipeline on them: decode, resize, random crop, random flip, shuffle, batch. The first epoch measures at which \
 of two hints storing rows pays, and the later ones read the stored rows (about 130 MB) from --cache. To stay \
 below 500 MB of memory it computes on at most 8 threads, and keeps 64 MiB of stored rows in memory (`caju run`: 256 MiB).

@@ -1,6 +1,6 @@
 //! `caju plan`: decides what is worth storing, from a measured profile.
 
-use std::io::{ErrorKind, IsTerminal, Read};
+use std::io::{ErrorKind, IsTerminal};
 use std::path::Path;
 
 use caju_planner::{Decision, PlanOption, Policy, Profile, format_rate, plan};
@@ -8,7 +8,7 @@ use caju_types::{Error, Result, format_bytes};
 
 use crate::cli::{PlanArgs, PlanFormat};
 use crate::plot::{self, Bar, Chart, Picture};
-use crate::{output, report};
+use crate::{input_file, output, report};
 
 /// The largest file, in bytes. A profile of ten thousand stages has a few million bytes, so a larger file is no profile.
 const MAX_BYTES: u64 = 64 << 20;
@@ -65,33 +65,25 @@ fn shown(path: &Path) -> String {
 /// One line with the file's name.
 fn read_text(path: &Path, what: &str) -> Result<String> {
     let bytes = if path == Path::new("-") {
-        bounded(std::io::stdin().lock())
+        input_file::bounded(std::io::stdin().lock(), MAX_BYTES)
     } else {
-        std::fs::File::open(path).and_then(bounded)
+        input_file::read(path, MAX_BYTES)
     };
     let bytes = bytes.map_err(|e| match e.kind() {
         ErrorKind::NotFound => Error::not_found(format!("no such {what}; check the path")),
-        ErrorKind::PermissionDenied => Error::permission_denied(e.to_string()),
         ErrorKind::IsADirectory => Error::invalid(format!("a folder, not a {what}")),
-        _ => Error::unavailable(e.to_string()),
+        ErrorKind::FileTooLarge => {
+            Error::invalid(format!("more than {}: not a {what}", format_bytes(MAX_BYTES)))
+        }
+        _ => input_file::error(&e),
     });
     let text = bytes.and_then(|bytes| {
-        if bytes.len() as u64 > MAX_BYTES {
-            return Err(Error::invalid(format!("more than {}: not a {what}", format_bytes(MAX_BYTES))));
-        }
         String::from_utf8(bytes).map_err(|e| {
             let at = e.utf8_error().valid_up_to();
             Error::invalid(format!("byte {at} is not UTF-8; a {what} is JSON"))
         })
     });
     text.map_err(|e| e.context(shown(path)))
-}
-
-/// Reads one byte more than the bound, which shows that the file is too large.
-fn bounded(input: impl Read) -> std::io::Result<Vec<u8>> {
-    let mut out = Vec::new();
-    input.take(MAX_BYTES + 1).read_to_end(&mut out)?;
-    Ok(out)
 }
 
 fn chart(profile: &Profile, decision: &Decision) -> Chart {

@@ -8,7 +8,11 @@ use caju_proto::mode_name;
 use caju_types::{Error, Result};
 
 use crate::cli::EpochArgs;
+use crate::input_file;
 use crate::report::{check_writable, write_whole};
+
+/// The largest file, in bytes: a state of the most pieces of rows that a reader may have acknowledged in part takes less.
+const MAX_BYTES: u64 = 256 << 20;
 
 /// A file with the state of a reader.
 #[derive(Debug)]
@@ -25,7 +29,7 @@ impl<'a> StateFile<'a> {
     /// `NotFound`, `InvalidArgument` for a file that is no state, and a place where no state can be written.
     pub(crate) fn open(path: &'a Path, must_exist: bool) -> Result<Self> {
         let context = |e: Error| e.context(format!("--state {}", path.display()));
-        let found = match std::fs::read_to_string(path) {
+        let found = match input_file::read_text(path, MAX_BYTES) {
             Ok(text) => Some(ReaderState::from_json(&text).map_err(context)?),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound && !must_exist => None,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
@@ -34,7 +38,7 @@ impl<'a> StateFile<'a> {
                     path.display()
                 )));
             }
-            Err(e) => return Err(context(Error::unavailable(format!("the state cannot be read: {e}")))),
+            Err(e) => return Err(context(input_file::error(&e))),
         };
         // What is read without a state that can be written could not be continued.
         check_writable(path, "--state")?;

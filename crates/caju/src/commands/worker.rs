@@ -116,13 +116,17 @@ async fn drain_worker(
     output::say(format_args!("worker {id} gets no new tasks, and leaves when its present ones are done"))
 }
 
+/// The largest file of an operator's secret, in bytes: far more than its digits.
+const MAX_SECRET_BYTES: u64 = 4 << 10;
+
 /// Reads the operator's secret, which the dispatcher wrote to a file.
 fn operator_secret(path: &Path) -> Result<Secret> {
     let place = format!("--operator-secret-file {}", path.display());
-    let text = std::fs::read_to_string(path).map_err(|e| match e.kind() {
+    let text = input_file::read_text(path, MAX_SECRET_BYTES).map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => Error::not_found(format!(
             "{place}: no such file; the dispatcher writes it when it starts (operator-secret in its --state-dir)"
         )),
+        std::io::ErrorKind::FileTooLarge => Error::invalid(format!("{place}: {e}")),
         _ => Error::permission_denied(format!("{place}: {e}")),
     })?;
     Secret::from_hex(text.trim())

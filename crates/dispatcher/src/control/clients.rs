@@ -7,12 +7,12 @@ use caju_types::{ClientId, Error, IterationId, Result, RowRanges, TaskId};
 
 use super::acknowledged_rows::{Reported, rows_of};
 use super::acknowledgements;
+use super::call_times::ReaderCall;
 use super::context::Context;
 use super::iterations::Iterations;
 use super::listings::Providers;
 use super::peer_reports::PeerReports;
 use super::reopen::{self, FinalReport};
-use super::reports::ReaderCall;
 use super::resume::Facts;
 use super::status::decision;
 use super::task_messages::modes_to_proto;
@@ -158,7 +158,7 @@ impl Clients {
                     Some(iteration) => secrets::is_client(iteration, client, &request.secret)?,
                     None => false,
                 };
-                if known && reopen::must_reopen(txn.state, iteration, client) {
+                if known && reopen::is_early_leave(txn.state, iteration, client) {
                     let resume = txn.state.iterations.get(&iteration).map(|known| {
                         let why = reopen::why(known, client, &reason);
                         reopen::resume(&self.context.reports.lock(), known, (client, &last), &why)

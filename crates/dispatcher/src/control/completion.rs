@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use caju_pipeline::{DatasetDef, StageDef, StageOp};
+use caju_pipeline::{StageDef, StageOp};
 use caju_proto::v1;
 use caju_types::{ClientId, Error, IterationId, Result, TaskId};
 
@@ -75,7 +75,7 @@ impl Reports {
             && !iteration.tasks.values().any(Task::is_lost)
             && iteration.tasks.values().filter(runs).all(|t| read(t) >= EMPTY_REPETITIONS);
         let dataset = is_empty.then(|| txn.state.datasets.get(&iteration.dataset)).flatten();
-        let definition = dataset.and_then(|d| DatasetDef::from_json_str(&d.definition_json).ok());
+        let definition = dataset.and_then(|d| d.definition.read().ok());
         let is_repeat = |stage: &StageDef| matches!(stage.op, StageOp::Repeat(None));
         if let Some(at) = definition.and_then(|def| def.stages.iter().position(is_repeat)) {
             return Err(Error::invalid(format!(

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arrow_schema::{DataType, Field};
-use caju_pipeline::{DatasetDef, StageDef, StageOp};
+use caju_pipeline::{StageDef, StageOp};
 use caju_proto::v1;
 use caju_types::{Balance, ClientId, Error, IterationId, Result, TaskId, Uneven, WorkerId, did_you_mean};
 use caju_wire::schema_from_ipc;
@@ -16,16 +16,16 @@ use super::splits::running_task;
 use super::{Txn, secrets};
 use crate::config::Timers;
 use crate::state::{
-    Consumers, Dataset, DealtPiece, Even, Failure, Iteration, Job, Mode, State, Tail, TailElement,
-    TargetWorkers, Update, describe_steps,
+    Consumers, Dataset, Even, Failure, Iteration, Job, Mode, Remainder, RemainderElement, RemainderPiece,
+    State, TargetWorkers, Update, describe_steps,
 };
 
 /// The most consumers of one job. A task keeps a queue for each.
 const MAX_CONSUMERS: u32 = 65_536;
 
-/// The most elements of one tail that its rows may fill, and that its consumers together may lack: each is dealt under the lock of
-/// the state. A task keeps less than one batch per repetition, and is behind by what a lost worker had sent.
-const MAX_TAIL_ELEMENTS: u64 = 1 << 20;
+/// The most elements that the rows of one task's remainder may fill, and that its consumers together may lack: each is assigned
+/// under the lock of the state. A task keeps less than one batch per repetition, and its consumers lack what a lost worker had sent.
+const MAX_REMAINDER_ELEMENTS: u64 = 1 << 20;
 
 /// What a reader asks for; none if it shares elements as they come.
 ///
@@ -82,13 +82,13 @@ pub(super) fn check_new(consumers: Option<&Consumers>, mode: Mode, target: Targe
     Ok(())
 }
 
-/// Whether the elements of a dataset can be dealt in rounds.
+/// Whether the elements of a dataset can be distributed in rounds.
 ///
 /// # Errors
 /// `InvalidArgument` that says what the definition has to change.
 pub(super) fn check_dataset(consumers: Option<&Consumers>, dataset: &Dataset) -> Result<()> {
     let Some(balance) = consumers.map(|c| c.balance).filter(|b| *b != Balance::None) else { return Ok(()) };
-    let definition = DatasetDef::from_json_str(&dataset.definition_json)?;
+    let definition = dataset.definition.read()?;
     let batches = definition.stages.iter().rposition(|s| s.op.makes_batches());
     if balance == Balance::Bucket {
         let is_hint = |s: &StageDef| matches!(s.op, StageOp::Autocache { .. });
@@ -179,7 +179,7 @@ pub(super) fn check_steps(consumers: Option<&Consumers>, steps: &BTreeMap<u32, u
         return Ok(());
     }
     Err(Error::invalid(format!(
-        "the states are of different steps ({}), and {} consumers cannot have equally many elements behind them: give the states \
+        "the states are of different steps ({}), and {} consumers cannot have equally many elements after them: give the states \
          of one step, or read with as many consumers as before",
         describe_steps(steps),
         consumers.count
@@ -290,18 +290,21 @@ pub(crate) struct ConsumerCalls {
 }
 
 impl ConsumerCalls {
-    /// Says which elements of a task go to consumers that are behind.
-    pub(crate) async fn serve_behind(
+    /// Says which elements of a task go to lagging consumers.
+    pub(crate) async fn serve_lagging(
         &self,
-        request: v1::ServeBehindRequest,
-    ) -> Result<v1::ServeBehindResponse> {
-        let answer = self.context.commit(|txn| serve_behind(txn, &request)).await?;
+        request: v1::ServeLaggingRequest,
+    ) -> Result<v1::ServeLaggingResponse> {
+        let answer = self.context.commit(|txn| serve_lagging(txn, &request)).await?;
         self.context.reports.lock().on_worker_call(WorkerId(request.worker_id), self.context.clock.now());
         Ok(answer)
     }
 
-    /// Waits until the tails of an epoch are given out.
-    pub(crate) async fn deal_tail(&self, request: v1::DealTailRequest) -> Result<v1::DealTailResponse> {
+    /// Waits until the remainders of an epoch are assigned.
+    pub(crate) async fn assign_remainder(
+        &self,
+        request: v1::AssignRemainderRequest,
+    ) -> Result<v1::AssignRemainderResponse> {
         let deadline = self.context.deadline(request.wait_ms);
         let (id, worker) = (TaskId(request.task_id), WorkerId(request.worker_id));
         let iteration = self.context.read_durable(|state| state.task_index.get(&id).copied()).await?;
@@ -313,105 +316,110 @@ impl ConsumerCalls {
             news.borrow_and_update();
             let answer = self.context.commit(|txn| {
                 secrets::worker(txn.state, worker, &request.secret)?;
-                reach_tail(txn, id, worker, &request)?;
-                deal(txn, iteration)?;
+                report_remainder(txn, id, worker, &request)?;
+                assign_remainders(txn, iteration)?;
                 let (_, task) = running_task(txn.state, id, worker)?;
-                Ok(task.dealt.as_ref().map(|pieces| pieces.iter().map(to_proto).collect()))
+                Ok(task.remainder_pieces.as_ref().map(|pieces| pieces.iter().map(to_proto).collect()))
             });
             let answer = answer.await?;
             self.context.reports.lock().on_worker_call(worker, self.context.clock.now());
             if let Some(pieces) = answer {
-                return Ok(v1::DealTailResponse { dealt: true, pieces });
+                return Ok(v1::AssignRemainderResponse { assigned: true, pieces });
             }
             if !self.context.wait(&mut news, deadline).await? {
-                return Ok(v1::DealTailResponse::default());
+                return Ok(v1::AssignRemainderResponse::default());
             }
         }
     }
 }
 
-fn serve_behind(txn: &mut Txn<'_>, request: &v1::ServeBehindRequest) -> Result<v1::ServeBehindResponse> {
+fn serve_lagging(txn: &mut Txn<'_>, request: &v1::ServeLaggingRequest) -> Result<v1::ServeLaggingResponse> {
     let (id, worker) = (TaskId(request.task_id), WorkerId(request.worker_id));
     secrets::worker(txn.state, worker, &request.secret)?;
     let (iteration, task) = running_task(txn.state, id, worker)?;
     let Some(even) = &iteration.even else { return Err(no_consumers(iteration)) };
     if request.request_no < task.last_serve {
         return Err(Error::failed_precondition(format!(
-            "{id}: request {} for consumers that are behind came after request {}",
+            "{id}: request {} for lagging consumers came after request {}",
             request.request_no, task.last_serve
         )));
     }
     if request.request_no > task.last_serve {
-        // Also where nobody is behind: a copy of the request that comes late must get the same answer.
+        // Also where none is lagging: a copy of the request that comes late must get the same answer.
         let counts = even.next_to_serve(request.elements);
-        txn.apply(Update::BehindServed { task: id, request_no: request.request_no, counts });
+        txn.apply(Update::LaggingServed { task: id, request_no: request.request_no, counts });
     }
     let (iteration, task) = running_task(txn.state, id, worker)?;
-    let consumers_behind = iteration.even.as_ref().is_some_and(Even::is_behind);
-    Ok(v1::ServeBehindResponse { counts: task.last_served.clone(), consumers_behind })
+    let has_lagging = iteration.even.as_ref().is_some_and(Even::has_lagging);
+    Ok(v1::ServeLaggingResponse { counts: task.last_served.clone(), has_lagging })
 }
 
 fn no_consumers(iteration: &Iteration) -> Error {
     Error::failed_precondition(format!("{} has no consumers", iteration.describe()))
 }
 
-fn reach_tail(txn: &mut Txn<'_>, id: TaskId, worker: WorkerId, request: &v1::DealTailRequest) -> Result<()> {
+fn report_remainder(
+    txn: &mut Txn<'_>,
+    id: TaskId,
+    worker: WorkerId,
+    request: &v1::AssignRemainderRequest,
+) -> Result<()> {
     let (iteration, task) = running_task(txn.state, id, worker)?;
     let Some(even) = &iteration.even else { return Err(no_consumers(iteration)) };
-    check_tail(id, request, &even.consumers)?;
-    if task.tail.is_none() {
-        let mut behind = request.behind.clone();
-        behind.resize(even.behind.len(), 0);
-        let tail = Tail {
+    check_remainder(id, request, &even.consumers)?;
+    if task.remainder.is_none() {
+        let mut lag = request.lag.clone();
+        lag.resize(even.lag.len(), 0);
+        let remainder = Remainder {
             elements: request.elements,
             rows: request.rows,
             batch_rows: request.batch_rows,
             drop_remainder: request.drop_remainder,
-            behind,
-            kinds: request.tail.iter().map(kind_of).collect(),
+            lag,
+            kinds: request.kinds.iter().map(kind_of).collect(),
             row_widths: request.row_widths.clone(),
             has_spare: request.has_spare,
         };
-        txn.apply(Update::TailReached { task: id, tail });
+        txn.apply(Update::RemainderReported { task: id, remainder });
     }
     Ok(())
 }
 
-/// Whether a tail can be dealt in bounded time and memory.
-fn check_tail(id: TaskId, request: &v1::DealTailRequest, consumers: &Consumers) -> Result<()> {
+/// Whether a remainder can be assigned in bounded time and memory.
+fn check_remainder(id: TaskId, request: &v1::AssignRemainderRequest, consumers: &Consumers) -> Result<()> {
     let count = u64::from(consumers.count);
     let is_in_rounds = consumers.balance != Balance::None;
     let mut of_class: BTreeMap<u32, u64> = BTreeMap::new();
-    request.tail.iter().for_each(|element| *of_class.entry(element.bucket).or_default() += 1);
+    request.kinds.iter().for_each(|element| *of_class.entry(element.bucket).or_default() += 1);
     let largest = if is_in_rounds { of_class.values().copied().max().unwrap_or(0) } else { request.elements };
-    if is_in_rounds && request.tail.len() as u64 != request.elements {
+    if is_in_rounds && request.kinds.len() as u64 != request.elements {
         return Err(Error::invalid(format!(
             "{id} keeps {} elements, and describes {} of them; run workers of the dispatcher's version",
             request.elements,
-            request.tail.len()
+            request.kinds.len()
         )));
     }
-    if largest >= count || request.behind.len() as u64 > count {
+    if largest >= count || request.lag.len() as u64 > count {
         return Err(Error::invalid(format!(
-            "{id} keeps {largest} elements for {count} consumers: it should have dealt a round"
+            "{id} keeps {largest} elements for {count} consumers: it should have assigned a round"
         )));
     }
     let of_rows = request.rows.checked_div(request.batch_rows).unwrap_or(0);
-    let behind = request.behind.iter().fold(0, |sum: u64, more| sum.saturating_add(*more));
-    if of_rows > MAX_TAIL_ELEMENTS || behind > MAX_TAIL_ELEMENTS {
+    let lag = request.lag.iter().fold(0, |sum: u64, more| sum.saturating_add(*more));
+    if of_rows > MAX_REMAINDER_ELEMENTS || lag > MAX_REMAINDER_ELEMENTS {
         return Err(Error::invalid(format!(
-            "{id} keeps rows of {of_rows} elements at its end, and its consumers lack {behind}; at most \
-             {MAX_TAIL_ELEMENTS} are possible: start the epoch again under another job name"
+            "{id} keeps rows of {of_rows} elements at its end, and its consumers lack {lag}; at most \
+             {MAX_REMAINDER_ELEMENTS} are possible: start the epoch again under another job name"
         )));
     }
     Ok(())
 }
 
-fn deal(txn: &mut Txn<'_>, id: IterationId) -> Result<()> {
-    match txn.state.iterations.get(&id).and_then(Iteration::deal) {
+fn assign_remainders(txn: &mut Txn<'_>, id: IterationId) -> Result<()> {
+    match txn.state.iterations.get(&id).and_then(Iteration::assign_remainders) {
         None => Ok(()),
-        Some(Ok(deal)) => {
-            txn.apply(Update::TailsDealt { iteration: id, deal });
+        Some(Ok(assignment)) => {
+            txn.apply(Update::RemaindersAssigned { iteration: id, assignment });
             Ok(())
         }
         Some(Err(error)) => {
@@ -421,13 +429,13 @@ fn deal(txn: &mut Txn<'_>, id: IterationId) -> Result<()> {
     }
 }
 
-fn kind_of(element: &v1::TailElement) -> TailElement {
-    TailElement { bucket: element.bucket.checked_sub(1), widths: element.widths.clone() }
+fn kind_of(element: &v1::RemainderElement) -> RemainderElement {
+    RemainderElement { bucket: element.bucket.checked_sub(1), widths: element.widths.clone() }
 }
 
-fn to_proto(piece: &DealtPiece) -> v1::DealtPiece {
-    let DealtPiece { consumer, of_rows, start, end, copy, round, pad_to } = piece.clone();
-    v1::DealtPiece { consumer, of_rows, start, end, copy, round, pad_to }
+fn to_proto(piece: &RemainderPiece) -> v1::RemainderPiece {
+    let RemainderPiece { consumer, of_rows, start, end, copy, round, pad_to } = piece.clone();
+    v1::RemainderPiece { consumer, of_rows, start, end, copy, round, pad_to }
 }
 
 #[cfg(test)]
@@ -435,25 +443,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tail_that_cannot_be_dealt_in_bounded_time_is_refused() {
-        let check = |request: v1::DealTailRequest| {
+    fn a_remainder_that_cannot_be_assigned_in_bounded_time_is_refused() {
+        let check = |request: v1::AssignRemainderRequest| {
             let consumers = Consumers { count: 2, uneven: Uneven::Drop, balance: Balance::None };
-            check_tail(TaskId(7), &request, &consumers).map_err(|e| e.message().to_string())
+            check_remainder(TaskId(7), &request, &consumers).map_err(|e| e.message().to_string())
         };
-        let tail = v1::DealTailRequest {
+        let remainder = v1::AssignRemainderRequest {
             elements: 1,
             rows: 9,
             batch_rows: 10,
-            behind: vec![0, 3],
+            lag: vec![0, 3],
             ..Default::default()
         };
-        assert_eq!(check(tail.clone()), Ok(()));
-        assert_eq!(check(v1::DealTailRequest { batch_rows: 0, ..tail.clone() }), Ok(()));
+        assert_eq!(check(remainder.clone()), Ok(()));
+        assert_eq!(check(v1::AssignRemainderRequest { batch_rows: 0, ..remainder.clone() }), Ok(()));
         for bad in [
-            v1::DealTailRequest { elements: 2, ..tail.clone() },
-            v1::DealTailRequest { behind: vec![0; 3], ..tail.clone() },
-            v1::DealTailRequest { rows: u64::MAX, batch_rows: 1, ..tail.clone() },
-            v1::DealTailRequest { behind: vec![u64::MAX, u64::MAX], ..tail },
+            v1::AssignRemainderRequest { elements: 2, ..remainder.clone() },
+            v1::AssignRemainderRequest { lag: vec![0; 3], ..remainder.clone() },
+            v1::AssignRemainderRequest { rows: u64::MAX, batch_rows: 1, ..remainder.clone() },
+            v1::AssignRemainderRequest { lag: vec![u64::MAX, u64::MAX], ..remainder },
         ] {
             assert!(check(bad).is_err_and(|e| e.starts_with("task-7 keeps")));
         }

@@ -16,6 +16,7 @@ use super::Txn;
 use super::context::Context;
 use super::usage::{Usage, admit_dataset};
 use crate::catalog::{Bound, Catalog};
+use crate::definition::Definition;
 use crate::locks;
 use crate::state::{Dataset, State, Update};
 
@@ -69,8 +70,7 @@ impl Datasets {
     }
 
     /// Binds a definition; the dataset that it would be, under the name of its fingerprint.
-    pub(super) async fn bind(&self, definition_json: &str) -> Result<(Arc<Bound>, Dataset)> {
-        let definition = parse(definition_json)?;
+    pub(super) async fn bind(&self, definition: Definition) -> Result<(Arc<Bound>, Dataset)> {
         let bound = Arc::new(self.catalog.bind(&definition, None).await?);
         let schema_ipc = schema_to_ipc(&bound.schema)?;
         let source_schema_ipc = schema_to_ipc(&bound.source_schema)?;
@@ -83,7 +83,7 @@ impl Datasets {
             identity: Fingerprint(hash128(&said)),
             payloads: bound.payloads,
             name: bound.name.clone(),
-            definition_json: definition.to_string(),
+            definition,
             schema_ipc,
             source_schema_ipc,
             seed: bound.seed,
@@ -106,7 +106,8 @@ impl Datasets {
         request: v1::RegisterDatasetRequest,
     ) -> Result<v1::RegisterDatasetResponse> {
         self.context.config.memory.check_name("a dataset's name", &request.dataset_id)?;
-        let (bound, dataset) = self.bind(&request.definition_json).await?;
+        let definition = Definition::from(&parse(&request.definition_json)?);
+        let (bound, dataset) = self.bind(definition).await?;
         let chosen = Some(request.dataset_id).filter(|id| !id.is_empty()).map(DatasetId);
         let dataset = self.context.commit(|txn| self.register(txn, dataset, chosen, None)).await?;
         if bound.payloads == dataset.payloads {
@@ -160,7 +161,7 @@ impl Datasets {
     /// version, and the newest form runs.
     fn renewed(&self, txn: &mut Txn<'_>, known: Dataset, new: Dataset) -> Result<Dataset> {
         self.usage.lock().use_dataset(&known.id, self.context.clock.now());
-        if known.definition_json == new.definition_json || is_read(txn.state, &known) {
+        if known.definition == new.definition || is_read(txn.state, &known) {
             return Ok(known);
         }
         let dataset = Dataset { id: known.id, ..new };
@@ -176,7 +177,7 @@ impl Datasets {
         Ok(v1::GetDatasetResponse {
             fingerprint: found.fingerprint.to_string(),
             schema_ipc: found.schema_ipc.into(),
-            definition_json: found.definition_json,
+            definition_json: found.definition.text().to_owned(),
         })
     }
 
@@ -188,7 +189,7 @@ impl Datasets {
     }
 
     /// The schema of a definition's elements, without registering it.
-    pub(crate) async fn definition_schema(&self, definition: &Value) -> Result<SchemaRef> {
+    pub(crate) async fn definition_schema(&self, definition: &Definition) -> Result<SchemaRef> {
         Ok(self.catalog.bind(definition, None).await?.schema)
     }
 
@@ -200,7 +201,7 @@ impl Datasets {
         }
         let dataset = self.context.read_durable(|state| find(state, id).cloned()).await??;
         let schema = schema_from_ipc(&dataset.source_schema_ipc)?;
-        let bound = self.catalog.bind(&parse(&dataset.definition_json)?, Some(schema)).await?;
+        let bound = self.catalog.bind(&dataset.definition, Some(schema)).await?;
         let bound = Arc::new(bound);
         self.keep(id, &bound);
         Ok(bound)

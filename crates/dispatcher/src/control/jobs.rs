@@ -7,9 +7,10 @@ use caju_types::{Error, JobName, Result};
 use super::context::Context;
 use super::datasets::{Datasets, difference};
 use super::policies::CachingRequest;
+use super::priority::RequestedPriority;
 use super::snapshots::Snapshots;
 use super::usage::admit_job;
-use super::{Txn, consumers, priority, sharing, targets};
+use super::{Txn, consumers, sharing, targets};
 use crate::state::{
     Consumers, Dataset, Job, JobSpec, Mode, Policy, SaveTarget, Sharing, State, TargetWorkers, Update,
 };
@@ -43,7 +44,7 @@ struct RequestedJob {
     target: Option<TargetWorkers>,
     consumers: Option<Consumers>,
     sharing: Option<Sharing>,
-    precedence: priority::RequestedPrecedence,
+    priority: RequestedPriority,
     caching: CachingRequest,
     epochs: Option<u64>,
 }
@@ -60,7 +61,7 @@ impl RequestedJob {
             target: targets::wanted(request)?,
             consumers: consumers::wanted(request)?,
             sharing,
-            precedence: priority::RequestedPrecedence::parse(request)?,
+            priority: RequestedPriority::parse(request)?,
             caching: snapshots.wanted(request, dataset)?,
             epochs: (request.epochs > 0).then_some(request.epochs),
         })
@@ -109,7 +110,7 @@ impl RequestedJob {
         targets::check_job(job, self.target)?;
         consumers::check_job(job, self.consumers.as_ref())?;
         sharing::check_job(job, self.sharing)?;
-        self.precedence.check(job)?;
+        self.priority.check(job)?;
         self.check_caching(job)?;
         if let (Some(theirs), Some(epochs)) = (spec.epochs, self.epochs)
             && theirs != epochs
@@ -171,7 +172,7 @@ impl RequestedJob {
             shard_by,
             consumers: self.consumers,
             sharing: self.sharing.unwrap_or_default(),
-            precedence: self.precedence.of_new_job(),
+            priority: self.priority.of_new_job(),
         })
     }
 }

@@ -9,16 +9,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use caju_pipeline::LearntBoundaries;
-use caju_planner::{JobSample, LocalWorkers, Precedence};
+use caju_planner::{JobPriority, JobSample, LocalWorkers};
 use caju_proto::v1;
 use caju_runtime::OrderedMutex;
 use caju_types::{Error, ErrorKind, Fingerprint, Result, WorkerId, format_bytes};
 use tokio::sync::watch;
 
 use super::context::Context;
-use super::datasets::{Datasets, RequestedDataset, find, parse};
+use super::datasets::{Datasets, RequestedDataset, find};
 use super::learnt_boundaries::{check_same, from_journal, from_proto, spelling, to_journal};
 use super::secrets;
+use crate::definition::Definition;
 use crate::locks;
 use crate::state::{Dataset, Learnt, State, Update, Worker};
 
@@ -130,7 +131,7 @@ impl Pending {
             // Iterations have small numbers.
             iteration: u64::try_from(folded & u128::from(u64::MAX)).unwrap_or(0) | 1 << 63,
             job: format!("the boundaries of {}", self.place),
-            precedence: Precedence::default(),
+            priority: JobPriority::default(),
             rows: 0,
             busy_s: 0.0,
             workers: u64::from(self.learner.is_some()),
@@ -235,7 +236,7 @@ impl Learning {
                 pending.learner = Some((id, worker.incarnation, worker.describe()));
                 orders.push(v1::BoundariesToLearn {
                     dataset: definition.to_string(),
-                    definition_json: pending.dataset.definition_json.clone(),
+                    definition_json: pending.dataset.definition.text().to_owned(),
                     source_schema_ipc: pending.dataset.source_schema_ipc.clone().into(),
                 });
             }
@@ -288,7 +289,7 @@ impl Learning {
     /// Journals the first boundaries of a definition, and registers the dataset that runs with them.
     async fn on_learnt(&self, dataset: &Dataset, learnt: &[LearntBoundaries], worker: &str) -> Result<()> {
         let runs = self.running_definition(dataset, learnt).await?;
-        let (bound, runs) = self.datasets.bind(&runs).await?;
+        let (bound, runs) = self.datasets.bind(runs).await?;
         let stages: Vec<_> = learnt.iter().map(to_journal).collect::<Result<_>>()?;
         let registered = self
             .context
@@ -299,7 +300,7 @@ impl Learning {
                 let registered = self.datasets.register(txn, runs, None, None)?;
                 let learnt = Learnt {
                     definition: dataset.identity,
-                    spelling: spelling(&dataset.definition_json),
+                    spelling: spelling(&dataset.definition),
                     dataset: registered.id.clone(),
                     stages,
                 };
@@ -316,9 +317,8 @@ impl Learning {
         Ok(())
     }
 
-    async fn running_definition(&self, dataset: &Dataset, learnt: &[LearntBoundaries]) -> Result<String> {
-        let definition = parse(&dataset.definition_json)?;
-        Ok(self.datasets.catalog().with_boundaries(&definition, learnt).await?.to_string())
+    async fn running_definition(&self, dataset: &Dataset, learnt: &[LearntBoundaries]) -> Result<Definition> {
+        self.datasets.catalog().with_boundaries(&dataset.definition, learnt).await
     }
 
     /// The dataset that runs for a reader. If its boundaries are to be learnt, this waits for them for a while.
@@ -388,7 +388,7 @@ impl Learning {
         // The same code in another form, whose dataset is chosen as for any other definition.
         let stages: Vec<_> = learnt.stages.iter().map(from_journal).collect();
         let runs = self.running_definition(dataset, &stages).await?;
-        let (bound, dataset) = self.datasets.bind(&runs).await?;
+        let (bound, dataset) = self.datasets.bind(runs).await?;
         Ok(Some(RequestedDataset::Bound(bound, Box::new(dataset))))
     }
 

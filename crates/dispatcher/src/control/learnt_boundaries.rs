@@ -4,17 +4,18 @@ use caju_pipeline::LearntBoundaries;
 use caju_proto::v1;
 use caju_types::{DatasetId, Error, Fingerprint, Result, hash128};
 
+use crate::definition::Definition;
 use crate::state::{Learnt, StageBoundaries, State};
 
 /// Whether a dataset has the boundaries that were learnt for this spelling of a definition.
-pub(super) fn is_learnt_from(state: &State, dataset: &DatasetId, definition_json: &str) -> bool {
-    let spelling = spelling(definition_json);
+pub(super) fn is_learnt_from(state: &State, dataset: &DatasetId, definition: &Definition) -> bool {
+    let spelling = spelling(definition);
     state.learnt.values().any(|l| l.dataset == *dataset && l.spelling == spelling)
 }
 
 /// Names the spelling of a definition.
-pub(super) fn spelling(definition_json: &str) -> Fingerprint {
-    Fingerprint(hash128(definition_json.as_bytes()))
+pub(super) fn spelling(definition: &Definition) -> Fingerprint {
+    Fingerprint(hash128(definition.text().as_bytes()))
 }
 
 /// What was learnt for a dataset.

@@ -15,6 +15,7 @@ use futures::stream::{BoxStream, StreamExt as _};
 
 use super::snapshots::Snapshots;
 use crate::catalog::{Bound, ListedSplit};
+use crate::definition::Definition;
 use crate::state::{SplitModes, State};
 
 /// How much longer it may take once the dispatcher is to stop.
@@ -25,7 +26,7 @@ struct ManifestUpdate {
     /// The hint's prefix by the definition.
     prefix: Fingerprint,
     /// Where draws stand above the hint: the definition, the hint and the job's seed.
-    drawn: Option<(Arc<str>, String, u64)>,
+    drawn: Option<(Definition, String, u64)>,
     news: DescriptionUpdate,
     /// The hash of what is written.
     hash: u128,
@@ -72,8 +73,7 @@ impl Snapshots {
         if !self.written.is_new(hash) && put == 0 {
             return None;
         }
-        let drawn =
-            draws.then(|| (dataset.definition_json.as_str().into(), plan.hint.clone(), job.spec.seed));
+        let drawn = draws.then(|| (dataset.definition.clone(), plan.hint.clone(), job.spec.seed));
         Some(ManifestUpdate { prefix: plan.prefix, drawn, news, hash })
     }
 

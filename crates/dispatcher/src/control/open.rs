@@ -18,6 +18,7 @@ use super::shards::shard_by;
 use super::snapshots::Snapshots;
 use super::usage::admit_reader;
 use super::{jobs, joining, restored_beginning, resume, sharing, targets};
+use crate::definition::Definition;
 use crate::state::{Mode, State};
 
 /// Opens epochs for readers.
@@ -114,7 +115,7 @@ impl Epochs {
         Ok(v1::OpenIterationResponse {
             fingerprint: dataset.fingerprint.to_string(),
             schema_ipc: dataset.schema_ipc.into(),
-            definition_json: dataset.definition_json,
+            definition_json: dataset.definition.text().to_owned(),
             ..answer
         })
     }
@@ -147,11 +148,11 @@ impl Epochs {
             return Ok(None);
         }
         let (bound, definition) = match wanted {
-            RequestedDataset::Bound(bound, dataset) => (Arc::clone(bound), dataset.definition_json.clone()),
+            RequestedDataset::Bound(bound, dataset) => (Arc::clone(bound), dataset.definition.clone()),
             RequestedDataset::Known(id) => {
                 let definition = self
                     .context
-                    .read_durable(|state| find(state, id).map(|d| d.definition_json.clone()))
+                    .read_durable(|state| find(state, id).map(|d| d.definition.clone()))
                     .await??;
                 (self.datasets.bound(id).await?, definition)
             }
@@ -166,20 +167,20 @@ impl Epochs {
             (true, false) => {}
             _ => return Err(Error::invalid("give either a dataset's name or a definition")),
         }
-        let definition = parse(&request.definition_json)?.to_string();
+        let definition = Definition::from(&parse(&request.definition_json)?);
         let job = JobName(request.job.clone());
         let known = self
             .context
             .read_durable(|state| {
                 let dataset = state.jobs.get(&job).and_then(|j| state.datasets.get(&j.spec.dataset))?;
                 let is_learnt = || is_learnt_from(state, &dataset.id, &definition);
-                (dataset.definition_json == definition || is_learnt()).then(|| dataset.id.clone())
+                (dataset.definition == definition || is_learnt()).then(|| dataset.id.clone())
             })
             .await?;
         if let Some(id) = known {
             return Ok(RequestedDataset::Known(id));
         }
-        let (bound, dataset) = self.datasets.bind(&definition).await?;
+        let (bound, dataset) = self.datasets.bind(definition).await?;
         Ok(RequestedDataset::Bound(bound, Box::new(dataset)))
     }
 }

@@ -1,21 +1,22 @@
-//! How a job stands to others where the workers are too few for all: its priority and its weight.
+//! The priority and the weight that a reader asks for its job.
 
+use caju_planner::JobPriority;
 use caju_proto::v1;
 use caju_types::{Error, Result};
 
-use crate::state::{Job, Precedence};
+use crate::state::Job;
 
 /// The largest weight. Weights are kept in thousandths.
 const MAX_WEIGHT: f64 = 1e6;
 
-/// What a reader asks for.
+/// The priority and weight that a reader asks for. It may leave out both: then those of an existing job fit.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct RequestedPrecedence {
-    priority: Option<i32>,
+pub(super) struct RequestedPriority {
+    level: Option<i32>,
     weight_milli: Option<u32>,
 }
 
-impl RequestedPrecedence {
+impl RequestedPriority {
     /// # Errors
     /// `InvalidArgument` for a weight that means nothing.
     pub(super) fn parse(request: &v1::OpenIterationRequest) -> Result<Self> {
@@ -28,14 +29,14 @@ impl RequestedPrecedence {
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most 1e9")]
             Ok((weight * 1000.0).round() as u32)
         };
-        Ok(Self { priority: request.priority, weight_milli: request.weight.map(weight_milli).transpose()? })
+        Ok(Self { level: request.priority, weight_milli: request.weight.map(weight_milli).transpose()? })
     }
 
-    /// That of a new job.
-    pub(super) fn of_new_job(self) -> Precedence {
-        let default = Precedence::default();
-        Precedence {
-            priority: self.priority.unwrap_or(default.priority),
+    /// The priority of a new job.
+    pub(super) fn of_new_job(self) -> JobPriority {
+        let default = JobPriority::default();
+        JobPriority {
+            level: self.level.unwrap_or(default.level),
             weight_milli: self.weight_milli.unwrap_or(default.weight_milli),
         }
     }
@@ -45,19 +46,19 @@ impl RequestedPrecedence {
     /// # Errors
     /// `AlreadyExists` that names the difference.
     pub(super) fn check(self, job: &Job) -> Result<()> {
-        let own = job.spec.precedence;
+        let own = job.spec.priority;
         let differ = |what: &str, theirs: String, ours: String| {
             Err(Error::already_exists(format!(
                 "job `{}` has the {what} {theirs}, not {ours}; take another job name, or leave the {what} out",
                 job.name
             )))
         };
-        if let Some(priority) = self.priority.filter(|p| *p != own.priority) {
-            return differ("priority", own.priority.to_string(), priority.to_string());
+        if let Some(level) = self.level.filter(|level| *level != own.level) {
+            return differ("priority", own.level.to_string(), level.to_string());
         }
         match self.weight_milli.filter(|w| *w != own.weight_milli) {
             Some(weight_milli) => {
-                let ours = Precedence { weight_milli, ..own }.weight();
+                let ours = JobPriority { weight_milli, ..own }.weight();
                 differ("weight", own.weight().to_string(), ours.to_string())
             }
             None => Ok(()),

@@ -26,6 +26,12 @@ pub(super) fn must_reopen(state: &State, id: IterationId, client: ClientId) -> b
     can_reopen(state, id, client) && state.iterations.get(&id).is_some_and(|i| !i.has_taken_all(client))
 }
 
+/// As [`must_reopen`], for a reader that leaves. One that was at its end when a task was lost may not know of the loss yet: it
+/// has all that it is to get, and what it received of the task is in its report.
+pub(super) fn is_early_leave(state: &State, id: IterationId, client: ClientId) -> bool {
+    must_reopen(state, id, client) && state.iterations.get(&id).is_some_and(|i| !i.had_taken_all(client))
+}
+
 /// Whether the reader is a consumer without which the epoch can be opened again.
 fn can_reopen(state: &State, id: IterationId, client: ClientId) -> bool {
     let Some(iteration) = state.iterations.get(&id).filter(|i| i.failure.is_none()) else { return false };

@@ -4,10 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use caju_proto::v1::{IoStats, StageStats, TaskServed, TunedSetting, WorkerUsage};
+use caju_proto::v1::{StageStats, TaskServed, TunedSetting, WorkerUsage};
 use caju_types::{ClientId, IterationId, TaskId, WorkerId};
 
+use super::call_times::{CallTimes, Leaves, ReaderCall};
 use super::completed_splits::CompletedSplits;
+use super::ended_tasks::EndedTasks;
 use super::holders::Holders;
 use super::row_checksums::RowChecksums;
 use crate::state::{Iteration, State, TaskState};
@@ -15,11 +17,6 @@ use crate::state::{Iteration, State, TaskState};
 use super::served::Served;
 use super::sharing::SharingIterations;
 use super::task_speeds::TaskSpeeds;
-
-/// Skipped rows of an iteration that are reported one by one; the others are only counted.
-const REPORTED_SKIPS: usize = 100;
-/// Characters of such a report that are kept.
-const REPORTED_CHARS: usize = 500;
 
 /// Where every client waits for less than this fraction of its time, the consumer is the bottleneck.
 const IDLE_WAIT_FRACTION: f64 = 0.05;
@@ -33,10 +30,8 @@ pub(crate) struct Reports {
     pub(super) complete: BTreeSet<(IterationId, ClientId)>,
     /// Calls of clients so far.
     calls: u64,
-    /// The number of the last call with which a reader left an iteration.
-    last_leave: BTreeMap<IterationId, u64>,
-    /// The most elements that a reader had taken when it left an iteration.
-    elements_at_leave: BTreeMap<IterationId, u64>,
+    /// The readers that left their iterations.
+    leaves: Leaves,
     /// Since when an iteration has no reader.
     pub(crate) idle: BTreeMap<IterationId, Duration>,
     /// Since when a running iteration has no worker.
@@ -47,14 +42,10 @@ pub(crate) struct Reports {
     pub(crate) incomplete_groups: BTreeMap<IterationId, Duration>,
     /// What the stages of iterations did, and when that was added up.
     stage_sums: BTreeMap<IterationId, (Duration, Vec<StageStats>)>,
-    /// What ended tasks reported, by iteration.
-    pub(crate) ended_stages: BTreeMap<IterationId, Vec<StageStats>>,
-    /// What ended tasks moved to and from stores, by iteration.
-    pub(crate) ended_io: BTreeMap<IterationId, IoStats>,
+    /// What ended tasks reported.
+    pub(super) ended_tasks: EndedTasks,
     /// What each task gave out by the last report of its worker.
     pub(super) served: Served,
-    /// Why ended tasks skipped rows, by iteration; the first [`REPORTED_SKIPS`] of each.
-    pub(crate) first_skips: BTreeMap<IterationId, Vec<String>>,
     /// How fast tasks went through their splits.
     pub(super) task_speeds: TaskSpeeds,
     /// The versions of iterations whose tasks were last compared with what was acknowledged of them.
@@ -97,15 +88,8 @@ pub(crate) struct ClientReport {
     pub(crate) wait_fraction: f64,
     /// Rows that it takes per second.
     pub(crate) rows_per_s: f64,
-    /// The number of its last call; 0 while it has not called this process. Unlike `at`, this changes only when a call
-    /// arrives: a call that waits here says nothing about its sender.
-    call: u64,
-    /// When that call arrived, by the monotonic clock.
-    called_at: Duration,
-    /// When the last call arrived that said that its user had taken rows.
-    took_at: Duration,
-    /// Since which call, and since when, its user has taken all that it will get.
-    at_end: Option<(u64, Duration)>,
+    /// Its calls. `at` also changes while a call waits here.
+    calls: CallTimes,
     /// Elements that its user took.
     pub(crate) elements: u64,
     /// Rows of these.
@@ -122,17 +106,6 @@ pub(crate) struct ClientReport {
     pub(crate) seen_version: u64,
     /// It waits until all others know of it.
     awaits_notices: bool,
-}
-
-/// What a call of a reader says.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct ReaderCall {
-    /// When it arrived, by the monotonic clock.
-    pub(super) now: Duration,
-    /// Its user took rows.
-    pub(super) took: bool,
-    /// Its user has taken all that the reader will get, as of now.
-    pub(super) is_at_end: bool,
 }
 
 impl Reports {
@@ -152,17 +125,7 @@ impl Reports {
     /// A call of a reader arrives.
     pub(super) fn record_call(&mut self, id: IterationId, client: ClientId, news: ReaderCall) {
         self.calls += 1;
-        let call = self.calls;
-        let known = self.clients.entry((id, client)).or_default();
-        (known.call, known.called_at) = (call, news.now);
-        if news.took {
-            known.took_at = news.now;
-        }
-        known.at_end = match known.at_end {
-            _ if !news.is_at_end => None,
-            None => Some((call, news.now)),
-            since => since,
-        };
+        self.clients.entry((id, client)).or_default().calls.record(self.calls, news);
     }
 
     /// Whether a reader at its end does not wait for another one: since then that one has called, and its user has taken no
@@ -174,48 +137,42 @@ impl Reports {
         client: ClientId,
         patience: Duration,
     ) -> bool {
-        let report = |c: ClientId| self.clients.get(&(id, c));
-        let Some((other, (call, at_end))) = report(other).zip(report(client).and_then(|c| c.at_end)) else {
-            return false;
-        };
-        let since = other.took_at.max(at_end);
-        other.call > call && other.called_at.saturating_sub(since) >= patience
+        let calls = |c: ClientId| self.clients.get(&(id, c)).map(|report| &report.calls);
+        calls(other).zip(calls(client)).is_some_and(|(other, client)| other.is_stalled(client, patience))
     }
 
     /// When a reader last said that its user had taken rows.
     pub(super) fn took_at(&self, id: IterationId, client: ClientId) -> Duration {
-        self.clients.get(&(id, client)).map_or(Duration::ZERO, |c| c.took_at)
+        self.clients.get(&(id, client)).map_or(Duration::ZERO, |c| c.calls.took_at)
     }
 
     /// Whether some reader of an iteration is at its end, and may wait for others.
     pub(super) fn has_reader_at_end(&self, id: IterationId) -> bool {
         let all = (id, ClientId(0))..=(id, ClientId(u64::MAX));
-        self.clients.range(all).any(|(_, c)| c.at_end.is_some())
+        self.clients.range(all).any(|(_, c)| c.calls.is_at_end())
     }
 
     /// A reader of an iteration leaves it, whose user had taken this number of elements.
     pub(super) fn record_leave(&mut self, iteration: IterationId, elements: u64) {
         self.calls += 1;
-        self.last_leave.insert(iteration, self.calls);
-        let most = self.elements_at_leave.entry(iteration).or_default();
-        *most = elements.max(*most);
+        self.leaves.record(iteration, self.calls, elements);
     }
 
     /// Elements that each consumer of an iteration has taken. At its end all have equally many, and those that have left took them all.
     pub(super) fn taken_by_all(&self, iteration: &Iteration) -> u64 {
         let taken = |client| self.clients.get(&(iteration.id, client)).map_or(0, |r| r.elements);
         let of_all = iteration.members.keys().map(|client| taken(*client)).min();
-        of_all.unwrap_or_else(|| self.elements_at_leave.get(&iteration.id).copied().unwrap_or(0))
+        of_all.unwrap_or_else(|| self.leaves.most_elements(iteration.id))
     }
 
     /// The number of the last call with which a reader left an iteration; 0 before the first one.
     pub(super) fn last_leave(&self, iteration: IterationId) -> u64 {
-        self.last_leave.get(&iteration).copied().unwrap_or(0)
+        self.leaves.last_call(iteration)
     }
 
     /// The number of the last call of a reader; 0 while it has not called.
     pub(super) fn last_call(&self, iteration: IterationId, client: ClientId) -> u64 {
-        self.clients.get(&(iteration, client)).map_or(0, |c| c.call)
+        self.clients.get(&(iteration, client)).map_or(0, |c| c.calls.last)
     }
 
     /// Notes what a reader knows of its iteration, and how many elements its user took. Whether some reader may wait for
@@ -250,31 +207,6 @@ impl Reports {
         }
     }
 
-    /// Adds what an ended task reported.
-    pub(crate) fn on_task_ended(
-        &mut self,
-        iteration: IterationId,
-        stages: &[StageStats],
-        io: Option<IoStats>,
-    ) {
-        caju_proto::add_stages(self.ended_stages.entry(iteration).or_default(), stages);
-        let (sum, io) = (self.ended_io.entry(iteration).or_default(), io.unwrap_or_default());
-        sum.source_bytes_read += io.source_bytes_read;
-        sum.cache_bytes_read += io.cache_bytes_read;
-        sum.cache_bytes_written += io.cache_bytes_written;
-        sum.source_requests += io.source_requests;
-    }
-
-    /// Keeps where the first skipped rows of an iteration are.
-    pub(crate) fn on_rows_skipped(&mut self, iteration: IterationId, first: &[String]) {
-        if first.is_empty() {
-            return;
-        }
-        let kept = self.first_skips.entry(iteration).or_default();
-        let left = REPORTED_SKIPS.saturating_sub(kept.len());
-        kept.extend(first.iter().take(left).map(|row| row.chars().take(REPORTED_CHARS).collect()));
-    }
-
     /// Moves all reports later by the given time: the dispatcher itself stood still.
     pub(crate) fn forgive(&mut self, gap: Duration) {
         self.workers.values_mut().for_each(|w| w.at += gap);
@@ -285,14 +217,11 @@ impl Reports {
     pub(crate) fn forget(&mut self, iteration: IterationId) {
         self.clients.retain(|(i, _), _| *i != iteration);
         self.complete.retain(|(i, _)| *i != iteration);
-        self.last_leave.remove(&iteration);
-        self.elements_at_leave.remove(&iteration);
+        self.leaves.forget(iteration);
         self.idle.remove(&iteration);
         self.starved.remove(&iteration);
         self.stage_sums.remove(&iteration);
-        self.ended_stages.remove(&iteration);
-        self.ended_io.remove(&iteration);
-        self.first_skips.remove(&iteration);
+        self.ended_tasks.forget(iteration);
         self.row_checksums.remove(&iteration);
         self.compared.remove(&iteration);
         self.holders.forget(iteration);
@@ -322,7 +251,7 @@ impl Reports {
     /// What the stages of an iteration did: in ended tasks by their final reports, in running ones by
     /// the heartbeat of their worker, as long as it runs tasks of this iteration alone.
     pub(super) fn stages(&self, iteration: &Iteration) -> Vec<StageStats> {
-        let mut sum = self.ended_stages.get(&iteration.id).cloned().unwrap_or_default();
+        let mut sum = self.ended_tasks.stages(iteration.id);
         for report in self.workers.values() {
             let ours = |t: &u64| iteration.tasks.contains_key(&TaskId(*t));
             let active =

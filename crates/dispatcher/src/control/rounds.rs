@@ -31,17 +31,21 @@ const MAX_RECENT: usize = 1 << 20;
 
 /// A step, as a message has it.
 fn step_of_proto(step: &v1::RoundStep) -> Step {
-    match step.tail_through {
+    match step.remainder_rounds_through {
         0 => Step::Rounds { task: TaskId(step.task_id), rounds: step.rounds },
-        through => Step::Tail { through },
+        through => Step::RemainderRounds { through },
     }
 }
 
 /// A step for a message.
 fn step_to_proto(step: Step) -> v1::RoundStep {
     match step {
-        Step::Rounds { task, rounds } => v1::RoundStep { task_id: task.0, rounds, tail_through: 0 },
-        Step::Tail { through } => v1::RoundStep { tail_through: through, ..Default::default() },
+        Step::Rounds { task, rounds } => {
+            v1::RoundStep { task_id: task.0, rounds, remainder_rounds_through: 0 }
+        }
+        Step::RemainderRounds { through } => {
+            v1::RoundStep { remainder_rounds_through: through, ..Default::default() }
+        }
     }
 }
 
@@ -57,7 +61,7 @@ pub(super) fn known_order(order: Option<&v1::RoundOrder>) -> Result<Option<Known
     Ok(Some(KnownOrder {
         position: order.position,
         recent: order.recent.iter().map(step_of_proto).collect(),
-        tail_through: order.tail_through,
+        remainder_rounds_through: order.remainder_rounds_through,
     }))
 }
 
@@ -86,7 +90,7 @@ struct View {
     /// Tasks that every consumer reads to their ends.
     tasks: BTreeSet<TaskId>,
     /// The last rounds that were given out, while none of them is taken back.
-    tail_rounds: u64,
+    remainder_rounds: u64,
     /// What the consumer that left last knew of the order.
     left_with: Option<Arc<KnownOrder>>,
 }
@@ -100,7 +104,7 @@ impl View {
             consumer: iteration.members.get(&client)?.consumer?,
             readers: if even.is_complete() { readers.collect() } else { BTreeMap::new() },
             tasks: iteration.tasks.values().filter(|t| !t.is_lost() && !t.is_done()).map(|t| t.id).collect(),
-            tail_rounds: if iteration.has_all_tails() { even.tail_rounds } else { 0 },
+            remainder_rounds: if iteration.has_all_remainders() { even.remainder_rounds } else { 0 },
             left_with: even.left_with.clone(),
         })
     }
@@ -125,7 +129,7 @@ struct Order {
     steps: VecDeque<Step>,
     positions: BTreeMap<u32, Position>,
     /// The last rounds that have their place.
-    tail_through: u64,
+    remainder_rounds_through: u64,
 }
 
 impl Order {
@@ -146,7 +150,7 @@ impl Order {
             }
             at = at.saturating_add(step.distance());
         }
-        self.tail_through = self.tail_through.max(known.tail_through);
+        self.remainder_rounds_through = self.remainder_rounds_through.max(known.remainder_rounds_through);
     }
 
     /// Takes the report of a consumer. Steps that only consumers know come from them.
@@ -154,7 +158,7 @@ impl Order {
         self.add_known(&KnownOrder {
             position: request.position,
             recent: request.recent.iter().map(step_of_proto).collect(),
-            tail_through: request.tail_through,
+            remainder_rounds_through: request.remainder_rounds_through,
         });
         let position = self.positions.entry(consumer).or_default();
         if position.client == client && position.request_no >= request.request_no {
@@ -192,12 +196,12 @@ impl Order {
         let placed = tasks.map(of).filter(|(_, rounds)| *rounds > 0);
         let mut steps: Vec<Step> = placed.map(|(task, rounds)| Step::Rounds { task, rounds }).collect();
         let has_all = |p: &&Position| view.tasks.iter().all(|task| p.ended.contains(task));
-        if self.tail_through < view.tail_rounds && all.iter().all(has_all) {
-            steps.push(Step::Tail { through: view.tail_rounds });
+        if self.remainder_rounds_through < view.remainder_rounds && all.iter().all(has_all) {
+            steps.push(Step::RemainderRounds { through: view.remainder_rounds });
         }
         let known_to_all = all.iter().map(|p| p.at).min().unwrap_or(0);
-        if steps.iter().any(|step| matches!(step, Step::Tail { .. })) {
-            self.tail_through = view.tail_rounds;
+        if steps.iter().any(|step| matches!(step, Step::RemainderRounds { .. })) {
+            self.remainder_rounds_through = view.remainder_rounds;
         }
         let is_news = !steps.is_empty();
         self.steps.extend(steps);
@@ -231,9 +235,13 @@ impl Order {
         }
     }
 
-    /// The steps behind a position.
-    fn behind(&self, position: u64) -> Vec<Step> {
+    /// The steps behind a position. None if some of them are forgotten: the consumer has reported since then that it is further,
+    /// and takes steps from the position that it asked for.
+    fn behind(&self, position: u64) -> Option<Vec<Step>> {
         let mut at = self.base.unwrap_or(0);
+        if position < at {
+            return None;
+        }
         let mut out = Vec::new();
         for step in &self.steps {
             if at >= position {
@@ -241,7 +249,7 @@ impl Order {
             }
             at = at.saturating_add(step.distance());
         }
-        out
+        Some(out)
     }
 }
 
@@ -327,11 +335,14 @@ impl Rounds {
             let Advance { is_news, is_complete, known_to_all } = advance;
             // Before all consumers have come no round has a place.
             let is_complete = is_complete || view.readers.is_empty();
+            // An answer without its steps settles nothing: the consumer asks again.
+            let is_complete = is_complete && steps.is_some();
             if is_news {
                 waiting.news.send_replace(());
             }
-            if !steps.is_empty() || !self.context.wait(&mut news, deadline).await? {
-                let steps = steps.into_iter().map(step_to_proto).collect();
+            let is_due = steps.as_ref().is_none_or(|steps| !steps.is_empty());
+            if is_due || !self.context.wait(&mut news, deadline).await? {
+                let steps = steps.into_iter().flatten().map(step_to_proto).collect();
                 return Ok(v1::NextRoundsResponse {
                     steps,
                     known_to_all,

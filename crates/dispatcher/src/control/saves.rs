@@ -16,6 +16,7 @@ use tokio::sync::watch;
 
 use super::context::Context;
 use super::datasets::{Datasets, find, parse};
+use crate::definition::Definition;
 use crate::locks;
 use crate::state::{Dataset, Policy, Save, SaveStage, SaveTarget, SaveTotals, Update};
 
@@ -172,7 +173,7 @@ impl SaveCalls {
         let def = DatasetDef::from_json(&given)?;
         apart(&def, &StoreUrl::parse(&url)?)?;
         let form = SavedForm::of(&def)?;
-        let (bound, dataset) = self.datasets.bind(&form.def.to_json().to_string()).await?;
+        let (bound, dataset) = self.datasets.bind(form.def.into()).await?;
         let hint = save_hint(&dataset)?;
         if hint.random && form.copies > 1 {
             return Err(Error::invalid(
@@ -247,15 +248,13 @@ impl SaveCalls {
         self.context.config.memory.check_name("the URL of a save", &request.save_url)?;
         let url = writable(&stores, &request.save_url)?;
         let definition = match request.dataset_id.as_str() {
-            "" => request.definition_json.clone(),
+            "" => Definition::from(&parse(&request.definition_json)?),
             id => {
                 let id = DatasetId(id.to_owned());
-                self.context
-                    .read_durable(|state| find(state, &id).map(|d| d.definition_json.clone()))
-                    .await??
+                self.context.read_durable(|state| find(state, &id).map(|d| d.definition.clone())).await??
             }
         };
-        apart(&DatasetDef::from_json(&parse(&definition)?)?, &url)
+        apart(definition.read()?, &url)
     }
 
     /// How a save goes.

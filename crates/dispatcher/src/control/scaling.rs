@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use caju_planner::{JobSample, LocalWorkers, Precedence, ScalingEvent, ScalingLoop, ScalingTarget};
+use caju_planner::{JobSample, LocalWorkers, ScalingEvent, ScalingLoop, ScalingTarget};
 use caju_proto::v1;
 use caju_runtime::{OrderedMutex, catch};
 use caju_types::WorkerId;
@@ -189,10 +189,7 @@ fn sample(
     JobSample {
         iteration: iteration.id.0,
         job: iteration.job.0.clone(),
-        precedence: state.jobs.get(&iteration.job).map_or_else(Precedence::default, |job| Precedence {
-            priority: job.spec.precedence.priority,
-            weight: job.spec.precedence.weight(),
-        }),
+        priority: state.jobs.get(&iteration.job).map(|job| job.spec.priority).unwrap_or_default(),
         rows: served.values().map(|s| s.busy_rows).sum(),
         busy_s: busy_s(false),
         workers: active.filter(|task| !is_own(&task.worker) && !is_silent(task.worker)).count() as u64,

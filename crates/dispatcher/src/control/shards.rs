@@ -1,13 +1,14 @@
 //! Static processing modes: what a job's shards divide, and which worker has which.
 
 use caju_engine::{Shard, ShardBy};
-use caju_pipeline::{DatasetDef, SourceDef};
+use caju_pipeline::SourceDef;
 use caju_sources::has_files;
 use caju_types::{Error, Result, WorkerId};
 use futures::StreamExt;
 
 use crate::catalog::Bound;
 use crate::config::DispatcherConfig;
+use crate::definition::Definition;
 use crate::state::{Iteration, Mode, State};
 use crate::workers::WorkerList;
 
@@ -27,10 +28,10 @@ pub(super) fn num_shards(workers: &WorkerList, mode: Mode) -> u32 {
 pub(super) async fn shard_by(
     workers: &WorkerList,
     mode: Mode,
-    definition: &str,
+    definition: &Definition,
     bound: &Bound,
 ) -> Result<Option<ShardBy>> {
-    let Ok(def) = DatasetDef::from_json_str(definition) else {
+    let Ok(def) = definition.read() else {
         // Only catalogs of tests have definitions of another kind.
         return Ok(None);
     };

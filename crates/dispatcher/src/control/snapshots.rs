@@ -13,6 +13,7 @@ use super::known_size::KnownSize;
 use super::split_counts::SplitCounts;
 use super::written_hashes::WrittenHashes;
 use crate::catalog::Catalog;
+use crate::definition::Definition;
 use crate::state::Dataset;
 
 /// The cache, as the dispatcher uses it.
@@ -46,20 +47,18 @@ impl Snapshots {
         if !hint.random {
             return hint.prefix;
         }
-        let own = self.seeded_snapshot(&dataset.definition_json, &hint.name, seed).await;
+        let own = self.seeded_snapshot(&dataset.definition, &hint.name, seed).await;
         own.unwrap_or(hint.prefix)
     }
 
-    /// The snapshot at a hint of a definition, given as JSON, for a job with this seed; none if that is the definition's own
-    /// prefix.
+    /// The snapshot at a hint of a definition, for a job with this seed; none if that is the definition's own prefix.
     pub(super) async fn seeded_snapshot(
         &self,
-        definition: &str,
+        definition: &Definition,
         hint: &str,
         seed: u64,
     ) -> Option<Fingerprint> {
-        let definition = serde_json::from_str(definition).ok()?;
-        self.catalog.seeded_snapshot(&definition, hint, seed).await
+        self.catalog.seeded_snapshot(definition, hint, seed).await
     }
 
     /// Whether there is a cache.

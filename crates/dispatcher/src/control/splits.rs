@@ -126,8 +126,8 @@ impl SplitLeases {
         v1::NextSplitsResponse {
             splits: task.last_answer.iter().filter_map(lease).collect(),
             end: task.told_end,
-            behind: task.last_behind.clone(),
-            consumers_behind: iteration.even.as_ref().is_some_and(Even::is_behind),
+            lag: task.last_lag.clone(),
+            has_lagging: iteration.even.as_ref().is_some_and(Even::has_lagging),
             completed,
             completed_up_to,
         }
@@ -264,7 +264,7 @@ enum Available {
 
 fn leased(request: &v1::NextSplitsRequest, fresh: Vec<SplitRecord>, requeued: Vec<u64>, end: bool) -> Update {
     let (task, request_no) = (TaskId(request.task_id), request.request_no);
-    Update::Leased { task, request_no, fresh, requeued, end, asks_for_behind: request.asks_for_behind }
+    Update::Leased { task, request_no, fresh, requeued, end, asks_for_lagging: request.asks_for_lagging }
 }
 
 fn to_proto(index: u64, lease: &Lease, cache: &str) -> v1::SplitLease {

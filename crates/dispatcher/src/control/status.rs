@@ -57,8 +57,9 @@ impl Status {
         let reports = self.context.reports.lock();
         let stages = reports.stages(iteration);
         let bottleneck = reports.bottleneck(iteration, &stages);
-        let first_skips = reports.first_skips.get(&iteration.id).cloned().unwrap_or_default();
-        let io = reports.ended_io.get(&iteration.id).copied();
+        let ended = reports.ended_tasks.of(iteration.id);
+        let first_skips = ended.map(|sums| sums.first_skips.clone()).unwrap_or_default();
+        let io = ended.map(|sums| sums.io);
         let readers = readers(&reports, iteration, self.context.clock.now());
         let job = state.jobs.get(&iteration.job);
         let shared = job.and_then(|job| reports.served.shared(iteration, job));

@@ -32,7 +32,7 @@ pub(super) fn task_def(
         seed: job.spec.seed,
         mode: mode_to_proto(iteration.mode).into(),
         worker_slot,
-        definition_json: dataset.definition_json.clone(),
+        definition_json: dataset.definition.text().to_owned(),
         source_schema_ipc: dataset.source_schema_ipc.clone().into(),
         fingerprint: dataset.fingerprint.to_string(),
         deterministic: dataset.deterministic,

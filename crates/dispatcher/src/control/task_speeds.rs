@@ -89,5 +89,5 @@ impl TaskSpeeds {
 /// Whether a task has no work any more. One that keeps what is left at its end, for equally many elements of all consumers,
 /// waits for the other tasks.
 pub(super) fn has_finished(task: &Task) -> bool {
-    task.is_over() || task.tail.is_some()
+    task.is_over() || task.remainder.is_some()
 }

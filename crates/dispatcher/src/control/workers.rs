@@ -103,9 +103,9 @@ impl Workers {
                 if known.is_some() {
                     secrets::worker(state, id, &request.secret)?;
                 }
-                let is_behind = |t: &&u64| {
+                let has_lagging = |t: &&u64| {
                     let of_task = state.task(TaskId(**t)).and_then(|(iteration, _)| iteration.even.as_ref());
-                    of_task.is_some_and(Even::is_behind)
+                    of_task.is_some_and(Even::has_lagging)
                 };
                 let stale = |t: &&u64| !should_run(state, TaskId(**t), id);
                 Ok(v1::WorkerHeartbeatResponse {
@@ -114,7 +114,7 @@ impl Workers {
                     draining: known.is_some_and(|w| w.state == WorkerState::Draining),
                     decided: Vec::new(),
                     learn: Vec::new(),
-                    tasks_behind: request.tasks.iter().filter(is_behind).copied().collect(),
+                    lagging_tasks: request.tasks.iter().filter(has_lagging).copied().collect(),
                 })
             })
             .await??;
@@ -220,8 +220,7 @@ impl Workers {
             let mut reports = self.context.reports.lock();
             reports.on_served(txn.state, ended.worker, request.served.as_slice(), self.context.clock.now());
             reports.served.on_end(iteration_id, id);
-            reports.on_task_ended(iteration_id, &request.stages, request.io);
-            reports.on_rows_skipped(iteration_id, &request.first_skips);
+            reports.ended_tasks.add(iteration_id, &request.stages, request.io, &request.first_skips);
         }
         end(txn, request, ended.modes);
         self.context.reports.lock().settle_tasks(txn, iteration_id);

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 
 use caju_autocache::{CachePlan, Document, Encoding, HintDef, Policy, ReplanState};
 use caju_engine::ShardBy;
-use caju_planner::{Decision, Profile};
+use caju_planner::{Decision, JobPriority, Profile};
 use caju_types::{DatasetId, Fingerprint, IterationId, JobName, RowRanges};
 use serde::{Deserialize, Serialize};
 
 use super::{Attempt, Consumers, Mode, SaveTarget, Sharing, TargetWorkers};
+use crate::definition::Definition;
 
 /// The most epochs of a job of which the attempt is remembered that read them to their end. Ranks of a program are at most an
 /// epoch apart.
@@ -31,7 +32,8 @@ pub struct Dataset {
     /// The name in the definition, for people.
     pub name: Option<String>,
     /// The definition.
-    pub definition_json: String,
+    #[serde(rename = "definition_json")]
+    pub definition: Definition,
     /// The schema of its elements' rows, as an Arrow IPC stream.
     #[serde(with = "hex")]
     pub schema_ipc: Vec<u8>,
@@ -72,10 +74,7 @@ impl Dataset {
 
     /// Whether the definition says that its source must not be touched.
     pub fn is_cache_only(&self) -> bool {
-        self.cache_only.unwrap_or_else(|| {
-            let definition = serde_json::from_str::<serde_json::Value>(&self.definition_json);
-            definition.is_ok_and(|d| d["cache_only"] == true)
-        })
+        self.cache_only.unwrap_or_else(|| self.definition.read().is_ok_and(|def| def.options.cache_only))
     }
 }
 
@@ -118,31 +117,9 @@ pub struct JobSpec {
     /// Whether it shares computed rows with other jobs.
     #[serde(default, skip_serializing_if = "super::is_default")]
     pub sharing: Sharing,
-    /// How it stands to other jobs where the workers are too few for all.
-    #[serde(default, skip_serializing_if = "super::is_default")]
-    pub precedence: Precedence,
-}
-
-/// How a job stands to others where the workers are too few for all.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Precedence {
-    /// Jobs of a higher priority are served first.
-    pub priority: i32,
-    /// Its weight among jobs of the same priority, in thousandths.
-    pub weight_milli: u32,
-}
-
-impl Default for Precedence {
-    fn default() -> Self {
-        Self { priority: 0, weight_milli: 1000 }
-    }
-}
-
-impl Precedence {
-    /// Its weight among jobs of the same priority.
-    pub fn weight(self) -> f64 {
-        f64::from(self.weight_milli) / 1000.0
-    }
+    /// Its priority and weight among other jobs.
+    #[serde(default, rename = "precedence", skip_serializing_if = "super::is_default")]
+    pub priority: JobPriority,
 }
 
 /// A named use of a dataset.

@@ -9,8 +9,9 @@ use super::{Dataset, Iteration, Save, State};
 impl Dataset {
     /// About what it takes in memory, in bytes.
     pub fn bytes(&self) -> u64 {
-        let texts = self.definition_json.len() + self.schema_ipc.len() + self.source_schema_ipc.len();
-        u64::try_from(texts).unwrap_or(u64::MAX).saturating_add(1024)
+        let schemas = self.schema_ipc.len() + self.source_schema_ipc.len();
+        let bytes = self.definition.bytes().saturating_add(schemas);
+        u64::try_from(bytes).unwrap_or(u64::MAX).saturating_add(1024)
     }
 }
 

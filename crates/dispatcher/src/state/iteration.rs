@@ -365,7 +365,7 @@ impl Iteration {
         self.resume.as_deref().is_some_and(|r| r.missing() > 0)
     }
 
-    /// Under `off`, the feeds are those that there were. Consumers that had got fewer elements than others are behind.
+    /// Under `off`, the feeds are those that there were. Consumers that had got fewer elements than others are lagging.
     pub(super) fn begin_if_ready(&mut self) {
         let Some(resume) = self.resume.as_deref_mut().filter(|r| r.missing() == 0) else { return };
         if let Some(even) = &self.even {

@@ -33,12 +33,12 @@ impl State {
             | Update::ClientLost { .. }
             | Update::ClientGone { .. } => apply_to_readers(iteration, &self.workers, update),
             Update::Leased { .. }
-            | Update::BehindServed { .. }
+            | Update::LaggingServed { .. }
             | Update::SplitsSetAside { .. }
             | Update::FeedExhausted { .. }
-            | Update::TailReached { .. }
+            | Update::RemainderReported { .. }
             | Update::RoundsKnown { .. }
-            | Update::TailsDealt { .. } => apply_to_splits(iteration, update),
+            | Update::RemaindersAssigned { .. } => apply_to_splits(iteration, update),
             Update::TaskCreated { task, worker, feed, secret, .. } => {
                 let local_only = self.workers.get(worker).is_some_and(|w| w.is_local_only(iteration.target));
                 iteration.create_task(Task::new(*task, *worker, *feed, *secret, local_only));
@@ -61,7 +61,7 @@ impl State {
         match update {
             Update::ClientJoined { iteration, .. }
             | Update::LocalWorkersAdded { iteration, .. }
-            | Update::TailsDealt { iteration, .. }
+            | Update::RemaindersAssigned { iteration, .. }
             | Update::RoundsKnown { iteration, .. }
             | Update::TaskCreated { iteration, .. }
             | Update::Planned { iteration, .. }
@@ -76,11 +76,11 @@ impl State {
             | Update::StatesGivenUp { iteration }
             | Update::IterationFailed { iteration, .. } => Some(*iteration),
             Update::Leased { task, .. }
-            | Update::BehindServed { task, .. }
+            | Update::LaggingServed { task, .. }
             | Update::TaskEnded { task, .. }
             | Update::TaskLost { task, .. }
             | Update::TaskTakenOver { task, .. }
-            | Update::TailReached { task, .. }
+            | Update::RemainderReported { task, .. }
             | Update::ClientEnded { task, .. }
             | Update::ClientTaken { task, .. }
             | Update::SplitsCompleted { task, .. }
@@ -167,19 +167,19 @@ fn apply_to_readers(iteration: &mut Iteration, workers: &BTreeMap<WorkerId, Work
     }
 }
 
-/// Splits are leased, returned and dealt.
+/// Splits are leased and returned, and remainders are assigned.
 fn apply_to_splits(iteration: &mut Iteration, update: &Update) {
     match update {
-        Update::Leased { task, request_no, fresh, requeued, end, asks_for_behind } => {
-            iteration.lease(*task, *request_no, fresh, requeued, (*end, *asks_for_behind));
+        Update::Leased { task, request_no, fresh, requeued, end, asks_for_lagging } => {
+            iteration.lease(*task, *request_no, fresh, requeued, (*end, *asks_for_lagging));
         }
-        Update::BehindServed { task, request_no, counts } => {
-            iteration.behind_served(*task, *request_no, counts);
+        Update::LaggingServed { task, request_no, counts } => {
+            iteration.lagging_served(*task, *request_no, counts);
         }
         Update::SplitsSetAside { feed, splits, .. } => iteration.set_aside(*feed, splits),
         Update::FeedExhausted { feed, listing, .. } => iteration.exhaust(*feed, *listing),
-        Update::TailReached { task, tail } => iteration.reach_tail(*task, tail),
-        Update::TailsDealt { deal, .. } => iteration.dealt(deal),
+        Update::RemainderReported { task, remainder } => iteration.remainder_reported(*task, remainder),
+        Update::RemaindersAssigned { assignment, .. } => iteration.remainders_assigned(assignment),
         Update::RoundsKnown { order, .. } => {
             if let Some(even) = &mut iteration.even {
                 even.leaves_with(order);

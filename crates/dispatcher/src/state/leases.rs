@@ -37,7 +37,7 @@ impl Iteration {
         request_no: u64,
         fresh: &[SplitRecord],
         requeued: &[u64],
-        (end, asks_for_behind): (bool, bool),
+        (end, asks_for_lagging): (bool, bool),
     ) {
         let plan = self.former.len();
         let Some(task) = self.tasks.get_mut(&id) else { return };
@@ -45,7 +45,7 @@ impl Iteration {
         task.last_request = request_no;
         task.last_answer.clear();
         task.told_end |= end;
-        task.last_behind.clear();
+        task.last_lag.clear();
         for index in requeued {
             if let Some(mut lease) = feed.pending.remove(index) {
                 if lease.done.is_empty() {
@@ -60,8 +60,8 @@ impl Iteration {
             task.leases.insert(record.index, first_lease(record, self.resume.as_deref(), plan));
             task.last_answer.push(record.index);
         }
-        if !asks_for_behind && (!requeued.is_empty() || !fresh.is_empty()) {
-            self.serve_behind(id);
+        if !asks_for_lagging && (!requeued.is_empty() || !fresh.is_empty()) {
+            self.serve_lagging(id);
         }
     }
 

@@ -54,7 +54,8 @@ impl Iteration {
     /// fault. Of a client that vanished all tasks are lost whose rows its user had not taken in full. Tasks whose leases
     /// rows come back to are lost in both cases: they run as if those rows were delivered.
     pub(super) fn client_gone(&mut self, client: ClientId, gone: &Gone<'_>) {
-        let mut has_left_early = self.even.is_some() && !self.has_taken_all(client);
+        let is_at_end = self.has_taken_all(client) || gone.vanished.is_none() && self.had_taken_all(client);
+        let mut has_left_early = self.even.is_some() && !is_at_end;
         let awaits_states = self.awaits_states();
         let Some(member) = self.members.remove(&client) else { return };
         self.acknowledged.remove(&client);
@@ -268,7 +269,7 @@ impl Iteration {
             return;
         }
         let Some(mut task) = self.tasks.remove(&id) else { return };
-        self.fall_behind(&task);
+        self.add_lag(&task);
         if self.failure.is_some() {
             return;
         }

@@ -22,12 +22,12 @@ mod leases;
 mod losses;
 mod mode;
 mod readers;
+mod remainders;
 mod resume;
 mod round_order;
 mod rounds;
 mod saves;
 mod sharing;
-mod tails;
 mod task;
 mod update;
 mod worker;
@@ -43,7 +43,7 @@ pub use accounting::{LostReader, Missing};
 pub use acknowledged::{Acknowledged, AcknowledgedRows};
 pub use attempt::{Attempt, AttemptKey, AttemptRelation, MAX_RANKS};
 pub use caju_autocache::{HintDef, Policy, SplitModes};
-pub use dataset::{Dataset, Job, JobSpec, Precedence};
+pub use dataset::{Dataset, Job, JobSpec};
 pub use even::{Consumers, Even, describe_steps};
 pub use failure::Failure;
 pub use feed::{Feed, FeedId, Lease, SplitRecord, next_digest};
@@ -52,11 +52,11 @@ pub use iteration::{Iteration, Member, READERS_NOTIFIED};
 pub use learnt::{Learnt, StageBoundaries};
 pub use mode::Mode;
 pub use readers::TargetWorkers;
+pub use remainders::{Remainder, RemainderAssignment, RemainderElement, RemainderPiece};
 pub use resume::{FallbackState, FallbackStates, Resume};
 pub use round_order::{KnownOrder, RoundStep, span};
 pub use saves::{Save, SaveStage, SaveTarget, SaveTotals};
 pub use sharing::{SharedCounts, Sharing};
-pub use tails::{Deal, DealtPiece, Tail, TailElement};
 pub use task::{Task, TaskState};
 pub use update::Update;
 pub use worker::{COLOCATED, Worker, WorkerState};
@@ -116,7 +116,7 @@ pub fn has_no_follow_up(update: &Update) -> bool {
     matches!(
         update,
         Update::Leased { end: false, .. }
-            | Update::BehindServed { .. }
+            | Update::LaggingServed { .. }
             | Update::SplitsSetAside { .. }
             | Update::RowsAcknowledged { .. }
             | Update::SplitsCompleted { .. }

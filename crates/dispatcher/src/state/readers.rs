@@ -146,6 +146,20 @@ impl Iteration {
         self.is_drained_for(client) && self.tasks.values().all(taken)
     }
 
+    /// Whether a client's user had taken every row that the client was to get when tasks were lost that are not settled: it read
+    /// each of them to its end. It may be about to leave, by an answer that it got before the loss was reported.
+    pub fn had_taken_all(&self, client: ClientId) -> bool {
+        let taken = |t: &Task| match &t.state {
+            TaskState::Done => true,
+            TaskState::Lost { awaiting } => awaiting.contains(&client) && t.taken_by.contains(&client),
+            TaskState::Active | TaskState::Ended => t.is_over() && self.has_taken(client, t),
+        };
+        self.failure.is_none()
+            && !self.feeds.is_empty()
+            && !self.feeds.values().any(Feed::has_work)
+            && self.tasks.values().all(taken)
+    }
+
     /// Whether a client's user has taken all that the client has of a task's splits.
     pub(super) fn has_taken(&self, client: ClientId, task: &Task) -> bool {
         task.taken_by.contains(&client) || !self.reads(client, task) && !self.holds_rows_of(client, task)

@@ -18,8 +18,9 @@ pub enum RoundStep {
         /// How many.
         rounds: u64,
     },
-    /// The last rounds of the epoch.
-    Tail {
+    /// The last rounds of the epoch, which the remainders of the tasks make.
+    #[serde(rename = "tail")]
+    RemainderRounds {
         /// Up to this one.
         through: u64,
     },
@@ -30,7 +31,7 @@ impl RoundStep {
     pub fn distance(self) -> u64 {
         match self {
             RoundStep::Rounds { rounds, .. } => rounds,
-            RoundStep::Tail { .. } => 1,
+            RoundStep::RemainderRounds { .. } => 1,
         }
     }
 }
@@ -48,5 +49,6 @@ pub struct KnownOrder {
     /// The steps before that position which some consumer may not know.
     pub recent: Vec<RoundStep>,
     /// The last rounds of the epoch that it has passed on.
-    pub tail_through: u64,
+    #[serde(rename = "tail_through")]
+    pub remainder_rounds_through: u64,
 }

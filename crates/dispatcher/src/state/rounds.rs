@@ -9,51 +9,58 @@ use std::collections::BTreeMap;
 
 use caju_types::{TaskId, Uneven};
 
-use super::{Consumers, Deal, DealtPiece, Iteration, Tail, Task, TaskState};
+use super::{Consumers, Iteration, Remainder, RemainderAssignment, RemainderPiece, Task, TaskState};
 
 /// Gives out elements: those of one class make rounds, of which `first` is the first.
-pub(super) fn by_class(tails: &[(TaskId, &Tail)], consumers: &Consumers, first: u64) -> Deal {
+pub(super) fn by_class(
+    remainders: &[(TaskId, &Remainder)],
+    consumers: &Consumers,
+    first: u64,
+) -> RemainderAssignment {
     let (count, uneven) = (u64::from(consumers.count).max(1), consumers.uneven);
     let mut classes: BTreeMap<Option<u32>, Vec<(usize, u64)>> = BTreeMap::new();
-    for (task, (_, tail)) in tails.iter().enumerate() {
-        for element in 0..tail.elements {
-            classes.entry(kind(tail, element).and_then(|k| k.bucket)).or_default().push((task, element));
+    for (task, (_, remainder)) in remainders.iter().enumerate() {
+        for element in 0..remainder.elements {
+            classes.entry(kind(remainder, element).and_then(|k| k.bucket)).or_default().push((task, element));
         }
     }
-    let mut deal = Deal { tasks: tails.iter().map(|(id, _)| (*id, Vec::new())).collect(), ..Deal::default() };
+    let mut assignment = RemainderAssignment {
+        tasks: remainders.iter().map(|(id, _)| (*id, Vec::new())).collect(),
+        ..RemainderAssignment::default()
+    };
     let per_round = usize::try_from(count).unwrap_or(usize::MAX);
     for elements in classes.values() {
         for round in elements.chunks(per_round) {
             let lacks = count - round.len() as u64;
             if lacks > 0 && uneven == Uneven::Drop {
-                deal.surplus += round.len() as u64;
+                assignment.surplus += round.len() as u64;
                 continue;
             }
-            deal.padded += lacks;
+            assignment.padded += lacks;
             let pad_to = widest(round.iter().filter_map(|(task, element)| {
-                let (_, tail) = tails.get(*task)?;
-                kind(tail, *element).map(|k| k.widths.as_slice())
+                let (_, remainder) = remainders.get(*task)?;
+                kind(remainder, *element).map(|k| k.widths.as_slice())
             }));
             for (consumer, (task, element)) in (0..consumers.count.max(1)).zip(round.iter().cycle()) {
-                let Some((_, pieces)) = deal.tasks.get_mut(*task) else { continue };
-                pieces.push(DealtPiece {
+                let Some((_, pieces)) = assignment.tasks.get_mut(*task) else { continue };
+                pieces.push(RemainderPiece {
                     consumer,
                     of_rows: false,
                     start: *element,
                     end: element + 1,
                     copy: u64::from(consumer) >= round.len() as u64,
-                    round: first + deal.rounds,
+                    round: first + assignment.rounds,
                     pad_to: pad_to.clone(),
                 });
             }
-            deal.rounds += 1;
+            assignment.rounds += 1;
         }
     }
-    deal
+    assignment
 }
 
-fn kind(tail: &Tail, element: u64) -> Option<&super::TailElement> {
-    tail.kinds.get(usize::try_from(element).ok()?)
+fn kind(remainder: &Remainder, element: u64) -> Option<&super::RemainderElement> {
+    remainder.kinds.get(usize::try_from(element).ok()?)
 }
 
 /// The widths to which elements are padded to be of one shape: the largest of each column, where all have one.
@@ -65,53 +72,59 @@ fn widest<'a>(mut all: impl Iterator<Item = &'a [u32]>) -> Vec<u32> {
     })
 }
 
-/// Numbers what was dealt without classes: the whole elements of each consumer, then the rows that fill batches. All are padded
+/// Numbers what was assigned without classes: the whole elements of each consumer, then the rows that fill batches. All are padded
 /// to one shape.
-pub(super) fn numbered(mut deal: Deal, tails: &[(TaskId, &Tail)], first: u64) -> Deal {
+pub(super) fn numbered(
+    mut assignment: RemainderAssignment,
+    remainders: &[(TaskId, &Remainder)],
+    first: u64,
+) -> RemainderAssignment {
     let mut pad_to: Vec<u32> = Vec::new();
-    for widths in tails.iter().flat_map(|(_, t)| t.kinds.iter().map(|k| &k.widths).chain([&t.row_widths])) {
+    for widths in
+        remainders.iter().flat_map(|(_, t)| t.kinds.iter().map(|k| &k.widths).chain([&t.row_widths]))
+    {
         pad_to.resize(pad_to.len().max(widths.len()), 0);
         pad_to.iter_mut().zip(widths).for_each(|(widest, width)| *widest = (*widest).max(*width));
     }
-    deal.tasks.iter_mut().flat_map(|(_, pieces)| pieces).for_each(|p| p.pad_to.clone_from(&pad_to));
+    assignment.tasks.iter_mut().flat_map(|(_, pieces)| pieces).for_each(|p| p.pad_to.clone_from(&pad_to));
     let mut given: BTreeMap<u32, u64> = BTreeMap::new();
-    for piece in deal.tasks.iter_mut().flat_map(|(_, pieces)| pieces).filter(|p| !p.of_rows) {
+    for piece in assignment.tasks.iter_mut().flat_map(|(_, pieces)| pieces).filter(|p| !p.of_rows) {
         let given = given.entry(piece.consumer).or_default();
         piece.round = first + *given;
         *given += 1;
     }
     let last = given.values().copied().max().unwrap_or(0);
-    for piece in deal.tasks.iter_mut().flat_map(|(_, pieces)| pieces).filter(|p| p.of_rows) {
+    for piece in assignment.tasks.iter_mut().flat_map(|(_, pieces)| pieces).filter(|p| p.of_rows) {
         piece.round = first + last;
     }
-    deal.rounds = last + 1;
-    deal
+    assignment.rounds = last + 1;
+    assignment
 }
 
 impl Iteration {
-    /// Whether all rows of the epoch are in tasks that have given out their tails. After the loss of a task they are taken
+    /// Whether all rows of the epoch are in tasks whose remainders are assigned. After the loss of a task they are taken
     /// back once every consumer has said what it has of it.
-    pub fn has_all_tails(&self) -> bool {
-        let has_tail = |t: &Task| !t.is_lost() && (t.dealt.is_some() || t.is_over());
+    pub fn has_all_remainders(&self) -> bool {
+        let is_assigned = |t: &Task| !t.is_lost() && (t.remainder_pieces.is_some() || t.is_over());
         self.failure.is_none()
             && !self.feeds.values().any(super::Feed::has_work)
-            && self.tasks.values().all(has_tail)
+            && self.tasks.values().all(is_assigned)
     }
 
-    /// A task was lost that had given out its tail. Consumers have delivered all of the last rounds, or nothing of them: what
-    /// they have received of them otherwise they drop. So the tails of all tasks are computed and given out again.
-    pub(super) fn take_back_tails(&mut self, lost: &Task) {
-        if lost.dealt.as_ref().is_none_or(Vec::is_empty) {
+    /// A task was lost whose remainder was assigned. Consumers have delivered all of the last rounds, or nothing of them: what
+    /// they have received of them otherwise they drop. So the remainders of all tasks are computed and assigned again.
+    pub(super) fn withdraw_remainders(&mut self, lost: &Task) {
+        if lost.remainder_pieces.as_ref().is_none_or(Vec::is_empty) {
             return;
         }
         if let Some(even) = &mut self.even {
             (even.surplus, even.padded) = (0, 0);
         }
-        let has_dealt = |t: &&Task| {
+        let has_pieces = |t: &&Task| {
             let runs = matches!(t.state, TaskState::Active | TaskState::Ended);
-            runs && t.dealt.as_ref().is_some_and(|pieces| !pieces.is_empty())
+            runs && t.remainder_pieces.as_ref().is_some_and(|pieces| !pieces.is_empty())
         };
-        let others: Vec<TaskId> = self.tasks.values().filter(has_dealt).map(|t| t.id).collect();
+        let others: Vec<TaskId> = self.tasks.values().filter(has_pieces).map(|t| t.id).collect();
         for id in others {
             self.lose_without_blame(
                 id,
@@ -127,7 +140,7 @@ mod tests {
 
     use caju_types::Balance;
 
-    use super::super::TailElement;
+    use super::super::RemainderElement;
     use super::*;
 
     proptest! {
@@ -139,22 +152,22 @@ mod tests {
             count in 1u32..6,
             pad: bool,
         ) {
-            let tails: Vec<Tail> = left.iter().map(|kinds| Tail {
+            let remainders: Vec<Remainder> = left.iter().map(|kinds| Remainder {
                 elements: kinds.len() as u64,
                 rows: 0,
                 batch_rows: 0,
                 drop_remainder: false,
-                behind: Vec::new(),
-                kinds: kinds.iter().map(|(b, w)| TailElement { bucket: Some(*b), widths: vec![*w] }).collect(),
+                lag: Vec::new(),
+                kinds: kinds.iter().map(|(b, w)| RemainderElement { bucket: Some(*b), widths: vec![*w] }).collect(),
                 row_widths: Vec::new(),
                 has_spare: false,
             }).collect();
-            let tails: Vec<_> = (1..).map(TaskId).zip(&tails).collect();
+            let remainders: Vec<_> = (1..).map(TaskId).zip(&remainders).collect();
             let uneven = if pad { Uneven::Pad } else { Uneven::Drop };
-            let dealt = by_class(&tails, &Consumers { count, uneven, balance: Balance::Bucket }, 8);
+            let assignment = by_class(&remainders, &Consumers { count, uneven, balance: Balance::Bucket }, 8);
             let mut rounds: BTreeMap<u64, Vec<(u32, u32, Vec<u32>)>> = BTreeMap::new();
             let mut seen = std::collections::BTreeSet::new();
-            for (task, pieces) in &dealt.tasks {
+            for (task, pieces) in &assignment.tasks {
                 let kinds = &left[usize::try_from(task.0).unwrap() - 1];
                 for p in pieces {
                     let (bucket, width) = kinds[usize::try_from(p.start).unwrap()];
@@ -163,15 +176,15 @@ mod tests {
                     rounds.entry(p.round).or_default().push((p.consumer, bucket, p.pad_to.clone()));
                 }
             }
-            prop_assert_eq!(rounds.keys().copied().collect::<Vec<_>>(), (8..8 + dealt.rounds).collect::<Vec<_>>());
+            prop_assert_eq!(rounds.keys().copied().collect::<Vec<_>>(), (8..8 + assignment.rounds).collect::<Vec<_>>());
             for round in rounds.values_mut() {
                 round.sort();
                 prop_assert_eq!(round.iter().map(|r| r.0).collect::<Vec<_>>(), (0..count).collect::<Vec<_>>());
                 prop_assert!(round.iter().all(|r| (&r.1, &r.2) == (&round[0].1, &round[0].2)), "{round:?}");
             }
             let total = left.iter().map(Vec::len).sum::<usize>() as u64;
-            prop_assert_eq!(seen.len() as u64 + dealt.surplus, total);
-            prop_assert!(dealt.surplus <= 4 * u64::from(count - 1) && (pad || dealt.padded == 0));
+            prop_assert_eq!(seen.len() as u64 + assignment.surplus, total);
+            prop_assert!(assignment.surplus <= 4 * u64::from(count - 1) && (pad || assignment.padded == 0));
         }
     }
 }

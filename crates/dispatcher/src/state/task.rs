@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use caju_types::{ClientId, RowRanges, Secret, TaskId, WorkerId};
 use serde::{Deserialize, Serialize};
 
-use super::{DealtPiece, FeedId, Lease, Tail};
+use super::{FeedId, Lease, Remainder, RemainderPiece};
 
 /// An iteration's work on one worker.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,18 +52,18 @@ pub struct Task {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub worker_gone: bool,
     /// Of a job with consumers: what it keeps at its end.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tail: Option<Tail>,
+    #[serde(default, rename = "tail", skip_serializing_if = "Option::is_none")]
+    pub remainder: Option<Remainder>,
     /// Who gets what of that.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub dealt: Option<Vec<DealtPiece>>,
+    #[serde(default, rename = "dealt", skip_serializing_if = "Option::is_none")]
+    pub remainder_pieces: Option<Vec<RemainderPiece>>,
     /// Elements that each consumer is to get of it beyond rounds.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub first: Vec<u64>,
     /// The part of `first` that came with the last leases; always empty for a worker that asks for it.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub last_behind: Vec<u64>,
-    /// The number of the last request for elements of consumers that are behind.
+    #[serde(default, rename = "last_behind", skip_serializing_if = "Vec::is_empty")]
+    pub last_lag: Vec<u64>,
+    /// The number of the last request for elements of lagging consumers.
     #[serde(default, skip_serializing_if = "super::is_default")]
     pub last_serve: u64,
     /// The answer to that request.
@@ -132,10 +132,10 @@ impl Task {
             emitted: None,
             to_flight: None,
             worker_gone: false,
-            tail: None,
-            dealt: None,
+            remainder: None,
+            remainder_pieces: None,
             first: Vec::new(),
-            last_behind: Vec::new(),
+            last_lag: Vec::new(),
             last_serve: 0,
             last_served: Vec::new(),
             elements_of: BTreeMap::new(),

@@ -6,8 +6,8 @@ use caju_types::{ClientId, DatasetId, IterationId, JobName, RowRanges, Secret, T
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AcknowledgedRows, Attempt, Dataset, Deal, Failure, FeedId, JobSpec, KnownOrder, Learnt, Resume, Save,
-    SaveStage, SharedCounts, SplitRecord, State, Tail,
+    AcknowledgedRows, Attempt, Dataset, Failure, FeedId, JobSpec, KnownOrder, Learnt, Remainder,
+    RemainderAssignment, Resume, Save, SaveStage, SharedCounts, SplitRecord, State,
 };
 
 /// One change of the state. Times and identifiers travel inside, so that a replay is exact.
@@ -295,17 +295,18 @@ pub enum Update {
         requeued: Vec<u64>,
         /// Whether the task was answered that nothing more will come.
         end: bool,
-        /// Its worker asks which elements go to consumers that are behind.
-        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-        asks_for_behind: bool,
+        /// Its worker asks which elements go to lagging consumers.
+        #[serde(default, rename = "asks_for_behind", skip_serializing_if = "std::ops::Not::not")]
+        asks_for_lagging: bool,
     },
-    /// Elements of a task go to consumers that are behind.
-    BehindServed {
+    /// Elements of a task go to lagging consumers.
+    #[serde(rename = "behind_served")]
+    LaggingServed {
         /// The task.
         task: TaskId,
         /// The number of the request, for retries.
         request_no: u64,
-        /// The elements for each consumer; empty if none was behind.
+        /// The elements for each consumer; empty if none was lagging.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         counts: Vec<u64>,
     },
@@ -395,18 +396,22 @@ pub enum Update {
         sizes: Vec<(u64, u64)>,
     },
     /// A task of a job with consumers has emitted all whole rounds.
-    TailReached {
+    #[serde(rename = "tail_reached")]
+    RemainderReported {
         /// The task.
         task: TaskId,
         /// What it keeps.
-        tail: Tail,
+        #[serde(rename = "tail")]
+        remainder: Remainder,
     },
-    /// Every task of an iteration is at its tail: who gets what.
-    TailsDealt {
+    /// Every task of an iteration has reported its remainder: who gets what.
+    #[serde(rename = "tails_dealt")]
+    RemaindersAssigned {
         /// The iteration.
         iteration: IterationId,
         /// Who gets what.
-        deal: Deal,
+        #[serde(rename = "deal")]
+        assignment: RemainderAssignment,
     },
     /// A client left an iteration, or fell silent.
     ClientGone {

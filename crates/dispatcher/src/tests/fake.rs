@@ -18,6 +18,7 @@ use tokio::sync::watch;
 use crate::catalog::{Bound, Catalog, ListedSplit, SplitShuffle};
 use crate::config::{DispatcherConfig, Timers};
 use crate::control::Core;
+use crate::definition::Definition;
 use crate::journal::{Journal, MemoryJournal};
 use crate::state::Update;
 
@@ -38,18 +39,23 @@ impl Catalog for FakeCatalog {
         self.stores.clone()
     }
 
-    async fn with_boundaries(&self, definition: &Value, learnt: &[LearntBoundaries]) -> Result<Value> {
-        let mut runs = definition.clone();
+    async fn with_boundaries(
+        &self,
+        definition: &Definition,
+        learnt: &[LearntBoundaries],
+    ) -> Result<Definition> {
+        let mut runs = read(definition)?;
         if let Some(map) = runs.as_object_mut() {
             map.shift_remove("learns");
         }
         let [of_stage] = learnt else { return Err(Error::invalid("one stage learns its boundaries")) };
         runs["boundaries"] = json!(of_stage.boundaries);
-        Ok(runs)
+        Ok(Definition::from(&runs))
     }
 
-    async fn bind(&self, definition: &Value, source_schema: Option<SchemaRef>) -> Result<Bound> {
+    async fn bind(&self, definition: &Definition, source_schema: Option<SchemaRef>) -> Result<Bound> {
         self.binds.fetch_add(1, Ordering::Relaxed);
+        let definition = read(definition)?;
         if let Some(bad) = definition["bad"].as_str() {
             return Err(Error::invalid(bad));
         }
@@ -99,6 +105,10 @@ impl Catalog for FakeCatalog {
             }),
         })
     }
+}
+
+fn read(definition: &Definition) -> Result<Value> {
+    serde_json::from_str(definition.text()).map_err(|e| Error::invalid(format!("not a definition: {e}")))
 }
 
 fn hint(name: &Value) -> Option<HintDef> {
@@ -222,6 +232,17 @@ impl World {
         self.core.close_journal();
         self.core = start(&self.config, &self.clock, &self.catalog, &self.journal);
         assert_eq!(self.core.snapshot(), before, "the journal does not give the state back");
+    }
+
+    /// Kills the dispatcher and starts another one on its journal with these changes.
+    pub(crate) fn restart_with(&mut self, change: impl Fn(&mut Update)) {
+        self.core.context.tasks.stop();
+        self.core.close_journal();
+        let mut groups = self.journal.replay().unwrap();
+        groups.iter_mut().flatten().for_each(change);
+        self.journal = MemoryJournal::default();
+        self.journal.append(&groups).unwrap();
+        self.core = start(&self.config, &self.clock, &self.catalog, &self.journal);
     }
 
     /// Kills the dispatcher and starts another one on the journal that an older version would have written, which did not

@@ -6,7 +6,7 @@ use caju_proto::v1;
 use caju_types::IterationId;
 use serde_json::json;
 
-use super::fake::{World, open_request, run, split_rows};
+use super::fake::{World, lost, open_request, run, split_rows};
 use super::restored_beginning;
 
 const S: Duration = Duration::from_secs(1);
@@ -98,5 +98,35 @@ fn consumers_that_were_killed_before_they_saved_a_state_begin_the_epoch_again() 
         let alive = [(first.client_id, first.iteration_id)];
         let second = restored_beginning::open(&w, restored(1), &alive).await.unwrap();
         assert_eq!(second.iteration_id, first.iteration_id);
+    });
+}
+
+/// The consumer has its answer that it may leave. Before it does, the other one reports that the task is lost.
+#[test]
+fn a_consumer_that_leaves_at_its_end_after_a_task_was_lost_is_not_waited_for() {
+    run(async {
+        let mut w = World::new();
+        let (worker, [a, b], id) = one_has_taken_two(&w).await;
+        let task = w.core.snapshot().iterations[&IterationId(id)].tasks.keys().next().unwrap().0;
+        w.next(task, worker, 2, 8).await.unwrap();
+        w.next(task, worker, 3, 8).await.unwrap();
+        let own: Vec<(u64, u64, u64)> = (0..4).map(|split| (split, 0, 2)).collect();
+        w.finish_counted(task, worker, Some(&(0..8).map(|split| (split, 2)).collect::<Vec<_>>())).await;
+        w.take(a, id, &own, &[task]).await;
+        beat(&w, (b, id), &[(4, 0, 2)], 1).await;
+        let answer = w.take(a, id, &own, &[task]).await;
+        assert!(answer.finished && answer.accounted, "it may leave");
+        let of_other = v1::LostTask { elements: 1, ..lost(task, &[(4, 0, 2)]) };
+        w.beat(b, id, &[], &[of_other]).await;
+        w.restart();
+        w.close(a, id, vec![v1::LostTask { elements: 4, ..lost(task, &own) }]).await;
+        w.restart();
+        let state = w.core.snapshot();
+        let iteration = state.iterations.get(&IterationId(id)).expect("it is not opened again");
+        assert_eq!((iteration.failure.as_ref(), iteration.absent_consumers().count()), (None, 0));
+        assert_eq!(iteration.even.as_ref().unwrap().lag, [0, 3], "the other one gets what it lacks");
+        let pending = iteration.feeds.values().flat_map(|feed| &feed.pending);
+        let left: Vec<u64> = pending.map(|(_, lease)| lease.done.len()).collect();
+        assert_eq!(left, [2, 2, 2, 2, 2, 0, 0, 0], "and nothing else is computed again");
     });
 }

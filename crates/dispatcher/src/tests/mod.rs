@@ -1,6 +1,6 @@
 //! Tests of the control plane as a whole, on a catalog without files.
 
-mod behind;
+mod definitions;
 mod delivered;
 mod exactly_once;
 mod failing_journal;
@@ -9,6 +9,7 @@ pub(crate) mod fake;
 mod flight;
 mod incomplete;
 mod iterations;
+mod lagging;
 mod learning;
 mod limits;
 mod losses;

@@ -85,7 +85,7 @@ fn a_consumer_that_had_got_nothing_gets_what_the_others_had_got_before() {
         let before: Vec<u64> =
             opened.iter().map(|o| iteration.steps_before(caju_types::ClientId(o.client_id))).collect();
         assert_eq!(before, [3, 5, 0]);
-        assert_eq!(iteration.even.as_ref().map(|even| even.behind.clone()), Some(vec![2, 0, 5]));
+        assert_eq!(iteration.even.as_ref().map(|even| even.lag.clone()), Some(vec![2, 0, 5]));
     });
 }
 

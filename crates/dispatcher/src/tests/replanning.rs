@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use caju_autocache::Document;
-use caju_planner::{Choice, Decision, Profile, plan};
+use caju_planner::{Choice, Decision, JobPriority, Profile, plan};
 use caju_proto::v1;
 use caju_types::{DatasetId, JobName};
 use serde_json::{Value, json};
 
 use super::fake::{World, run};
-use crate::state::{Job, JobSpec, Mode, Policy, Precedence, Sharing, TargetWorkers, Update};
+use crate::state::{Job, JobSpec, Mode, Policy, Sharing, TargetWorkers, Update};
 
 /// The golden profile `design-example` with a second hint, at which rows are five times as large.
 fn profile() -> Profile {
@@ -66,7 +66,7 @@ impl Replanned {
                         shard_by: None,
                         consumers: None,
                         sharing: Sharing::Off,
-                        precedence: Precedence::default(),
+                        priority: JobPriority::default(),
                     },
                 });
                 txn.apply(Update::Decided {

@@ -36,7 +36,7 @@ impl Sharer {
             secret: world.worker_secret(self.worker),
             shared_splits: window.iter().map(name).collect(),
             sharing_points: vec![11],
-            asks_for_behind: true,
+            asks_for_lagging: true,
             ..Default::default()
         };
         let answer = world.core.splits.next_splits(request.clone()).await?;

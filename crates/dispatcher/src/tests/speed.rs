@@ -132,7 +132,7 @@ fn journaled(splits: u64) -> Vec<Vec<Update>> {
             fresh: (16 * n..16 * n + 16).map(split).collect(),
             requeued: vec![],
             end: false,
-            asks_for_behind: false,
+            asks_for_lagging: false,
         }]
     };
     (0..splits / 16).map(lease).collect()

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use arrow_schema::{DataType, Field, Fields, Schema, SchemaRef};
-use caju_kernels::{BoundExprs, Registry};
+use caju_kernels::{BoundExprs, Registry, check_columns};
 use caju_pipeline::{Boundaries, Cost, DatasetDef, StageOp};
 use caju_sources::feature_field;
 use caju_types::{Error, Result, did_you_mean, format_bytes, format_count};
@@ -161,7 +161,10 @@ pub(crate) fn bind_stages(
             _ => bind_stage(&stage.op, registry, &schema, at)?,
         };
         schemas.push(match &step {
-            Some(Step::Rows(r)) => Arc::clone(&r.schema),
+            Some(Step::Rows(r)) => {
+                check_columns(&r.schema).map_err(|e| e.context(&r.place))?;
+                Arc::clone(&r.schema)
+            }
             _ => schema,
         });
         steps.extend(step);

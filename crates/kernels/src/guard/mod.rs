@@ -2,9 +2,14 @@
 //!
 //! Our kernels charge the budget themselves. DataFusion's functions do not know the budget. So each call whose result can be
 //! much larger than its arguments is replaced by one that first predicts the size of the result and charges it ([`Rule`]).
-//! A call whose time is not linear in the bytes that it handles charges its steps in the same way ([`Steps`]). Casts to types of which even null is large, and long literals, are replaced in the same way. When an expression is bound,
-//! the same guards with a small budget bound the folding of constants.
+//! A call whose time is not linear in the bytes that it handles charges its steps in the same way ([`Steps`]). Casts to types of
+//! which even null is large, and long literals, are replaced in the same way. When an expression is bound, the same guards with
+//! a small budget bound the folding of constants.
+//!
+//! Calls and casts whose result would not fit its type without an error are guarded, too ([`GuardedCast`]).
 
+mod cast;
+mod patterns;
 mod rule;
 mod size;
 mod steps;
@@ -22,12 +27,13 @@ use datafusion_physical_expr::PhysicalExpr;
 use datafusion_physical_expr::ScalarFunctionExpr;
 use datafusion_physical_expr::expressions::Column;
 
+use cast::{GuardedCast, needs_guard};
+pub(crate) use patterns::Patterns;
 #[cfg(test)]
 pub(crate) use rule::rule;
 pub(crate) use size::fixed_width;
-#[cfg(test)]
-pub(crate) use steps::steps;
-use udf::{ChargedText, Guarded, LongLiteral, WideCast};
+pub(crate) use steps::{Steps, steps};
+use udf::{ChargedText, Guarded, LongLiteral};
 
 use crate::kernel::{Fault, KernelUdf};
 
@@ -42,9 +48,6 @@ pub(crate) const FOLD_BYTES: u64 = 16 << 10;
 /// The bytes above which a literal counts towards [`FOLD_BYTES`].
 const FOLDED_LITERAL_BYTES: usize = 4 << 10;
 
-/// The bytes of a fixed-size value above which its type is wide: even null takes them in every row.
-const WIDE_BYTES: u64 = 4 << 10;
-
 /// The bytes above which a literal is charged for every row in which it is a value.
 const LITERAL_BYTES: usize = 128;
 
@@ -57,33 +60,35 @@ fn call(f: impl ScalarUDFImpl + 'static, args: Vec<Expr>) -> Expr {
 pub(crate) fn guard(expr: Expr, schema: &DFSchema) -> Result<Expr, DataFusionError> {
     expr.transform_up(|e| match e {
         Expr::ScalarFunction(f) => {
-            if let Some(wide) = wide_cast_call(&f, schema) {
-                return Ok(Transformed::yes(wide));
+            if let Some(cast) = cast_call(&f, schema) {
+                return Ok(Transformed::yes(cast));
             }
             let ours = f.func.inner().downcast_ref::<Guarded>().is_some();
-            let (rule, steps) = (rule::rule(f.func.name()), steps::steps(f.func.name()));
-            if ours || (rule.is_none() && steps.is_none()) {
+            let name = f.func.name();
+            let (rule, steps, most_bytes) = (rule::rule(name), steps(name), rule::most_bytes(name));
+            if ours || (rule.is_none() && steps.is_none() && most_bytes.is_none()) {
                 return Ok(Transformed::no(Expr::ScalarFunction(f)));
             }
-            Ok(Transformed::yes(call(Guarded { inner: f.func, rule, steps }, f.args)))
+            Ok(Transformed::yes(call(Guarded { inner: f.func, rule, steps, most_bytes }, f.args)))
         }
-        Expr::Cast(Cast { expr, field }) if is_wide(field.data_type()) => {
-            Ok(Transformed::yes(call(WideCast::new(&field, false), vec![*expr])))
+        Expr::Cast(Cast { expr, field }) if is_guarded(&expr, field.data_type(), schema) => {
+            Ok(Transformed::yes(call(GuardedCast::new(&field, false), vec![*expr])))
         }
-        Expr::TryCast(TryCast { expr, field }) if is_wide(field.data_type()) => {
-            Ok(Transformed::yes(call(WideCast::new(&field, true), vec![*expr])))
+        Expr::TryCast(TryCast { expr, field }) if is_guarded(&expr, field.data_type(), schema) => {
+            Ok(Transformed::yes(call(GuardedCast::new(&field, true), vec![*expr])))
         }
         e => Ok(Transformed::no(e)),
     })
     .data()
 }
 
-fn is_wide(t: &DataType) -> bool {
-    fixed_width(t) > WIDE_BYTES
+/// Whether a cast of an expression is replaced by a [`GuardedCast`].
+fn is_guarded(expr: &Expr, to: &DataType, schema: &DFSchema) -> bool {
+    expr.get_type(schema).map_or(true, |from| needs_guard(&from, to))
 }
 
-/// Replaces `arrow_cast` and similar functions to wide types, which simplification would turn into casts.
-fn wide_cast_call(f: &ScalarFunction, schema: &DFSchema) -> Option<Expr> {
+/// Replaces `arrow_cast` and similar functions, which simplification would turn into casts.
+fn cast_call(f: &ScalarFunction, schema: &DFSchema) -> Option<Expr> {
     let null_if_not = match f.func.name() {
         "arrow_cast" | "cast_to_type" => false,
         "arrow_try_cast" | "try_cast_to_type" => true,
@@ -91,7 +96,8 @@ fn wide_cast_call(f: &ScalarFunction, schema: &DFSchema) -> Option<Expr> {
     };
     let (_, field) = Expr::ScalarFunction(f.clone()).to_field(schema).ok()?;
     let value = f.args.first()?.clone();
-    is_wide(field.data_type()).then(|| call(WideCast::new(&field, null_if_not), vec![value]))
+    is_guarded(&value, field.data_type(), schema)
+        .then(|| call(GuardedCast::new(&field, null_if_not), vec![value]))
 }
 
 /// Replaces long literals that become values of every row: as the whole expression, in the branches of `case`, and as
@@ -197,11 +203,11 @@ pub(crate) fn wide_bytes(expr: &Arc<dyn PhysicalExpr>, schema: &Schema) -> u64 {
     let below = expr.children().into_iter().fold(0u64, |a, c| a.saturating_add(wide_bytes(c, schema)));
     let charged = expr.downcast_ref::<ScalarFunctionExpr>().is_some_and(|f| {
         let udf = f.fun().inner();
-        udf.downcast_ref::<KernelUdf>().is_some() || udf.downcast_ref::<WideCast>().is_some()
+        udf.downcast_ref::<KernelUdf>().is_some() || udf.downcast_ref::<GuardedCast>().is_some()
     });
     if charged || expr.downcast_ref::<Column>().is_some() {
         return below;
     }
     let width = expr.return_field(schema).map_or(0, |f| fixed_width(f.data_type()));
-    if width > WIDE_BYTES { below.saturating_add(width) } else { below }
+    if width > size::WIDE_BYTES { below.saturating_add(width) } else { below }
 }

@@ -2,11 +2,16 @@
 //!
 //! All sums saturate: `u64::MAX` exceeds every budget.
 
+use std::fmt::Display;
+
 use arrow::array::{Array, ArrayRef, AsArray, Int64Array};
 use arrow::compute::cast;
 use arrow::datatypes::{ArrowNativeType, ByteArrayType, ByteViewType, DataType, Int64Type};
+use caju_types::Error;
 use datafusion_common::DataFusionError;
 use datafusion_expr::ColumnarValue;
+
+use crate::kernel::Fault;
 
 /// The least bytes that a value takes in addition to its content: an offset, a null bit, a view.
 const OVERHEAD_BYTES: u64 = 8;
@@ -100,6 +105,24 @@ impl Arg {
         self.bytes(row).saturating_sub(self.overhead())
     }
 
+    /// Refuses a value of more than `most` bytes as an argument of `what`, whose results have 32 bits if the text has offsets
+    /// of 32 bits.
+    pub(super) fn check_bytes(&self, most: u64, rows: usize, what: &dyn Display) -> Result<(), Fault> {
+        let has_wide_offsets = match self.array.data_type() {
+            DataType::Dictionary(_, values) => **values == DataType::LargeUtf8,
+            t => *t == DataType::LargeUtf8,
+        };
+        match (0..rows).find(|row| !has_wide_offsets && self.text_bytes(*row) > most) {
+            None => Ok(()),
+            Some(row) => {
+                let bytes = self.text_bytes(row);
+                let error =
+                    format!("{what} of a text of {bytes} bytes does not fit Int32; use `octet_length`");
+                Err(Fault::at(row, Error::invalid(error)))
+            }
+        }
+    }
+
     /// The text of a row, where the argument is text.
     pub(super) fn text(&self, row: usize) -> Option<&str> {
         let i = self.at(row);
@@ -146,6 +169,13 @@ pub(crate) fn fixed_width(t: &DataType) -> u64 {
         DataType::Dictionary(key, _) => fixed_width(key),
         t => t.primitive_width().map_or(0, |n| n as u64),
     }
+}
+
+/// The bytes of a fixed-size value above which its type is wide: even null takes them in every row.
+pub(super) const WIDE_BYTES: u64 = 4 << 10;
+
+pub(super) fn is_wide(t: &DataType) -> bool {
+    fixed_width(t) > WIDE_BYTES
 }
 
 /// The bytes of the values `from..to` of an array.

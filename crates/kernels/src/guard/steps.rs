@@ -1,8 +1,13 @@
 //! The steps of DataFusion's functions whose time is not linear in the bytes that they handle.
 
+use std::fmt::Display;
+
+use caju_runtime::budget;
+use caju_types::Result;
 use datafusion_common::ScalarValue;
 use datafusion_expr::{BinaryExpr, Expr, Operator};
 
+use super::patterns;
 use super::size::Arg;
 
 /// How many steps a call takes by its arguments. A step takes about a nanosecond.
@@ -39,8 +44,20 @@ const MAX_STATES: u64 = 1 << 18;
 const COMPILE_STEPS: u64 = 64;
 
 impl Steps {
+    /// Charges the steps for `rows` rows, and the memory of compiled patterns.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` if they exceed the budget.
+    pub(super) fn charge(self, args: &[Arg], rows: usize, what: impl Display) -> Result<()> {
+        budget::charge_steps(self.count(args, rows), &what)?;
+        match (self, args) {
+            (Steps::Regexp, [_, pattern, ..]) => patterns::charge(pattern, rows, what),
+            _ => Ok(()),
+        }
+    }
+
     /// An upper bound of the steps for `rows` rows.
-    pub(super) fn count(self, args: &[Arg], rows: usize) -> u64 {
+    fn count(self, args: &[Arg], rows: usize) -> u64 {
         let [a, b, ..] = args else { return 0 };
         let each = |of: &dyn Fn(usize) -> u64| (0..rows).fold(0u64, |sum, row| sum.saturating_add(of(row)));
         let product = |row| a.text_bytes(row).saturating_mul(b.text_bytes(row));

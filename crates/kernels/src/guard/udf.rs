@@ -4,23 +4,23 @@ use std::sync::Arc;
 
 use arrow::datatypes::{DataType, Field, FieldRef};
 use caju_runtime::{budget, interrupt};
-use datafusion_common::format::DEFAULT_CAST_OPTIONS;
 use datafusion_common::{DataFusionError, ScalarValue, internal_err};
 use datafusion_expr::{
     ColumnarValue, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
 };
 
 use super::rule::Rule;
-use super::size::{Arg, fixed_width};
+use super::size::Arg;
 use super::steps::Steps;
 use crate::kernel::Fault;
 
-/// A function of DataFusion, with the bounds of its result and of its steps.
+/// A function of DataFusion, with the bounds of its result, of its steps and of its first argument.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(super) struct Guarded {
     pub(super) inner: Arc<ScalarUDF>,
     pub(super) rule: Option<Rule>,
     pub(super) steps: Option<Steps>,
+    pub(super) most_bytes: Option<u64>,
 }
 
 impl Guarded {
@@ -31,9 +31,12 @@ impl Guarded {
         let times = if all_scalar { rows } else { 1 };
         let rows = if all_scalar { 1 } else { rows };
         let what = format_args!("`{}`", self.inner.name());
+        if let (Some(most), Some(first)) = (self.most_bytes, args.first()) {
+            first.check_bytes(most, rows, &what)?;
+        }
         if let Some(steps) = self.steps {
             // A call with constants only computes one value.
-            budget::charge_steps(steps.count(&args, rows), what).map_err(fault)?;
+            steps.charge(&args, rows, what).map_err(fault)?;
         }
         let Some(rule) = self.rule else { return Ok(()) };
         let reserve = |bytes: u64| budget::reserve(bytes.saturating_mul(times as u64), what);
@@ -119,55 +122,11 @@ impl ScalarUDFImpl for ChargedText {
         interrupt::check().map_err(fault)?;
         let values = args.args.iter().map(Arg::new).collect::<Result<Vec<_>, _>>()?;
         let rows = if values.iter().all(Arg::is_scalar) { 1 } else { args.number_rows };
-        budget::charge_steps(self.steps.count(&values, rows), "matching a pattern").map_err(fault)?;
+        self.steps.charge(&values, rows, "matching a pattern").map_err(fault)?;
         match args.args.into_iter().next() {
             Some(text) => Ok(text),
             None => internal_err!("a match without a text"),
         }
-    }
-}
-
-/// A cast to a wide type, of which even null takes many bytes.
-#[derive(Debug, PartialEq, Eq, Hash)]
-pub(super) struct WideCast {
-    to: FieldRef,
-    /// Whether values that cannot be cast become null.
-    null_if_not: bool,
-    signature: Signature,
-}
-
-impl WideCast {
-    pub(super) fn new(to: &FieldRef, null_if_not: bool) -> Self {
-        Self { to: Arc::clone(to), null_if_not, signature: Signature::any(1, Volatility::Immutable) }
-    }
-}
-
-impl ScalarUDFImpl for WideCast {
-    fn name(&self) -> &'static str {
-        "cast"
-    }
-
-    fn signature(&self) -> &Signature {
-        &self.signature
-    }
-
-    fn return_type(&self, _: &[DataType]) -> Result<DataType, DataFusionError> {
-        Ok(self.to.data_type().clone())
-    }
-
-    fn return_field_from_args(&self, args: ReturnFieldArgs<'_>) -> Result<FieldRef, DataFusionError> {
-        let nullable = self.null_if_not || args.arg_fields.iter().any(|f| f.is_nullable());
-        Ok(Arc::new(Field::new(self.name(), self.to.data_type().clone(), nullable)))
-    }
-
-    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue, DataFusionError> {
-        let to = self.to.data_type();
-        let bytes = fixed_width(to).saturating_mul(args.number_rows.max(1) as u64);
-        budget::reserve(bytes, format_args!("a cast to values of {} bytes each", fixed_width(to)))
-            .map_err(fault)?;
-        let mut options = DEFAULT_CAST_OPTIONS;
-        options.safe = self.null_if_not;
-        args.args[0].cast_to(to, Some(&options))
     }
 }
 

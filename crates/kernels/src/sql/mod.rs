@@ -5,6 +5,7 @@
 //! from row to row and, for random functions, the key column. So DataFusion sees pure functions of their inputs. It may move
 //! them, fold them over literals or evaluate two equal ones once, without changing values.
 
+mod bounds;
 pub(crate) mod builtins;
 mod canonical;
 mod context;

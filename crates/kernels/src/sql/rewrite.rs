@@ -9,11 +9,13 @@ use datafusion_sql::sqlparser::ast::{
 };
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::bounds;
 use super::context::{Builtin, Builtins, Planner};
 use super::names::{CALL, KEY_COLUMN};
 use crate::call::resolve;
 use crate::catalog::{self, Built, Function};
 use crate::constant::Const;
+use crate::guard::Patterns;
 use crate::image_udf::ChainKernel;
 use crate::kernel::{Kernel, KernelUdf};
 use crate::limits::Limits;
@@ -45,6 +47,8 @@ pub(crate) struct Rewrite<'a> {
     pub(crate) first_call: usize,
     /// Whether nested image operations become one function.
     pub(crate) fuse: bool,
+    /// The patterns of the definition.
+    pub(crate) patterns: &'a Patterns,
 }
 
 impl Rewrite<'_> {
@@ -138,6 +142,7 @@ impl VisitorMut for CallVisitor<'_> {
     }
 
     fn pre_visit_expr(&mut self, expr: &mut Expr) -> ControlFlow<Self::Break> {
+        stop(bounds::check(expr, self.env.builtins, self.env.patterns))?;
         match expr {
             Expr::Function(f) => {
                 if let Some(column) = self.as_column(f) {

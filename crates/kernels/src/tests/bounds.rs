@@ -437,6 +437,80 @@ fn batches_that_take_too_many_steps_name_no_row() {
     assert_eq!(bound.evaluate(&b.slice(0, 5), None).unwrap()[0].len(), 5);
 }
 
+/// A pattern of 16 characters takes megabytes when it is compiled.
+fn large(i: usize) -> String {
+    format!("(a{{1000}}){{100}}{i}")
+}
+
+/// A definition could take a gigabyte, and more seconds than binding may take.
+#[test]
+fn the_patterns_of_a_definition_are_bounded_together() {
+    let b = ids(3);
+    let pattern = |i: usize| match i % 5 {
+        0 => format!("regexp_like(s, '{}')", large(i)),
+        1 => format!("regexp_replace(s, '{}', 'x', 'i')", large(i)),
+        2 => format!("s ~ '{}'", large(i)),
+        3 => format!("s !~* '{}'", large(i)),
+        _ => format!("regexp_count('abc', case id when 1 then '{}' end)", large(i)),
+    };
+    let of_definition = || {
+        let def = caju_pipeline::DatasetDef::from_yaml("source: { range: 3 }", None).unwrap();
+        registry().for_definition(&def)
+    };
+    let bind = |registry: &Registry, i: usize| {
+        registry.bind(&format!("steps[{i}].map"), &[("y".into(), pattern(i))], &b.schema()).map(drop)
+    };
+    let registry_ = of_definition();
+    let first = (0..100).find(|i| bind(&registry_, *i).is_err()).unwrap();
+    assert!((4..40).contains(&first), "{first}");
+    let e = bind(&registry_, first).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::InvalidArgument);
+    assert!(e.message().starts_with(&format!("steps[{first}].map.y: with `")), "{e}");
+    assert!(e.message().contains("the regular expressions of the pipeline take more than 64.00 MiB"), "{e}");
+    // Stages are bound several times, other definitions have their own bound, and small patterns take nothing.
+    bind(&registry_, 0).unwrap();
+    bind(&of_definition(), first).unwrap();
+    for i in 0..1000 {
+        registry_.bind("here", &[("y".into(), format!("s ~ '^te+xt {i}$'"))], &b.schema()).unwrap();
+    }
+    // Without a definition each expression is bounded.
+    let all: Vec<String> = (0..40).map(|i| format!("s ~ '{}'", large(i))).collect();
+    assert!(bind_error(&b, &all.join(" or ")).contains("more than 64.00 MiB"));
+    assert!(bind_error(&b, "s ~ '(a{1000}){1000}'").contains("takes more than 10.00 MiB"));
+}
+
+/// All patterns of a column are compiled at once.
+#[test]
+fn the_patterns_of_a_column_are_charged() {
+    let b = ids(40);
+    let computed = "concat('(a{1000}){100}', cast(id as varchar))";
+    for (sql, what) in [
+        (format!("regexp_like(s, {computed})"), "`regexp_like` needs"),
+        (format!("regexp_count(s, {computed})"), "`regexp_count` needs"),
+        (format!("s ~ {computed}"), "matching a pattern needs"),
+    ] {
+        let e = bind_tight(&b, &sql).unwrap().evaluate(&b, None).expect_err(&sql);
+        assert_eq!((e.row, e.error.kind()), (None, ErrorKind::ResourceExhausted), "{sql}: {e}");
+        assert!(e.error.message().contains(what), "{sql}: {e}");
+        assert_eq!(bind_tight(&b, &sql).unwrap().evaluate(&b.slice(0, 1), None).unwrap()[0].len(), 1);
+    }
+}
+
+/// Compiling them took most of the time that binding may take.
+#[test]
+fn large_patterns_are_not_compiled_for_constants() {
+    let exprs: Vec<(String, String)> = (0..200)
+        .map(|i| {
+            let pattern = format!("concat('(a{{1000}}){{10', '0}}{i}')");
+            (format!("y{i}"), format!("regexp_like('abc', {pattern})"))
+        })
+        .collect();
+    let start = Instant::now();
+    let bound = registry().bind("here", &exprs, &ids(1).schema()).unwrap();
+    assert!(start.elapsed().as_secs() < 5, "{:?}", start.elapsed());
+    assert_eq!(bound.fields().len(), 200);
+}
+
 /// An expression ends between two of its functions once its task has ended.
 #[test]
 fn work_ends_with_its_owner() {

@@ -2,6 +2,7 @@
 
 mod bounds;
 mod builtins;
+mod casts;
 mod errors;
 mod fingerprint;
 mod golden;

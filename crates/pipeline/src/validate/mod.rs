@@ -14,8 +14,13 @@ use crate::reorder::Reorder;
 /// The most levels of datasets nested in combinators. Reading and checking are recursive.
 pub const MAX_DEPTH: usize = 8;
 
-/// The prefix of the names of internal columns.
-const RESERVED_PREFIX: &str = "__caju";
+/// The prefixes of the names of internal columns: of expressions and functions, and of stored rows.
+const RESERVED_PREFIXES: [&str; 2] = ["__caju", "caju."];
+
+/// The prefix for which a column's name is reserved; none if a user's column may have the name.
+pub fn reserved_prefix(name: &str) -> Option<&'static str> {
+    RESERVED_PREFIXES.into_iter().find(|prefix| name.starts_with(prefix))
+}
 
 /// Checks a definition's structure. Columns, types and functions are checked when it is bound to data.
 ///
@@ -200,8 +205,8 @@ fn column(path: &str, name: &str) -> Result<()> {
     if name.trim().is_empty() {
         return Err(bad(path, "a column's name is empty"));
     }
-    if name.starts_with(RESERVED_PREFIX) {
-        return Err(bad(path, format!("`{name}`: names that begin with `{RESERVED_PREFIX}` are reserved")));
+    if let Some(prefix) = reserved_prefix(name) {
+        return Err(bad(path, format!("`{name}`: names that begin with `{prefix}` are reserved")));
     }
     Ok(())
 }

@@ -152,7 +152,7 @@ class Dataset(Stages, Epochs):
         a round is delivered when all have received it, and `stats.consumer_wait_s` is how long this one waited for others.
 
         `target_workers="local"` reads only from the workers of this process (`start_worker`), without a socket; a dispatcher
-        elsewhere still deals the rows. When the last of them stops, the epoch fails with `Cancelled`. "any" reads from all
+        elsewhere still assigns the rows. When the last of them stops, the epoch fails with `Cancelled`. "any" reads from all
         workers. "auto", the default, reads from all except workers of other processes that have the tag `COLOCATED`. All
         readers of a job say the same.
 

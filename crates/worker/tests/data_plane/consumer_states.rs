@@ -221,7 +221,7 @@ async fn a_consumer_that_restored_the_beginning_of_an_epoch_it_had_begun_ends_it
 
 /// The others are nearly at their ends when one comes back that had got little: the tasks of all workers serve it first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_consumer_that_comes_back_far_behind_gets_as_many_elements_and_no_copies() {
+async fn a_far_lagging_consumer_that_comes_back_gets_as_many_elements_and_no_copies() {
     for (uneven, rows, each, (surplus, padded)) in [
         (Uneven::Drop, 3000, 100, (0, 0)),
         (Uneven::Drop, 3020, 100, (2, 0)),

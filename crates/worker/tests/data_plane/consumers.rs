@@ -135,7 +135,7 @@ async fn an_epoch_ends_for_all_ranks_where_a_take_ends_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lost_worker_leaves_nobody_behind() {
+async fn a_lost_worker_leaves_no_consumer_lagging() {
     for attempt in 0..3 {
         let mut cluster = Cluster::start(3).await;
         let def = json!({"source": {"range": {"start": 0, "end": 20_000}},
@@ -170,7 +170,7 @@ async fn a_lost_worker_leaves_nobody_behind() {
 
 /// What a lost worker still had is of the consumers that are there. Another one had everything, and has left.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_that_is_lost_after_a_consumer_has_left_at_its_end_leaves_nobody_behind() {
+async fn a_worker_that_is_lost_after_a_consumer_has_left_at_its_end_leaves_no_consumer_lagging() {
     let mut cluster = Cluster::start(0).await;
     for _ in 0..2 {
         cluster.add(|c| c.tuned.buffer_bytes = Some(64 << 20)).await;

@@ -283,7 +283,7 @@ async fn a_worker_that_is_killed_at_the_end_takes_no_half_round_with_it() {
     let mut cluster = Cluster::start(3).await;
     let client = cluster.client().await;
     let mut readers = open(&client, &bucketed(3_000), 3, Balance::Bucket).await;
-    // Nearly all of the rounds: most tasks have given out their tails, which wait for each other.
+    // Nearly all of the rounds: most tasks have reported their remainders, which wait for each other.
     let mut all = take_all(&mut readers, 97).await.unwrap();
     cluster.workers.remove(0).kill();
     append(&mut all, take_all(&mut readers, usize::MAX).await.unwrap());

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use arrow_schema::SchemaRef;
 use caju_client::{Client, ClientConfig};
-use caju_dispatcher::{Bound, Catalog, Dispatcher, DispatcherConfig};
+use caju_dispatcher::{Bound, Catalog, Definition, Dispatcher, DispatcherConfig};
 use caju_pipeline::LearntBoundaries;
 use caju_types::{ErrorKind, Result};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::cluster::{Cluster, TEST_TIMEOUT, drain, range, request};
 
@@ -17,11 +17,11 @@ struct Silent;
 
 #[async_trait::async_trait]
 impl Catalog for Silent {
-    async fn bind(&self, _: &Value, _: Option<SchemaRef>) -> Result<Bound> {
+    async fn bind(&self, _: &Definition, _: Option<SchemaRef>) -> Result<Bound> {
         std::future::pending().await
     }
 
-    async fn with_boundaries(&self, definition: &Value, _: &[LearntBoundaries]) -> Result<Value> {
+    async fn with_boundaries(&self, definition: &Definition, _: &[LearntBoundaries]) -> Result<Definition> {
         Ok(definition.clone())
     }
 }

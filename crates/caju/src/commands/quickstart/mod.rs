@@ -53,7 +53,7 @@ pub(crate) async fn run(global: &Global, args: &QuickstartArgs) -> Result<u8> {
         out: out.clone(),
         count: args.count,
         seed: 0,
-        formats: vec![Format::Tfrecord, Format::Parquet],
+        formats: vec![Format::Tfrecord],
         shards: None,
         // In its own folder it replaces the data of an interrupted or another quickstart. `write` keeps other files.
         overwrite: args.overwrite || args.dir == std::path::Path::new(DEFAULT_DIR),
@@ -123,11 +123,11 @@ fn say(global: &Global, line: &str) -> Result<()> {
 }
 
 /// The files in [`PIPELINE`], as they are written there.
-const PIPELINE_FILES: &str = "\"../../data/quickstart/tfrecord/*.tfrecord\"";
+const PIPELINE_FILES: &str = "\"../../data/quickstart/*.tfrecord\"";
 
 /// The file of the pipeline for the working folder: with the generated files below `dir`.
 fn pipeline_text(dir: &str) -> Result<String> {
-    let files = serde_json::to_string(&format!("{}/tfrecord/*.tfrecord", dir.trim_end_matches('/')))
+    let files = serde_json::to_string(&format!("{}/*.tfrecord", dir.trim_end_matches('/')))
         .map_err(|e| Error::internal(format!("a path as YAML: {e}")))?;
     Ok(PIPELINE.replace(PIPELINE_FILES, &files))
 }
@@ -136,9 +136,7 @@ fn pipeline_text(dir: &str) -> Result<String> {
 fn pipeline(out: &str) -> Result<DatasetDef> {
     let mut def = DatasetDef::from_yaml(PIPELINE, Some(std::path::Path::new("/")))?;
     match &mut def.source {
-        SourceDef::Files(files) => {
-            files.paths = vec![format!("{}/tfrecord/*.tfrecord", out.trim_end_matches('/'))]
-        }
+        SourceDef::Files(files) => files.paths = vec![format!("{}/*.tfrecord", out.trim_end_matches('/'))],
         _ => return Err(Error::internal("the quickstart pipeline does not read files")),
     }
     Ok(def)
@@ -152,7 +150,7 @@ mod tests {
     fn the_example_reads_the_generated_files() {
         let def = pipeline("/tmp/x/").unwrap();
         let SourceDef::Files(files) = &def.source else { panic!("{def:?}") };
-        assert_eq!(files.paths, ["/tmp/x/tfrecord/*.tfrecord"]);
+        assert_eq!(files.paths, ["/tmp/x/*.tfrecord"]);
         assert_eq!(def.name.as_deref(), Some("quickstart"));
         assert_eq!(def.hints().len(), 2);
     }
@@ -160,8 +158,8 @@ mod tests {
     #[test]
     fn the_printed_pipeline_reads_the_generated_files_from_the_working_folder() {
         for (dir, files) in [
-            ("data/quickstart", "/home/me/data/quickstart/tfrecord/*.tfrecord"),
-            ("/tmp/a \"b\"/", "/tmp/a \"b\"/tfrecord/*.tfrecord"),
+            ("data/quickstart", "/home/me/data/quickstart/*.tfrecord"),
+            ("/tmp/a \"b\"/", "/tmp/a \"b\"/*.tfrecord"),
         ] {
             let text = pipeline_text(dir).unwrap();
             assert!(text.contains("# Each record is a tf.train.Example."), "{text}");

@@ -1,6 +1,7 @@
 //! What `caju quickstart` says around the epochs.
 
 use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use caju_planner::Choice;
@@ -46,16 +47,27 @@ pub(super) fn conclusion(report: &RunReport, cache: &str, snapshot: Option<&str>
     out
 }
 
-/// How the user runs this binary: `caju` if that is in a folder of the search path, else the path of the binary.
+/// How the user runs this binary.
 fn command() -> String {
     let Ok(binary) = std::env::current_exe() else { return "caju".to_owned() };
-    let folders = std::env::var_os("PATH").unwrap_or_default();
-    let is_searched = std::env::split_paths(&folders).any(|folder| binary.parent() == Some(&folder));
+    let searched = std::env::var_os("PATH").unwrap_or_default();
+    let searched: Vec<PathBuf> = std::env::split_paths(&searched).collect();
+    command_for(&binary, &searched, &std::env::current_dir().unwrap_or_default())
+}
+
+/// `caju` if the binary has this name and is in a folder of the search path, else the path of the binary.
+fn command_for(binary: &Path, searched: &[PathBuf], working_folder: &Path) -> String {
+    let is_searched = searched.iter().any(|folder| binary.parent() == Some(folder));
     if is_searched && binary.file_stem().is_some_and(|name| name == "caju") {
         return "caju".to_owned();
     }
-    let here = std::env::current_dir().unwrap_or_default();
-    binary.strip_prefix(here).unwrap_or(&binary).display().to_string()
+    let path = match binary.strip_prefix(working_folder) {
+        // Shells look up a name without a folder in the search path only.
+        Ok(name) if name.components().count() == 1 => Path::new(".").join(name),
+        Ok(below) => below.to_owned(),
+        Err(_) => binary.to_owned(),
+    };
+    path.display().to_string()
 }
 
 fn own_data(caju: &str) -> String {
@@ -196,6 +208,19 @@ mod tests {
         let binary = std::env::current_exe().unwrap();
         let name = binary.file_name().unwrap().to_str().unwrap();
         assert!(text.contains(&format!("{name} check my.yaml")), "{text}");
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn the_command_is_one_that_a_shell_finds() {
+        let command = |binary: &str| {
+            command_for(Path::new(binary), &["/usr/bin".into(), "/opt/bin".into()], Path::new("/home/me"))
+        };
+        assert_eq!(command("/opt/bin/caju"), "caju");
+        assert_eq!(command("/opt/bin/caju-2"), "/opt/bin/caju-2");
+        assert_eq!(command("/home/me/caju"), "./caju");
+        assert_eq!(command("/home/me/target/release/caju"), "target/release/caju");
+        assert_eq!(command("/srv/caju"), "/srv/caju");
     }
 
     #[test]

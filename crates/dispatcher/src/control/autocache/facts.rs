@@ -87,7 +87,7 @@ impl Facts<'_> {
     }
 
     fn epoch_report(&self, iteration: &Iteration, ended: &EndedTask<'_>, now_ms: u64) -> EpochReport {
-        let mut stages = self.reports.lock().ended_stages.get(&iteration.id).cloned().unwrap_or_default();
+        let mut stages = self.reports.lock().ended_tasks.stages(iteration.id);
         caju_proto::add_stages(&mut stages, ended.stages);
         let mut modes = iteration.modes;
         modes += ended.modes;

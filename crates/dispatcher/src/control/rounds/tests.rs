@@ -38,7 +38,7 @@ impl Reader {
     /// What it says when it leaves.
     fn leave(&mut self) -> KnownOrder {
         self.has_left = true;
-        KnownOrder { position: self.at, recent: self.recent.clone(), tail_through: 9 }
+        KnownOrder { position: self.at, recent: self.recent.clone(), remainder_rounds_through: 9 }
     }
 
     fn request(&mut self) -> v1::NextRoundsRequest {
@@ -51,7 +51,7 @@ impl Reader {
             waiting: waiting.map(|(t, n)| v1::TaskElements { task_id: *t, elements: *n }).collect(),
             ended_tasks: self.ended.iter().copied().filter(|t| Some(*t) != lost).collect(),
             recent: self.recent.iter().map(|s| step_to_proto(*s)).collect(),
-            tail_through: u64::from(self.got.last() == Some(&0)) * 9,
+            remainder_rounds_through: u64::from(self.got.last() == Some(&0)) * 9,
             order: self.order,
             ..Default::default()
         }
@@ -81,7 +81,7 @@ impl Reader {
                     *left = left.checked_sub(rounds).expect("it has arrived here, and was not dropped");
                     self.got.extend((0..rounds).map(|_| task.0));
                 }
-                Step::Tail { .. } => self.got.push(0),
+                Step::RemainderRounds { .. } => self.got.push(0),
             }
         }
         if let Some((task, _)) = self.lost.filter(|(_, since)| answer.advance.is_complete && *since <= number)
@@ -112,7 +112,8 @@ impl Side {
         let answer = if request.order == self.order {
             self.known.report(u32::try_from(consumer).unwrap(), ClientId(consumer as u64), &request);
             let advance = self.known.advance(view);
-            Answer { steps: self.known.behind(request.position), order: self.order, advance }
+            let steps = self.known.behind(request.position).expect("what it has not passed on is known");
+            Answer { steps, order: self.order, advance }
         } else {
             Answer { steps: Vec::new(), order: self.order, advance: Advance::default() }
         };
@@ -125,7 +126,7 @@ fn view(consumers: u32, tasks: impl IntoIterator<Item = u64>) -> View {
         consumer: 0,
         readers: (0..consumers).map(|c| (c, ClientId(u64::from(c)))).collect(),
         tasks: tasks.into_iter().map(TaskId).collect(),
-        tail_rounds: 9,
+        remainder_rounds: 9,
         left_with: None,
     }
 }
@@ -189,7 +190,7 @@ proptest! {
             view.left_with.clone_from(&left_with);
             // The last rounds are given out when every consumer has reported the loss.
             if is_lost && all.iter().any(|r| !r.has_left && r.lost.is_none()) {
-                view.tail_rounds = 0;
+                view.remainder_rounds = 0;
             }
             let reader = &mut all[consumer];
             dispatcher.answer(consumer, reader, &view);
@@ -206,15 +207,15 @@ proptest! {
         prop_assert_eq!((of(1), of(2)), (rounds[0], rounds[1]));
         prop_assert!(of(3) <= rounds[2]);
         prop_assert_eq!(of(0), 1, "the last rounds have a place");
-        let tail = all[0].got.iter().position(|t| *t == 0).unwrap();
-        prop_assert!(all[0].got[tail..].iter().all(|t| *t == 0), "behind all others");
+        let first = all[0].got.iter().position(|t| *t == 0).unwrap();
+        prop_assert!(all[0].got[first..].iter().all(|t| *t == 0), "after all others");
     }
 }
 
 #[test]
 fn steps_of_a_consumer_that_counts_wrongly_are_bounded() {
     let mut order = Order::default();
-    let empty = v1::RoundStep { task_id: 1, rounds: 0, tail_through: 0 };
+    let empty = v1::RoundStep { task_id: 1, rounds: 0, remainder_rounds_through: 0 };
     for request_no in 1..4 {
         let recent = vec![empty; 1000];
         let request = v1::NextRoundsRequest { request_no, recent, ..Default::default() };
@@ -262,4 +263,23 @@ fn nothing_is_settled_before_all_consumers_have_reported() {
     assert_eq!(advance, Advance { is_news: true, is_complete: true, known_to_all: 0 });
     // A consumer that has left had its rows to the end: nobody waits for it.
     assert!(order.advance(&view(1, [1])).is_complete);
+}
+
+/// A consumer waits for steps, has got some of them by another call, and reported it. Everybody knows these now.
+#[test]
+fn steps_that_are_forgotten_are_missing_in_no_answer() {
+    let mut order = Order::default();
+    let report = |order: &mut Order, consumer: u32, request_no, position, elements| {
+        let recent = vec![v1::RoundStep { task_id: 1, rounds: position, remainder_rounds_through: 0 }];
+        let waiting = vec![v1::TaskElements { task_id: 1, elements }];
+        let request = v1::NextRoundsRequest { request_no, position, recent, waiting, ..Default::default() };
+        order.report(consumer, ClientId(u64::from(consumer)), &request);
+    };
+    report(&mut order, 0, 1, 0, 2);
+    report(&mut order, 0, 2, 2, 3);
+    report(&mut order, 1, 1, 2, 3);
+    assert!(order.advance(&view(2, [1])).is_news);
+    let next = Step::Rounds { task: TaskId(1), rounds: 3 };
+    assert_eq!(order.behind(2), Some(vec![next]));
+    assert_eq!(order.behind(0), None, "it would take the next step for the one that is forgotten");
 }

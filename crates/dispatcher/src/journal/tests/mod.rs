@@ -6,12 +6,14 @@ mod damage;
 mod writing;
 
 use caju_autocache::{Document, ReplanState};
+use caju_planner::JobPriority;
 use caju_types::{ClientId, ErrorKind, Fingerprint, IterationId, TaskId, WorkerId};
 
 use super::{SCHEMA, codec};
+use crate::Definition;
 use crate::state::{
-    Dataset, Failure, FeedId, JobSpec, Mode, Policy, Precedence, SharedCounts, Sharing, SplitModes,
-    SplitRecord, State, TargetWorkers, Update,
+    Dataset, Failure, FeedId, JobSpec, Mode, Policy, SharedCounts, Sharing, SplitModes, SplitRecord, State,
+    TargetWorkers, Update,
 };
 
 /// The journal as it was written by the first version; it must be read for ever.
@@ -35,7 +37,7 @@ fn plain_updates() -> Vec<Update> {
         identity: Fingerprint(8),
         payloads: None,
         name: Some("imagenet".into()),
-        definition_json: r#"{"source":{}}"#.into(),
+        definition: Definition::from_text(r#"{"source":{}}"#),
         schema_ipc: vec![1, 0xab],
         source_schema_ipc: vec![],
         seed: Some(3),
@@ -91,7 +93,7 @@ fn plain_updates() -> Vec<Update> {
                 shard_by: None,
                 consumers: None,
                 sharing: Sharing::Off,
-                precedence: Precedence::default(),
+                priority: JobPriority::default(),
             },
         },
         Update::IterationOpened {
@@ -145,7 +147,7 @@ fn plain_updates() -> Vec<Update> {
             fresh: vec![split(0, r#"{"a":1}"#), split(1, r#"{"a":2}"#)],
             requeued: vec![],
             end: false,
-            asks_for_behind: false,
+            asks_for_lagging: false,
         },
         Update::ClientLost {
             client,
@@ -163,7 +165,7 @@ fn plain_updates() -> Vec<Update> {
             fresh: vec![],
             requeued: vec![0],
             end: true,
-            asks_for_behind: false,
+            asks_for_lagging: false,
         },
         Update::TaskEnded {
             task: TaskId(1006),
@@ -291,7 +293,7 @@ fn leases_take_few_bytes() {
         fresh: (from..from + n).map(split).collect(),
         requeued: vec![],
         end: false,
-        asks_for_behind: false,
+        asks_for_lagging: false,
     };
     let [one, many] = [1, 64].map(|n| encode(&[leased(0, n)]).len() as u64 / n);
     assert!(one < 300 && many < 50, "{one} and {many} bytes of a split");
@@ -344,7 +346,7 @@ fn later_updates() -> Vec<Update> {
                 shard_by: None,
                 consumers: None,
                 sharing: Sharing::Off,
-                precedence: Precedence::default(),
+                priority: JobPriority::default(),
             },
         },
         Update::Planned { iteration, plan: Some(Document::from_text("{}")) },
@@ -413,6 +415,21 @@ fn acknowledged_rows_are_stored_under_their_names() {
     let Update::RowsAcknowledged { rows, .. } = update else { panic!("{line}") };
     let ranges: Vec<(u64, u64)> = rows[0].1.ranges().iter().collect();
     assert_eq!(ranges, [(0, 5_000), (6_000, 6_001), (6_402, 6_403)]);
+}
+
+/// So did the priority and the weight of a job.
+#[test]
+fn a_priority_is_stored_under_its_names() {
+    let line = concat!(
+        r#"{"job_created":{"job":"run-3","dataset":"images","seed":1,"mode":"dynamic","anonymous":false,"#,
+        r#""precedence":{"priority":-2,"weight_milli":2500}}}"#,
+    );
+    let update: Update = serde_json::from_str(line).unwrap();
+    assert_eq!(serde_json::to_string(&update).unwrap(), line);
+    assert_eq!(codec::decode(&encode(std::slice::from_ref(&update))).unwrap(), std::slice::from_ref(&update));
+    let Update::JobCreated { spec, .. } = update else { panic!("{line}") };
+    assert_eq!(spec.priority, JobPriority { level: -2, weight_milli: 2500 });
+    assert!((spec.priority.weight() - 2.5).abs() < 1e-9);
 }
 
 /// Boundaries that were learnt came after the fixtures, too.

@@ -88,7 +88,7 @@ fn group(number: u64) -> Vec<Update> {
         fresh,
         requeued: Vec::new(),
         end: false,
-        asks_for_behind: false,
+        asks_for_lagging: false,
     }]
 }
 

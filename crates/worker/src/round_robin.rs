@@ -1,4 +1,4 @@
-//! Deals the elements of a task to the consumers of its job, one each in turn, so that all have equally many.
+//! Distributes the elements of a task to the consumers of its job round-robin, so that all have equally many.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -9,57 +9,61 @@ use caju_proto::v1;
 use caju_types::{Error, Result, TaskId};
 use caju_wire::{Chunk, Dispatcher, Elements};
 
-use crate::behind::Behind;
 use crate::identity::{Identity, refused_as_loss};
+use crate::lagging::LaggingConsumers;
 use crate::rounds::{Rounds, rows_of};
 
 /// How long one request waits at the dispatcher for the other tasks to be at their ends.
 const POLL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where the tail of a task is given out.
-pub(crate) struct Dispatch {
+/// What a task calls the dispatcher with, which assigns its remainder and its elements for lagging consumers.
+pub(crate) struct DispatcherCalls {
     pub(crate) identity: Arc<Identity>,
     pub(crate) task: TaskId,
     /// How long an unavailable dispatcher is retried.
     pub(crate) retry_timeout: Duration,
 }
 
-/// Deals the elements of one task.
-pub(crate) struct Dealer {
-    dispatch: Dispatch,
-    deals: Deals,
+/// Distributes the elements of one task to the consumers in turn.
+pub(crate) struct RoundRobin {
+    calls: DispatcherCalls,
+    distribution: Distribution,
     /// Rows of a batch, and whether a short one is dropped; 0 without a batch.
     batch: (u64, bool),
-    /// Numbers the questions who gets elements.
+    /// Numbers the requests for lagging consumers.
     request_no: u64,
-    /// Consumers that got the last elements of those who were behind.
+    /// Lagging consumers that got the last elements.
     served: BTreeSet<usize>,
 }
 
 /// What the consumers' elements have in common.
-enum Deals {
+enum Distribution {
     /// Their number.
     EqualCounts(EqualCounts),
     /// Those of one round, their class or their length.
     Rounds(Rounds),
 }
 
-/// What a task keeps at its end.
-struct Tail {
+/// What a task keeps at its end: elements that fill no round, and rows that fill no batch.
+struct Remainder {
     elements: u64,
     rows: u64,
-    behind: Vec<u64>,
-    kinds: Vec<v1::TailElement>,
+    lag: Vec<u64>,
+    kinds: Vec<v1::RemainderElement>,
     row_widths: Vec<u32>,
     has_spare: bool,
 }
 
-impl Dealer {
-    /// A dealer to this number of consumers.
+impl RoundRobin {
+    /// The distribution of a task's elements, by its definition.
     ///
     /// # Errors
     /// Those of reading the definition, and `Unimplemented` for a balance that this worker does not know.
-    pub(crate) fn new(dispatch: Dispatch, def: &v1::TaskDef, behind: Arc<Behind>) -> Result<Self> {
+    pub(crate) fn new(
+        calls: DispatcherCalls,
+        def: &v1::TaskDef,
+        lagging: Arc<LaggingConsumers>,
+    ) -> Result<Self> {
         let consumers = usize::try_from(def.num_consumers).unwrap_or(usize::MAX);
         let definition = DatasetDef::from_json_str(&def.definition_json)?;
         let batch = definition.stages.iter().rev().find_map(|s| match &s.op {
@@ -68,54 +72,60 @@ impl Dealer {
             }
             _ => None,
         });
-        let deals = match def.balance.as_str() {
-            "" => Deals::EqualCounts(EqualCounts {
+        let distribution = match def.balance.as_str() {
+            "" => Distribution::EqualCounts(EqualCounts {
                 consumers,
-                behind,
+                lagging,
                 carry: VecDeque::new(),
-                remainders: Vec::new(),
+                remainder_rows: Vec::new(),
                 spare: Spare::new(def.pads),
             }),
-            "bucket" => Deals::Rounds(Rounds::new(&definition, consumers, false)),
-            "tokens" => Deals::Rounds(Rounds::new(&definition, consumers, true)),
+            "bucket" => Distribution::Rounds(Rounds::new(&definition, consumers, false)),
+            "tokens" => Distribution::Rounds(Rounds::new(&definition, consumers, true)),
             other => {
                 return Err(Error::unimplemented(format!(
                     "the dispatcher asks for balance `{other}`, which this worker does not know; run a newer worker"
                 )));
             }
         };
-        Ok(Self { dispatch, deals, batch: batch.unwrap_or_default(), request_no: 0, served: BTreeSet::new() })
+        Ok(Self {
+            calls,
+            distribution,
+            batch: batch.unwrap_or_default(),
+            request_no: 0,
+            served: BTreeSet::new(),
+        })
     }
 
     /// What a chunk of the task's output gives to whom.
     ///
     /// # Errors
-    /// Those of making the elements of a round one shape, and of [`Dealer::deal_tail`].
-    pub(crate) async fn deal(&mut self, chunk: Chunk) -> Result<Vec<(usize, Chunk)>> {
-        match &mut self.deals {
-            Deals::Rounds(rounds) => return rounds.deal(chunk),
-            Deals::EqualCounts(counts) if !chunk.remainder && counts.behind.take_ask() => {
+    /// Those of making the elements of a round one shape, and of [`RoundRobin::assign_remainder`].
+    pub(crate) async fn assign(&mut self, chunk: Chunk) -> Result<Vec<(usize, Chunk)>> {
+        match &mut self.distribution {
+            Distribution::Rounds(rounds) => return rounds.assign(chunk),
+            Distribution::EqualCounts(counts) if !chunk.remainder && counts.lagging.take_query_due() => {
                 let elements = (counts.carry.len() + chunk.num_elements()) as u64;
-                self.ask_for_behind(elements).await?;
+                self.query_lagging(elements).await?;
             }
-            Deals::EqualCounts(_) => self.served.clear(),
+            Distribution::EqualCounts(_) => self.served.clear(),
         }
-        match &mut self.deals {
-            Deals::Rounds(rounds) => rounds.deal(chunk),
-            Deals::EqualCounts(counts) => Ok(counts.deal(chunk)),
+        match &mut self.distribution {
+            Distribution::Rounds(rounds) => rounds.assign(chunk),
+            Distribution::EqualCounts(counts) => Ok(counts.assign(chunk)),
         }
     }
 
-    /// Consumers that got the last elements, if they got them because they were behind.
+    /// Consumers that got the last elements, if they got them because they were lagging.
     pub(crate) fn served(&self) -> impl Iterator<Item = usize> + '_ {
         self.served.iter().copied()
     }
 
     /// Asks the dispatcher who gets the next `elements` elements.
-    async fn ask_for_behind(&mut self, elements: u64) -> Result<()> {
-        let Dispatch { identity, task, retry_timeout } = &self.dispatch;
+    async fn query_lagging(&mut self, elements: u64) -> Result<()> {
+        let DispatcherCalls { identity, task, retry_timeout } = &self.calls;
         let registration = identity.registration();
-        let request = v1::ServeBehindRequest {
+        let request = v1::ServeLaggingRequest {
             task_id: task.0,
             worker_id: registration.id.0,
             secret: registration.secret,
@@ -129,10 +139,10 @@ impl Dealer {
         let answer = identity.link.retry(*retry_timeout, Duration::ZERO, call).await;
         let answer = answer.map_err(|e| refused_as_loss(*task, e))?;
         self.request_no += 1;
-        if let Deals::EqualCounts(counts) = &self.deals {
-            counts.behind.promise(&answer.counts);
-            if answer.consumers_behind {
-                counts.behind.ask();
+        if let Distribution::EqualCounts(counts) = &self.distribution {
+            counts.lagging.add_owed(&answer.counts);
+            if answer.has_lagging {
+                counts.lagging.set_query_due();
             }
         }
         self.served = (0..).zip(&answer.counts).filter(|(_, n)| **n > 0).map(|(c, _)| c).collect();
@@ -142,11 +152,11 @@ impl Dealer {
     /// Full rounds of what waited for more, when no further chunk comes.
     ///
     /// # Errors
-    /// As [`Dealer::deal`].
+    /// As [`RoundRobin::assign`].
     pub(crate) fn finish(&mut self) -> Result<Vec<(usize, Chunk)>> {
-        match &mut self.deals {
-            Deals::EqualCounts(_) => Ok(Vec::new()),
-            Deals::Rounds(rounds) => rounds.finish(),
+        match &mut self.distribution {
+            Distribution::EqualCounts(_) => Ok(Vec::new()),
+            Distribution::Rounds(rounds) => rounds.finish(),
         }
     }
 
@@ -154,25 +164,25 @@ impl Dealer {
     ///
     /// # Errors
     /// `Unavailable` if the dispatcher does not answer, `Cancelled` if the task is lost, and the epoch's failure.
-    pub(crate) async fn deal_tail(&mut self) -> Result<Vec<(usize, Chunk)>> {
+    pub(crate) async fn assign_remainder(&mut self) -> Result<Vec<(usize, Chunk)>> {
         let (batch_rows, drop_remainder) = self.batch;
-        let Dispatch { identity, task, retry_timeout } = &self.dispatch;
+        let DispatcherCalls { identity, task, retry_timeout } = &self.calls;
         loop {
             let registration = identity.registration();
-            let tail = self.deals.tail();
-            let request = v1::DealTailRequest {
+            let remainder = self.distribution.remainder();
+            let request = v1::AssignRemainderRequest {
                 task_id: task.0,
                 worker_id: registration.id.0,
                 secret: registration.secret,
                 wait_ms: u64::try_from(POLL_TIMEOUT.as_millis()).unwrap_or(u64::MAX),
-                elements: tail.elements,
-                rows: tail.rows,
+                elements: remainder.elements,
+                rows: remainder.rows,
                 batch_rows,
                 drop_remainder,
-                behind: tail.behind,
-                tail: tail.kinds,
-                row_widths: tail.row_widths,
-                has_spare: tail.has_spare,
+                lag: remainder.lag,
+                kinds: remainder.kinds,
+                row_widths: remainder.row_widths,
+                has_spare: remainder.has_spare,
             };
             let call = |mut d: Dispatcher| {
                 let request = request.clone();
@@ -180,10 +190,10 @@ impl Dealer {
             };
             let answer = identity.link.retry(*retry_timeout, POLL_TIMEOUT, call).await;
             let answer = answer.map_err(|e| refused_as_loss(*task, e))?;
-            if answer.dealt {
+            if answer.assigned {
                 let mut all = Vec::new();
                 for piece in &answer.pieces {
-                    all.extend(self.deals.piece(piece)?);
+                    all.extend(self.distribution.piece(piece)?);
                 }
                 return Ok(all);
             }
@@ -191,29 +201,29 @@ impl Dealer {
     }
 }
 
-impl Deals {
-    fn tail(&self) -> Tail {
+impl Distribution {
+    fn remainder(&self) -> Remainder {
         match self {
-            Deals::EqualCounts(counts) => Tail {
+            Distribution::EqualCounts(counts) => Remainder {
                 elements: counts.carry.len() as u64,
-                rows: counts.remainders.iter().map(|c| c.rows() as u64).sum(),
-                behind: counts.behind.promised(),
+                rows: counts.remainder_rows.iter().map(|c| c.rows() as u64).sum(),
+                lag: counts.lagging.owed(),
                 kinds: Vec::new(),
                 row_widths: Vec::new(),
                 has_spare: counts.spare.element.is_some(),
             },
-            Deals::Rounds(rounds) => {
-                let (kinds, rows) = rounds.tail();
+            Distribution::Rounds(rounds) => {
+                let (kinds, rows) = rounds.remainder();
                 let (elements, row_widths) = (kinds.len() as u64, rounds.row_widths());
-                Tail { elements, rows, behind: Vec::new(), kinds, row_widths, has_spare: false }
+                Remainder { elements, rows, lag: Vec::new(), kinds, row_widths, has_spare: false }
             }
         }
     }
 
-    fn piece(&self, piece: &v1::DealtPiece) -> Result<Vec<(usize, Chunk)>> {
+    fn piece(&self, piece: &v1::RemainderPiece) -> Result<Vec<(usize, Chunk)>> {
         match self {
-            Deals::EqualCounts(counts) => counts.piece(piece),
-            Deals::Rounds(rounds) => rounds.piece(piece),
+            Distribution::EqualCounts(counts) => counts.piece(piece),
+            Distribution::Rounds(rounds) => rounds.piece(piece),
         }
     }
 }
@@ -221,15 +231,15 @@ impl Deals {
 /// Elements in turn: each consumer has equally many, whichever they are.
 struct EqualCounts {
     consumers: usize,
-    behind: Arc<Behind>,
+    lagging: Arc<LaggingConsumers>,
     /// Elements that fill no round yet, one per chunk.
     carry: VecDeque<Chunk>,
     /// Rows that fill no batch.
-    remainders: Vec<Chunk>,
+    remainder_rows: Vec<Chunk>,
     spare: Spare,
 }
 
-/// An element that was dealt, and may be dealt again at the end of the epoch.
+/// An element that was assigned, and may be assigned again at the end of the epoch.
 struct Spare {
     is_wanted: bool,
     element: Option<Chunk>,
@@ -240,28 +250,28 @@ impl Spare {
         Self { is_wanted, element: None }
     }
 
-    /// Keeps the last one of what is dealt.
-    fn keep(&mut self, dealt: &[(usize, Chunk)]) {
-        if let Some((_, chunk)) = dealt.last().filter(|_| self.is_wanted) {
+    /// Keeps the last one of what is assigned.
+    fn keep(&mut self, assigned: &[(usize, Chunk)]) {
+        if let Some((_, chunk)) = assigned.last().filter(|_| self.is_wanted) {
             self.element = Cutter::new(chunk.clone()).next(1);
         }
     }
 }
 
 impl EqualCounts {
-    fn deal(&mut self, chunk: Chunk) -> Vec<(usize, Chunk)> {
+    fn assign(&mut self, chunk: Chunk) -> Vec<(usize, Chunk)> {
         if chunk.remainder {
-            self.remainders.push(chunk);
+            self.remainder_rows.push(chunk);
             return Vec::new();
         }
         let mut cut = Cutter::new(chunk);
-        let mut out = self.behind.serve(|| self.carry.pop_front().or_else(|| cut.next(1)));
-        self.deal_rounds(cut, &mut out);
+        let mut out = self.lagging.serve(|| self.carry.pop_front().or_else(|| cut.next(1)));
+        self.assign_rounds(cut, &mut out);
         self.spare.keep(&out);
         out
     }
 
-    fn deal_rounds(&mut self, mut cut: Cutter, out: &mut Vec<(usize, Chunk)>) {
+    fn assign_rounds(&mut self, mut cut: Cutter, out: &mut Vec<(usize, Chunk)>) {
         while !self.carry.is_empty() && self.carry.len() < self.consumers {
             let Some(element) = cut.next(1) else { return };
             self.carry.push_back(element);
@@ -272,13 +282,13 @@ impl EqualCounts {
         self.carry.extend(std::iter::from_fn(|| cut.next(1)));
     }
 
-    /// A part of the tail for one consumer. Padding has no provenance: its rows belong to another consumer.
-    fn piece(&self, piece: &v1::DealtPiece) -> Result<Vec<(usize, Chunk)>> {
+    /// A part of the remainder for one consumer. Padding has no provenance: its rows belong to another consumer.
+    fn piece(&self, piece: &v1::RemainderPiece) -> Result<Vec<(usize, Chunk)>> {
         let consumer = usize::try_from(piece.consumer).unwrap_or(usize::MAX);
         let index = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
         let (start, end) = (index(piece.start), index(piece.end));
         let mut chunks: Vec<Chunk> = if piece.of_rows {
-            rows_of(&self.remainders, start, end)
+            rows_of(&self.remainder_rows, start, end)
         } else {
             let spare =
                 |k: usize| self.spare.element.as_ref().filter(|_| piece.copy && k == self.carry.len());
@@ -351,46 +361,46 @@ mod tests {
         }
     }
 
-    fn equal_counts(consumers: usize, behind: &Arc<Behind>, pads: bool) -> EqualCounts {
-        let (behind, spare) = (Arc::clone(behind), Spare::new(pads));
-        EqualCounts { consumers, behind, carry: VecDeque::new(), remainders: Vec::new(), spare }
+    fn equal_counts(consumers: usize, lagging: &Arc<LaggingConsumers>, pads: bool) -> EqualCounts {
+        let (lagging, spare) = (Arc::clone(lagging), Spare::new(pads));
+        EqualCounts { consumers, lagging, carry: VecDeque::new(), remainder_rows: Vec::new(), spare }
     }
 
     /// Elements that each consumer got.
-    fn counts(dealt: &[(usize, Chunk)], consumers: usize) -> Vec<usize> {
+    fn counts(assigned: &[(usize, Chunk)], consumers: usize) -> Vec<usize> {
         (0..consumers)
-            .map(|c| dealt.iter().filter(|(to, _)| *to == c).map(|(_, c)| c.num_elements()).sum())
+            .map(|c| assigned.iter().filter(|(to, _)| *to == c).map(|(_, c)| c.num_elements()).sum())
             .collect()
     }
 
     #[test]
-    fn all_get_as_many_and_those_behind_more() {
-        let behind: Arc<Behind> = Arc::default();
-        behind.promise(&[0, 2, 0]);
-        let mut rounds = equal_counts(3, &behind, false);
-        let mut dealt = rounds.deal(chunk(0, None, 10));
-        assert_eq!(counts(&dealt, 3), [2, 4, 2], "two for consumer 1, then rounds of the other eight");
+    fn all_get_as_many_and_lagging_consumers_more() {
+        let lagging: Arc<LaggingConsumers> = Arc::default();
+        lagging.add_owed(&[0, 2, 0]);
+        let mut rounds = equal_counts(3, &lagging, false);
+        let mut assigned = rounds.assign(chunk(0, None, 10));
+        assert_eq!(counts(&assigned, 3), [2, 4, 2], "two for consumer 1, then rounds of the other eight");
         assert_eq!(rounds.carry.len(), 2);
-        dealt.extend(rounds.deal(chunk(10, Some(&[2, 3, 1, 4]), 10)));
-        assert_eq!(counts(&dealt, 3), [4, 6, 4]);
+        assigned.extend(rounds.assign(chunk(10, Some(&[2, 3, 1, 4]), 10)));
+        assert_eq!(counts(&assigned, 3), [4, 6, 4]);
         assert!(rounds.carry.is_empty());
-        behind.promise(&[1]);
-        dealt.extend(rounds.deal(chunk(20, None, 1)));
-        assert_eq!(counts(&dealt, 3), [5, 6, 4]);
+        lagging.add_owed(&[1]);
+        assigned.extend(rounds.assign(chunk(20, None, 1)));
+        assert_eq!(counts(&assigned, 3), [5, 6, 4]);
         let mut rows: Vec<u64> =
-            dealt.iter().flat_map(|(_, c)| c.runs.iter().flat_map(|r| r.start..r.start + r.len)).collect();
+            assigned.iter().flat_map(|(_, c)| c.runs.iter().flat_map(|r| r.start..r.start + r.len)).collect();
         rows.sort_unstable();
         assert_eq!(rows, (0..21).collect::<Vec<_>>(), "every row once");
     }
 
     #[test]
-    fn pieces_of_the_tail() {
+    fn pieces_of_the_remainder() {
         let mut rounds = equal_counts(2, &Arc::default(), true);
-        assert!(rounds.deal(chunk(0, None, 1)).is_empty());
+        assert!(rounds.assign(chunk(0, None, 1)).is_empty());
         for start in [1, 4] {
-            assert!(rounds.deal(Chunk { remainder: true, ..chunk(start, Some(&[3]), 3) }).is_empty());
+            assert!(rounds.assign(Chunk { remainder: true, ..chunk(start, Some(&[3]), 3) }).is_empty());
         }
-        let piece = |of_rows, start, end, copy| v1::DealtPiece {
+        let piece = |of_rows, start, end, copy| v1::RemainderPiece {
             consumer: 1,
             of_rows,
             start,
@@ -404,9 +414,9 @@ mod tests {
         let copy = rounds.piece(&piece(false, 0, 1, true)).unwrap();
         assert!(copy[0].1.runs.is_empty() && copy[0].1.rows() == 1, "padding belongs to no split");
         assert!(rounds.piece(&piece(false, 1, 2, false)).is_err(), "there is one element");
-        assert!(rounds.piece(&piece(false, 1, 2, true)).is_err(), "and none was dealt");
-        assert_eq!(counts(&rounds.deal(chunk(9, None, 3)), 2), [2, 2]);
+        assert!(rounds.piece(&piece(false, 1, 2, true)).is_err(), "and none was assigned");
+        assert_eq!(counts(&rounds.assign(chunk(9, None, 3)), 2), [2, 2]);
         let spare = rounds.piece(&piece(false, 0, 1, true)).unwrap();
-        assert!(spare[0].1.runs.is_empty() && spare[0].1.rows() == 1, "an element that was dealt before");
+        assert!(spare[0].1.runs.is_empty() && spare[0].1.rows() == 1, "an element that was assigned before");
     }
 }

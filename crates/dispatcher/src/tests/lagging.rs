@@ -1,4 +1,4 @@
-//! Consumers that are far behind the others, while tasks of several workers go on.
+//! Consumers that lag far behind the others, while tasks of several workers go on.
 
 use caju_proto::v1;
 use caju_types::{Error, ErrorKind, IterationId, Result, TakenRows};
@@ -53,43 +53,43 @@ async fn open(w: &World, splits: u64, uneven: &str, taken: [u64; CONSUMERS]) -> 
     clients
 }
 
-/// A task as its worker deals it.
-struct Dealing {
+/// A task as its worker distributes it.
+struct FakeTask {
     task: u64,
     worker: u64,
-    asks_for_behind: bool,
+    asks_for_lagging: bool,
     leases: u64,
     questions: u64,
-    behind: bool,
-    promised: [u64; CONSUMERS],
+    has_lagging: bool,
+    owed: [u64; CONSUMERS],
     carry: u64,
-    dealt: [u64; CONSUMERS],
+    assigned: [u64; CONSUMERS],
     copies: u64,
 }
 
-impl Dealing {
+impl FakeTask {
     /// The running tasks of an iteration, in the order of their workers.
-    fn all(w: &World, iteration: u64, asks_for_behind: bool) -> Vec<Self> {
+    fn all(w: &World, iteration: u64, asks_for_lagging: bool) -> Vec<Self> {
         let state = w.core.snapshot();
         let tasks = state.iterations[&IterationId(iteration)].tasks.values();
         tasks
             .map(|t| Self {
                 task: t.id.0,
                 worker: t.worker.0,
-                asks_for_behind,
+                asks_for_lagging,
                 leases: 0,
                 questions: 0,
-                behind: false,
-                promised: [0; CONSUMERS],
+                has_lagging: false,
+                owed: [0; CONSUMERS],
                 carry: 0,
-                dealt: [0; CONSUMERS],
+                assigned: [0; CONSUMERS],
                 copies: 0,
             })
             .collect()
     }
 
-    fn promise(&mut self, counts: &[u64]) {
-        self.promised.iter_mut().zip(counts).for_each(|(sum, more)| *sum += more);
+    fn add_owed(&mut self, counts: &[u64]) {
+        self.owed.iter_mut().zip(counts).for_each(|(sum, more)| *sum += more);
     }
 
     /// Leases a split; none at the end.
@@ -102,66 +102,66 @@ impl Dealing {
             wait_ms: 60_000,
             request_no: self.leases,
             secret: w.worker_secret(self.worker),
-            asks_for_behind: self.asks_for_behind,
+            asks_for_lagging: self.asks_for_lagging,
             ..Default::default()
         };
         let answer = w.core.splits.next_splits(request).await.unwrap();
-        self.promise(&answer.behind);
-        self.behind |= answer.consumers_behind;
+        self.add_owed(&answer.lag);
+        self.has_lagging |= answer.has_lagging;
         indices(&answer).first().copied()
     }
 
-    /// Deals elements that were computed.
+    /// Distributes elements that were computed.
     async fn emit(&mut self, w: &World, elements: u64) {
         self.carry += elements;
-        if self.asks_for_behind && self.behind {
+        if self.asks_for_lagging && self.has_lagging {
             self.questions += 1;
-            let request = v1::ServeBehindRequest {
+            let request = v1::ServeLaggingRequest {
                 task_id: self.task,
                 worker_id: self.worker,
                 secret: w.worker_secret(self.worker),
                 request_no: self.questions,
                 elements: self.carry,
             };
-            let answer = w.core.consumers.serve_behind(request.clone()).await.unwrap();
-            let again = w.core.consumers.serve_behind(request).await.unwrap();
+            let answer = w.core.consumers.serve_lagging(request.clone()).await.unwrap();
+            let again = w.core.consumers.serve_lagging(request).await.unwrap();
             assert_eq!(again.counts, answer.counts, "a repeated request gets the same answer");
-            assert!(answer.counts.iter().sum::<u64>() <= self.carry, "only elements that exist are promised");
-            self.behind = answer.consumers_behind;
-            self.promise(&answer.counts);
+            assert!(answer.counts.iter().sum::<u64>() <= self.carry, "only elements that exist are assigned");
+            self.has_lagging = answer.has_lagging;
+            self.add_owed(&answer.counts);
         }
-        for (promised, dealt) in self.promised.iter_mut().zip(&mut self.dealt) {
-            let now = (*promised).min(self.carry);
-            (*promised, *dealt, self.carry) = (*promised - now, *dealt + now, self.carry - now);
+        for (owed, assigned) in self.owed.iter_mut().zip(&mut self.assigned) {
+            let now = (*owed).min(self.carry);
+            (*owed, *assigned, self.carry) = (*owed - now, *assigned + now, self.carry - now);
         }
         let rounds = self.carry / CONSUMERS as u64;
-        self.dealt.iter_mut().for_each(|dealt| *dealt += rounds);
+        self.assigned.iter_mut().for_each(|assigned| *assigned += rounds);
         self.carry %= CONSUMERS as u64;
     }
 
     /// The end of the task, if all tasks are at theirs.
-    async fn tail(&mut self, w: &World) -> Result<bool> {
-        let request = v1::DealTailRequest {
+    async fn assign_remainder(&mut self, w: &World) -> Result<bool> {
+        let request = v1::AssignRemainderRequest {
             task_id: self.task,
             worker_id: self.worker,
             secret: w.worker_secret(self.worker),
             elements: self.carry,
-            behind: self.promised.to_vec(),
-            has_spare: self.asks_for_behind && self.dealt.iter().any(|n| *n > 0),
+            lag: self.owed.to_vec(),
+            has_spare: self.asks_for_lagging && self.assigned.iter().any(|n| *n > 0),
             ..Default::default()
         };
-        let answer = w.core.consumers.deal_tail(request).await?;
+        let answer = w.core.consumers.assign_remainder(request).await?;
         for piece in &answer.pieces {
-            assert!(piece.end <= self.carry + u64::from(piece.copy && self.asks_for_behind));
-            self.dealt[piece.consumer as usize] += piece.end - piece.start;
+            assert!(piece.end <= self.carry + u64::from(piece.copy && self.asks_for_lagging));
+            self.assigned[piece.consumer as usize] += piece.end - piece.start;
             self.copies += u64::from(piece.copy);
         }
-        Ok(answer.dealt)
+        Ok(answer.assigned)
     }
 }
 
 /// Each task computes a split in turn until none is left.
-async fn compute(w: &World, tasks: &mut [Dealing]) {
+async fn compute(w: &World, tasks: &mut [FakeTask]) {
     let mut open: Vec<bool> = tasks.iter().map(|_| true).collect();
     while open.iter().any(|open| *open) {
         for (task, open) in tasks.iter_mut().zip(&mut open).filter(|(_, open)| **open) {
@@ -173,22 +173,22 @@ async fn compute(w: &World, tasks: &mut [Dealing]) {
     }
 }
 
-/// The tails of all tasks are given out.
-async fn deal_tails(w: &World, tasks: &mut [Dealing]) -> Result<()> {
+/// The remainders of all tasks are assigned.
+async fn assign_remainders(w: &World, tasks: &mut [FakeTask]) -> Result<()> {
     for round in 0..2 {
         for (n, task) in tasks.iter_mut().enumerate() {
             // Those that asked before the last one ask again.
             let is_last = n + 1 == CONSUMERS;
             if round == 0 || !is_last {
-                task.tail(w).await?;
+                task.assign_remainder(w).await?;
             }
         }
     }
     Ok(())
 }
 
-fn totals(tasks: &[Dealing], before: [u64; CONSUMERS]) -> Vec<u64> {
-    let of = |c: usize| before[c] * PER_SPLIT + tasks.iter().map(|t| t.dealt[c]).sum::<u64>();
+fn totals(tasks: &[FakeTask], before: [u64; CONSUMERS]) -> Vec<u64> {
+    let of = |c: usize| before[c] * PER_SPLIT + tasks.iter().map(|t| t.assigned[c]).sum::<u64>();
     (0..CONSUMERS).map(of).collect()
 }
 
@@ -200,7 +200,7 @@ fn counted(w: &World, iteration: u64) -> (u64, u64) {
 }
 
 #[test]
-fn tasks_of_several_workers_serve_a_consumer_that_is_far_behind_before_they_deal_rounds() {
+fn tasks_of_several_workers_serve_a_far_lagging_consumer_before_they_assign_rounds() {
     run(async {
         for (splits, uneven, each, surplus, copies) in
             [(30, "drop", 50, 0, 0), (31, "drop", 51, 2, 0), (30, "pad", 50, 0, 0), (31, "pad", 52, 0, 1)]
@@ -213,15 +213,15 @@ fn tasks_of_several_workers_serve_a_consumer_that_is_far_behind_before_they_deal
             let before = [8, 8, 1];
             let clients = open(&w, splits, uneven, before).await;
             w.restart();
-            let mut tasks = Dealing::all(&w, clients[0].1, true);
+            let mut tasks = FakeTask::all(&w, clients[0].1, true);
             assert_eq!(tasks.len(), CONSUMERS);
             compute(&w, &mut tasks).await;
             w.restart();
-            deal_tails(&w, &mut tasks).await.unwrap();
+            assign_remainders(&w, &mut tasks).await.unwrap();
             assert_eq!(totals(&tasks, before), [each; CONSUMERS], "{splits} splits, {uneven}");
             assert_eq!(tasks.iter().map(|t| t.copies).sum::<u64>(), copies);
             assert_eq!(counted(&w, clients[0].1), (surplus, copies), "{splits} splits, {uneven}");
-            assert!(tasks.iter().all(|t| t.dealt[2] > 0), "each task served it");
+            assert!(tasks.iter().all(|t| t.assigned[2] > 0), "each task served it");
         }
     });
 }
@@ -235,9 +235,9 @@ fn a_worker_that_does_not_ask_ends_the_epoch_with_an_error_and_doubles_nothing()
             w.worker(address).await;
         }
         let clients = open(&w, 30, "drop", [8, 8, 1]).await;
-        let mut tasks = Dealing::all(&w, clients[0].1, false);
+        let mut tasks = FakeTask::all(&w, clients[0].1, false);
         compute(&w, &mut tasks).await;
-        let e: Error = deal_tails(&w, &mut tasks).await.unwrap_err();
+        let e: Error = assign_remainders(&w, &mut tasks).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::FailedPrecondition);
         assert!(e.message().contains("consumer 2 lacks") && e.message().contains("a worker is older"), "{e}");
         assert_eq!(tasks.iter().map(|t| t.copies).sum::<u64>(), 0);
@@ -255,7 +255,7 @@ fn what_a_lost_task_gave_to_some_consumers_alone_is_given_to_the_others_first() 
         }
         let clients = open(&w, 30, "drop", [0; CONSUMERS]).await;
         let iteration = clients[0].1;
-        let mut tasks = Dealing::all(&w, iteration, true);
+        let mut tasks = FakeTask::all(&w, iteration, true);
         let mut of_lost = Vec::new();
         for _ in 0..6 {
             for (n, task) in tasks.iter_mut().enumerate() {
@@ -266,7 +266,7 @@ fn what_a_lost_task_gave_to_some_consumers_alone_is_given_to_the_others_first() 
         }
         // Of the ten elements that each was to get of it, consumer 0 received ten, and the others fewer.
         let gone = tasks.remove(0);
-        assert_eq!(gone.dealt, [10; CONSUMERS]);
+        assert_eq!(gone.assigned, [10; CONSUMERS]);
         let received = [10u64, 3, 0];
         let mut left = of_lost.iter().flat_map(|split| (0..PER_SPLIT).map(move |row| (*split, row, row + 1)));
         for ((client, _), elements) in clients.iter().zip(received) {
@@ -275,11 +275,11 @@ fn what_a_lost_task_gave_to_some_consumers_alone_is_given_to_the_others_first() 
             w.beat(*client, iteration, &[], &[report]).await;
         }
         w.restart();
-        let behind = |w: &World| {
+        let lag = |w: &World| {
             let state = w.core.snapshot();
-            state.iterations[&IterationId(iteration)].even.as_ref().unwrap().behind.clone()
+            state.iterations[&IterationId(iteration)].even.as_ref().unwrap().lag.clone()
         };
-        assert_eq!(behind(&w), [0, 7, 10]);
+        assert_eq!(lag(&w), [0, 7, 10]);
         let heartbeat = v1::WorkerHeartbeatRequest {
             worker_id: tasks[0].worker,
             address: "b:1".to_string(),
@@ -287,8 +287,8 @@ fn what_a_lost_task_gave_to_some_consumers_alone_is_given_to_the_others_first() 
             tasks: vec![tasks[0].task],
             ..Default::default()
         };
-        let tasks_behind = w.core.workers.worker_heartbeat(heartbeat).await.unwrap().tasks_behind;
-        assert_eq!(tasks_behind, [tasks[0].task], "also a task that leases nothing learns it");
+        let lagging_tasks = w.core.workers.worker_heartbeat(heartbeat).await.unwrap().lagging_tasks;
+        assert_eq!(lagging_tasks, [tasks[0].task], "also a task that leases nothing learns it");
         // Of the lost splits 13 elements are delivered, and of the others none.
         let mut delivered = 13;
         let mut open = [true; 2];
@@ -305,9 +305,9 @@ fn what_a_lost_task_gave_to_some_consumers_alone_is_given_to_the_others_first() 
                 }
             }
         }
-        assert_eq!(behind(&w), [0; CONSUMERS]);
+        assert_eq!(lag(&w), [0; CONSUMERS]);
         // The worker that lost its task gets no other: no split is left.
-        deal_tails(&w, &mut tasks).await.unwrap();
+        assign_remainders(&w, &mut tasks).await.unwrap();
         let totals = totals(&tasks, [0; CONSUMERS]);
         let each: Vec<u64> = totals.iter().zip(received).map(|(n, received)| n + received).collect();
         assert_eq!(each, [50; CONSUMERS]);

@@ -1,0 +1,83 @@
+//! Definitions in the journal, among them those that this version cannot read.
+
+use caju_proto::v1;
+use caju_types::{DatasetId, ErrorKind};
+use serde_json::json;
+
+use super::fake::{World, open_request, run};
+use crate::Definition;
+use crate::state::Update;
+
+/// What an older version may have accepted.
+const UNREADABLE: &str = r#"{"splits": 2, "later":"#;
+
+fn opening(dataset: &str, job: &str) -> v1::OpenIterationRequest {
+    v1::OpenIterationRequest {
+        dataset_id: dataset.into(),
+        definition_json: String::new(),
+        ..open_request(&json!({}), job)
+    }
+}
+
+async fn text_of(w: &World, dataset: &str) -> String {
+    w.core.datasets.registered_dataset(&DatasetId(dataset.into())).await.unwrap().definition_json
+}
+
+/// Replaces the definition of the dataset `old` in the journal.
+fn make_unreadable(update: &mut Update) {
+    if let Update::DatasetRegistered { dataset } = update
+        && dataset.id.0 == "old"
+    {
+        dataset.definition = Definition::from_text(UNREADABLE);
+    }
+}
+
+#[test]
+fn a_dataset_whose_definition_cannot_be_read_any_more_stays_and_fails_alone() {
+    run(async {
+        let mut w = World::new();
+        let worker = w.worker("a:1").await;
+        let definition_json = json!({"splits": 2, "path": "old"}).to_string();
+        let old = v1::RegisterDatasetRequest { definition_json, dataset_id: "old".into() };
+        w.core.datasets.register_dataset(old).await.unwrap();
+        let open = w.core.epochs.open_iteration(opening("old", "running")).await.unwrap();
+        let other = w.open(&json!({"splits": 1}), "other").await;
+        w.restart_with(make_unreadable);
+
+        assert_eq!(text_of(&w, "old").await, UNREADABLE);
+        // A job that reads it has an error, and a new job is refused, with consumers or without.
+        w.next(open.tasks[0].task_id, worker, 1, 1).await.unwrap_err();
+        let refused = w.core.epochs.open_iteration(opening("old", "new")).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{refused}");
+        let consumers = v1::OpenIterationRequest {
+            num_consumers: 2,
+            balance: "tokens".into(),
+            ..opening("old", "ranks")
+        };
+        let refused = w.core.epochs.open_iteration(consumers).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{refused}");
+        // Other jobs go on.
+        let answer = w.next(other.tasks[0].task_id, worker, 1, 1).await.unwrap();
+        assert_eq!(answer.splits.len(), 1);
+        w.open(&json!({"splits": 3}), "third").await;
+        w.restart();
+        assert_eq!(text_of(&w, "old").await, UNREADABLE);
+    });
+}
+
+/// An older journal does not say whether a definition is `cache_only`.
+#[test]
+fn a_definition_of_an_older_journal_says_itself_whether_it_is_cache_only() {
+    let dataset = |definition: &str| {
+        let text = json!({
+            "id": "d", "fingerprint": "00000000000000000000000000000001",
+            "identity": "00000000000000000000000000000002", "name": null, "definition_json": definition,
+            "schema_ipc": "", "source_schema_ipc": "", "seed": null, "single_task": false, "deterministic": false,
+        });
+        serde_json::from_value::<crate::state::Dataset>(text).unwrap()
+    };
+    let definition = |more: &str| format!(r#"{{"source": {{"range": 10}}, "steps": ["autocache"]{more}}}"#);
+    assert!(dataset(&definition(r#", "cache_only": true"#)).is_cache_only());
+    assert!(!dataset(&definition("")).is_cache_only());
+    assert!(!dataset(UNREADABLE).is_cache_only());
+}

@@ -1,0 +1,118 @@
+//! What the columns of rows may be: their names and types, whatever a file, an expression or a function says.
+
+use arrow::datatypes::{DataType, Field, Schema};
+use caju_pipeline::reserved_prefix;
+use caju_types::{Error, Result};
+
+/// The most levels of lists, structs and maps around a value. Schemas travel and are stored as Arrow IPC, whose verifier gives
+/// up at 64 nested tables: four of them are around a column and within its innermost field.
+pub const MAX_TYPE_LEVELS: usize = 60;
+
+/// Checks the columns of rows.
+///
+/// # Errors
+/// `InvalidArgument` that names the column: its name is reserved, or its type is nested too deep.
+pub fn check_columns(schema: &Schema) -> Result<()> {
+    schema.fields().iter().try_for_each(|field| {
+        let name = field.name();
+        if let Some(prefix) = reserved_prefix(name) {
+            return Err(Error::invalid(format!(
+                "the column `{name}`: names that begin with `{prefix}` are reserved; rename the column, or leave it out"
+            )));
+        }
+        match is_deeper(field, MAX_TYPE_LEVELS) {
+            true => Err(Error::invalid(format!("the column `{name}` is {}", too_deep()))),
+            false => Ok(()),
+        }
+    })
+}
+
+/// What is wrong with a type of too many levels, for messages.
+pub fn too_deep() -> String {
+    format!("nested deeper than {MAX_TYPE_LEVELS} levels of lists, structs and maps; flatten it")
+}
+
+/// Whether more than `levels` levels are nested in a field. The recursion ends there.
+fn is_deeper(field: &Field, levels: usize) -> bool {
+    let mut of = field.data_type();
+    // A dictionary is no level of a schema.
+    while let DataType::Dictionary(_, value) = of {
+        of = value;
+    }
+    let inner: Vec<&Field> = match of {
+        DataType::List(item)
+        | DataType::LargeList(item)
+        | DataType::ListView(item)
+        | DataType::LargeListView(item)
+        | DataType::FixedSizeList(item, _)
+        | DataType::Map(item, _)
+        | DataType::RunEndEncoded(_, item) => vec![item],
+        DataType::Struct(fields) => fields.iter().map(AsRef::as_ref).collect(),
+        DataType::Union(fields, _) => fields.iter().map(|(_, field)| field.as_ref()).collect(),
+        _ => return false,
+    };
+    match levels.checked_sub(1) {
+        Some(left) => inner.into_iter().any(|field| is_deeper(field, left)),
+        None => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    fn nested(levels: usize, wrap: impl Fn(Field) -> DataType) -> Schema {
+        let leaf = Field::new("item", DataType::Int64, true);
+        let field = (0..levels).fold(leaf, |field, _| Field::new("x", wrap(field), true));
+        Schema::new(vec![field.with_name("x")])
+    }
+
+    #[test]
+    fn types_of_too_many_levels_are_refused() {
+        let list = |field: Field| DataType::List(Arc::new(field));
+        let wrap: [&dyn Fn(Field) -> DataType; 4] = [
+            &list,
+            &|field| DataType::Struct(vec![field].into()),
+            &|field| DataType::FixedSizeList(Arc::new(field), 1),
+            &|field| DataType::Dictionary(Box::new(DataType::Int8), Box::new(list(field))),
+        ];
+        for wrap in wrap {
+            check_columns(&nested(MAX_TYPE_LEVELS, wrap)).unwrap();
+            let e = check_columns(&nested(MAX_TYPE_LEVELS + 1, wrap)).unwrap_err();
+            assert_eq!(
+                e.message(),
+                "the column `x` is nested deeper than 60 levels of lists, structs and maps; flatten it"
+            );
+        }
+    }
+
+    /// The verifier of IPC schemas accepts the deepest type.
+    #[test]
+    fn the_deepest_type_has_a_schema_in_ipc() {
+        for wrap in [&|f: Field| DataType::List(Arc::new(f)), &|f: Field| DataType::Struct(vec![f].into())]
+            as [&dyn Fn(Field) -> DataType; 2]
+        {
+            let read = |levels: usize| {
+                let schema = nested(levels, wrap);
+                let mut writer = arrow::ipc::writer::StreamWriter::try_new(Vec::new(), &schema).unwrap();
+                writer.finish().unwrap();
+                arrow::ipc::reader::StreamReader::try_new(writer.into_inner().unwrap().as_slice(), None)
+                    .is_ok()
+            };
+            assert!(read(MAX_TYPE_LEVELS) && !read(MAX_TYPE_LEVELS + 1));
+        }
+    }
+
+    #[test]
+    fn reserved_names_are_refused() {
+        for name in ["caju.split", "caju.row", "caju.x", "__caju_key", "__caju_common_1"] {
+            let e = check_columns(&Schema::new(vec![Field::new(name, DataType::Int64, true)])).unwrap_err();
+            assert!(e.message().starts_with(&format!("the column `{name}`: names that begin with")), "{e}");
+        }
+        for name in ["caju", "cajus.row", "x.caju.row", "__key__"] {
+            check_columns(&Schema::new(vec![Field::new(name, DataType::Int64, true)])).unwrap();
+        }
+    }
+}

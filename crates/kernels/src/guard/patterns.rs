@@ -1,0 +1,142 @@
+//! The memory of compiled regular expressions.
+//!
+//! A regular expression of a few characters may take megabytes when it is compiled: `(a{1000}){200}`. The `regex` crate refuses
+//! one of more than 10 MiB. A definition may have many, and a column of patterns has one per row, all of which a function of
+//! DataFusion keeps while it computes a chunk.
+
+use std::collections::HashSet;
+use std::fmt::Display;
+use std::sync::{Mutex, PoisonError};
+
+use caju_runtime::budget;
+use caju_types::{Error, Result, format_bytes};
+use regex::RegexBuilder;
+
+use super::size::Arg;
+
+/// The bytes up to which a compiled pattern is small, and not counted: most patterns are. An expression has at most a few
+/// thousand words, so the small ones in it take less memory than a chunk.
+const SMALL_BYTES: usize = 64 << 10;
+
+/// The most bytes of one compiled pattern: the limit of the `regex` crate, with which DataFusion and Arrow compile.
+const MAX_BYTES: usize = 10 << 20;
+
+/// The most bytes of all compiled patterns in a definition. Compiling them takes about a second.
+const MAX_DEFINITION_BYTES: u64 = 64 << 20;
+
+/// The bytes of a compiled pattern, up to a factor of two: 0 for a small one, and for one that is no regular expression. None if
+/// it takes more than the `regex` crate allows.
+fn compiled_bytes(pattern: &str) -> Option<u64> {
+    let mut limit = SMALL_BYTES;
+    loop {
+        match RegexBuilder::new(pattern).size_limit(limit).build() {
+            Err(regex::Error::CompiledTooBig(_)) if limit >= MAX_BYTES => return None,
+            Err(regex::Error::CompiledTooBig(_)) => limit = (2 * limit).min(MAX_BYTES),
+            Ok(_) if limit > SMALL_BYTES => return Some(limit as u64),
+            Ok(_) | Err(_) => return Some(0),
+        }
+    }
+}
+
+fn is_small(pattern: &str) -> bool {
+    let built = RegexBuilder::new(pattern).size_limit(SMALL_BYTES).build();
+    !matches!(built, Err(regex::Error::CompiledTooBig(_)))
+}
+
+/// The patterns in the texts of a definition's expressions.
+#[derive(Debug, Default)]
+pub(crate) struct Patterns(Mutex<Counted>);
+
+#[derive(Debug, Default)]
+struct Counted {
+    /// The large patterns.
+    seen: HashSet<String>,
+    bytes: u64,
+}
+
+impl Patterns {
+    /// Counts a pattern, once however often it is bound. `insensitive`: it is matched without regard to case.
+    ///
+    /// # Errors
+    /// `InvalidArgument` that names the pattern if it, or all of the definition, take too much memory.
+    pub(crate) fn count(&self, pattern: &str, insensitive: bool) -> Result<()> {
+        let pattern = if insensitive { format!("(?i){pattern}") } else { pattern.to_owned() };
+        let mut counted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if counted.seen.contains(&pattern) {
+            return Ok(());
+        }
+        let shown: String = pattern.chars().take(MAX_SHOWN).collect();
+        let Some(bytes) = compiled_bytes(&pattern) else {
+            return Err(Error::invalid(format!(
+                "the regular expression `{shown}` takes more than {} when it is compiled; repeat less in it",
+                format_bytes(MAX_BYTES as u64)
+            )));
+        };
+        if counted.bytes + bytes > MAX_DEFINITION_BYTES {
+            return Err(Error::invalid(format!(
+                "with `{shown}` the regular expressions of the pipeline take more than {} when they are compiled; repeat less \
+                 in them, or use fewer",
+                format_bytes(MAX_DEFINITION_BYTES)
+            )));
+        }
+        if bytes > 0 {
+            counted.bytes += bytes;
+            counted.seen.insert(pattern);
+        }
+        Ok(())
+    }
+}
+
+/// The most characters of a pattern in messages.
+const MAX_SHOWN: usize = 60;
+
+/// Charges the memory of the patterns of a call for `rows` rows, which are all compiled at once.
+///
+/// # Errors
+/// `ResourceExhausted` if they exceed the budget.
+pub(super) fn charge(patterns: &Arg, rows: usize, what: impl Display) -> Result<()> {
+    if patterns.is_scalar() {
+        // One pattern fits the budget of a chunk. While an expression is bound, a large one does not, and is not compiled.
+        return match patterns.text(0) {
+            Some(pattern) if !is_small(pattern) => budget::hold(MAX_BYTES as u64, &what).map(drop),
+            _ => Ok(()),
+        };
+    }
+    let mut seen = HashSet::new();
+    let mut patterns = (0..rows).filter_map(|row| patterns.text(row)).filter(|p| seen.insert(*p));
+    patterns.try_for_each(|p| budget::reserve(compiled_bytes(p).unwrap_or(MAX_BYTES as u64), &what))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_patterns_are_counted_and_small_ones_are_not() {
+        for small in ["abc", r"^\w+@[a-z]{2,20}\.com$", "(", "a{2,1}"] {
+            assert_eq!(compiled_bytes(small), Some(0), "{small}");
+        }
+        let large = compiled_bytes("(a{1000}){50}").unwrap();
+        assert!((1 << 20..=4 << 20).contains(&large), "{large}");
+        assert_eq!(compiled_bytes("(a{1000}){1000}"), None);
+    }
+
+    #[test]
+    fn the_patterns_of_a_definition_are_bounded_together() {
+        let patterns = Patterns::default();
+        let pattern = |i: u32| format!("(a{{1000}}){{100}}{i}");
+        let each = compiled_bytes(&pattern(0)).unwrap();
+        let most = u32::try_from(MAX_DEFINITION_BYTES / each).unwrap();
+        for i in 0..most {
+            patterns.count(&pattern(i), false).unwrap();
+            // The same pattern is bound several times.
+            patterns.count(&pattern(0), false).unwrap();
+            patterns.count("small", true).unwrap();
+        }
+        let e = patterns.count(&pattern(most), false).unwrap_err();
+        assert!(e.message().starts_with(&format!("with `{}` the regular", pattern(most))), "{e}");
+        assert!(e.message().contains("64.00 MiB"), "{e}");
+        let e = Patterns::default().count("(a{1000}){1000}", false).unwrap_err();
+        assert!(e.message().contains("takes more than 10.00 MiB"), "{e}");
+    }
+}

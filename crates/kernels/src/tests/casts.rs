@@ -1,0 +1,114 @@
+//! Casts whose result would not fit its type: errors of their row, as integers that do not fit are.
+
+use std::sync::Arc;
+
+use arrow::array::*;
+use arrow::datatypes::{DataType, Float32Type, Float64Type};
+use caju_types::ErrorKind;
+
+use super::*;
+
+fn numbers() -> RecordBatch {
+    let x = [Some(1.5), Some(1e39), None, Some(f64::NEG_INFINITY), Some(f64::NAN)];
+    let s = [Some("1.5"), Some("-1e39"), None, Some("-Infinity"), Some("nan")];
+    let huge = ["1.5", "1e399", "2", "inf", "NaN"];
+    let l = x.map(|v| Some(vec![Some(0.5), v]));
+    batch([
+        ("x", Arc::new(Float64Array::from_iter(x)) as ArrayRef),
+        ("s", Arc::new(StringArray::from_iter(s))),
+        ("huge", Arc::new(StringArray::from_iter_values(huge))),
+        ("i", Arc::new(Int64Array::from(vec![1, 70_000, 3, 4, 5]))),
+        ("l", Arc::new(ListArray::from_iter_primitive::<Float64Type, _, _>(l))),
+    ])
+}
+
+fn floats(of: &ArrayRef) -> Vec<Option<f32>> {
+    of.as_primitive::<Float32Type>().iter().collect()
+}
+
+#[test]
+fn a_finite_number_that_would_become_infinite_is_an_error_of_its_row() {
+    let b = numbers();
+    for (sql, row, what) in [
+        ("cast(x as real)", 1, "1e39 does not fit Float32"),
+        ("x::real", 1, "1e39 does not fit Float32"),
+        ("arrow_cast(x, 'Float32')", 1, "1e39 does not fit Float32"),
+        ("arrow_cast(i, 'Float16')", 1, "70000 does not fit Float16"),
+        ("cast(s as real)", 1, "-1e39 does not fit Float32"),
+        ("cast(huge as double)", 1, "1e399 does not fit Float64"),
+        ("cast(1e39 as real)", 0, "1e39 does not fit Float32"),
+        ("cast('1e399' as double)", 0, "1e399 does not fit Float64"),
+        ("cast(l as real[])", 1, "a value does not fit List("),
+        ("arrow_cast(l, 'LargeList(Float32)')", 1, "a value does not fit LargeList("),
+        ("arrow_cast(named_struct('a', x), 'Struct(\"a\": Float32)')", 1, "a value does not fit Struct("),
+        ("arrow_cast(arrow_cast(s, 'Dictionary(Int32, Utf8)'), 'Float32')", 1, "-1e39 does not fit Float32"),
+    ] {
+        let e = try_eval(&b, sql).expect_err(sql);
+        assert_eq!((e.row, e.error.kind()), (Some(row), ErrorKind::InvalidArgument), "{sql}: {e}");
+        assert!(e.error.message().contains(what) && e.error.message().contains("wider type"), "{sql}: {e}");
+    }
+}
+
+#[test]
+fn infinite_values_and_values_that_are_no_numbers_pass() {
+    let b = numbers();
+    let last = b.slice(2, 3);
+    for sql in ["cast(x as real)", "cast(s as real)", "try_cast(x as real)"] {
+        let y = floats(&eval(&last, sql));
+        assert_eq!(y[..2], [None, Some(f32::NEG_INFINITY)], "{sql}");
+        assert!(y[2].is_some_and(f32::is_nan), "{sql}");
+    }
+    let y = eval(&last, "cast(l as real[])");
+    assert_eq!(floats(&y.as_list::<i32>().value(1)), [Some(0.5), Some(f32::NEG_INFINITY)]);
+    // Arithmetic of floats gives infinite values, as everywhere.
+    assert_eq!(eval(&b, "1e308 * 10.0").as_primitive::<Float64Type>().value(0), f64::INFINITY);
+    // Digits may be lost.
+    assert_eq!(floats(&eval(&b, "cast(0.1 as real)"))[0], Some(0.1));
+}
+
+/// As for other values that cannot be cast.
+#[test]
+fn try_cast_gives_null_for_a_number_that_does_not_fit() {
+    let b = numbers();
+    for sql in ["try_cast(x as real)", "try_cast(s as real)", "arrow_try_cast(x, 'Float32')"] {
+        let y = floats(&eval(&b, sql));
+        assert_eq!(y[..4], [Some(1.5), None, None, Some(f32::NEG_INFINITY)], "{sql}");
+    }
+    let y = eval(&b, "try_cast(l as real[])");
+    assert_eq!(floats(&y.as_list::<i32>().value(1)), [Some(0.5), None]);
+    assert_eq!(floats(&y.as_list::<i32>().value(3)), [Some(0.5), Some(f32::NEG_INFINITY)]);
+    assert!(eval(&b, "try_cast(1e39 as real)").is_null(0));
+}
+
+#[test]
+fn a_number_in_a_text_that_does_not_fit_a_float64_is_refused() {
+    let b = numbers();
+    for sql in ["1e399", "x + 1e400", "normalize(decode_image(arrow_cast(s, 'Binary')), mean => 1e999)"] {
+        let e = bind_error(&b, sql);
+        assert!(e.contains("the number `1e") && e.ends_with("does not fit a float64"), "{sql}: {e}");
+    }
+    assert!(bind_error(&b, &"9".repeat(400)).contains("does not fit a float64"));
+    assert!(eval(&b, "1e308").as_primitive::<Float64Type>().value(0).is_finite());
+}
+
+/// The function of Arrow gives a negative number.
+#[test]
+fn the_bits_of_a_long_text_that_do_not_fit_are_an_error_of_their_row() {
+    let b = batch([("n", Arc::new(Int64Array::from(vec![1, 1 << 28])) as ArrayRef)]);
+    for sql in ["bit_length(repeat('a', n))", "bit_length(arrow_cast(repeat('a', n), 'Utf8View'))"] {
+        let e = try_eval(&b, sql).expect_err(sql);
+        assert_eq!((e.row, e.error.kind()), (Some(1), ErrorKind::InvalidArgument), "{sql}: {e}");
+        assert!(
+            e.error.message().contains("`bit_length` of a text of 268435456 bytes does not fit Int32"),
+            "{e}"
+        );
+    }
+    let one_less = batch([("n", Arc::new(Int64Array::from(vec![(1 << 28) - 1])) as ArrayRef)]);
+    let y = eval(&one_less, "bit_length(repeat('a', n))");
+    assert_eq!(y.as_primitive::<arrow::datatypes::Int32Type>().value(0), i32::MAX - 7);
+    let y = eval(&b.slice(1, 1), "bit_length(arrow_cast(repeat('a', n), 'LargeUtf8'))");
+    assert_eq!(
+        (y.data_type(), y.as_primitive::<arrow::datatypes::Int64Type>().value(0)),
+        (&DataType::Int64, 1 << 31)
+    );
+}
