@@ -1,5 +1,8 @@
 """Errors of the command line: one line that says what is wrong and where, and a hint."""
 
+import os
+import threading
+
 import pytest
 
 
@@ -45,3 +48,34 @@ def test_an_error_of_a_definition_names_its_file(caju, tmp_path, command, text, 
     name, *flags = command.format(to=tmp_path / "saved").split()
     (line,) = errors(caju, name, file, *flags)
     assert line.startswith(f"error: {file}: {place}"), line
+
+
+@pytest.mark.parametrize("command", ["check {file}", "run {file}", "explain {file}", "plan {file}", "scale {file}",
+                                     "--config {file} check {ok}", "run {ok} --reorder-profile {file}",
+                                     "read {ok} --state {file} --dispatcher 127.0.0.1:1",
+                                     "worker drain 1 --dispatcher 127.0.0.1:1 --operator-secret-file {file}"])
+def test_a_file_without_an_end_or_a_folder_is_refused_at_once(caju, tmp_path, command):
+    ok = tmp_path / "pipeline.yaml"
+    ok.write_text("source: { range: 10 }")
+    for file, words in [("/dev/zero", "more than "), (tmp_path, "folder")]:
+        (line,) = errors(caju, *command.format(file=file, ok=ok).split())
+        assert line.startswith("error: ") and str(file) in line and words in line, line
+
+
+@pytest.mark.parametrize("command", ["check {file}", "--config {file} check nothing.yaml"])
+def test_a_pipe_is_read_to_its_end(caju, tmp_path, command):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    text = "source: { range: 10 }\nsteps: [ mapp: 1 ]" if command.startswith("check") else "nosuch = 1"
+    writer = threading.Thread(target=pipe.write_text, args=(text,))
+    writer.start()
+    (line,) = errors(caju, *command.format(file=pipe).split())
+    writer.join()
+    assert line.startswith(f"error: {pipe}: " if command.startswith("check") else "error: ") and "unknown" in line, line
+
+
+def test_a_pipe_without_a_writer_is_given_up(caju, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    done = caju("check", pipe, code=3)
+    assert done.stderr == f"error: {pipe}: nobody has opened this pipe for writing within 10.00 s\n"

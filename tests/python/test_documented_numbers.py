@@ -23,6 +23,7 @@ DURATIONS = {"from_secs": 1, "from_millis": 0.001}
 
 ARCHITECTURE, CLI, GUARANTEES, CACHING = "ARCHITECTURE.md", "docs/cli.md", "docs/guarantees.md", "docs/caching.md"
 PIPELINE, PLAN, TUNING, SHARING = "docs/pipeline.md", "docs/plan.md", "docs/tuning.md", "docs/sharing.md"
+FUNCTIONS, PATTERNS = "docs/functions.md", "crates/kernels/src/guard/patterns.rs"
 SCALING, REPORT, LIMITS, RAY, KUBERNETES = "docs/scaling.md", "docs/report.md", "docs/limits.md", "docs/ray.md", "docs/kubernetes.md"
 FLAGS = "crates/caju/src/cli"
 AUTOCACHE = "crates/autocache/src"
@@ -35,6 +36,15 @@ RAY_CLUSTER = "crates/python/python/caju/ray/_cluster.py"
 ROWS = [
     (ARCHITECTURE, "Constants are folded while they take at most (N) per expression",
      "crates/kernels/src/guard/mod.rs", r"const FOLD_BYTES: u64 = (N);"),
+    (ARCHITECTURE, "Patterns that take more than (N) when", PATTERNS, r"const SMALL_BYTES: usize = (N);"),
+    (ARCHITECTURE, "while a definition is bound, and may take (N) together", PATTERNS, r"const MAX_DEFINITION_BYTES: u64 = (N);"),
+    (FUNCTIONS, "in the texts of a pipeline may take (N) together", PATTERNS, r"const MAX_DEFINITION_BYTES: u64 = (N);"),
+    (FUNCTIONS, "that take less than (N) are not counted", PATTERNS, r"const SMALL_BYTES: usize = (N);"),
+    (PIPELINE, "structs and maps may be nested (N) levels deep", "crates/kernels/src/columns.rs", r"const MAX_TYPE_LEVELS: usize = (N);"),
+    (CLI, "a pipeline file or a profile has (N) at most", "crates/caju/src/commands/pipeline_file.rs", r"const MAX_BYTES: u64 = (N);"),
+    (CLI, "a pipeline file or a profile has (N) at most", "crates/caju/src/commands/plan.rs", r"const MAX_BYTES: u64 = (N);"),
+    (CLI, "a settings file (N), and the state", "crates/caju/src/config.rs", r"const MAX_BYTES: u64 = (N);"),
+    (CLI, "and the state of a reader (N).", "crates/caju/src/commands/state_file.rs", r"const MAX_BYTES: u64 = (N);"),
     (ARCHITECTURE, "about (N) splits ahead of the leases", f"{DISPATCHER}/splits/windows.rs", r"const LOOK_AHEAD: usize = (N);"),
     (ARCHITECTURE, "windows that grow from (N) to", f"{DISPATCHER}/splits/order.rs", r"const FIRST_WINDOW: usize = (N);"),
     (ARCHITECTURE, "windows that grow from 128 to (N), by", f"{DISPATCHER}/splits/order.rs", r"const LARGEST_WINDOW: usize = (N);"),
@@ -128,10 +138,10 @@ ROWS = [
     (ARCHITECTURE, r"a slice that takes more than (N) is passed", f"{ENGINE}/task/concurrent/slice.rs", r"SLOW: Duration = Duration::(N);"),
     (ARCHITECTURE, r"leases and readers of splits | (N) leases", f"{DISPATCHER}/splits/windows.rs", r"MOST_READY: usize = (N);"),
     (ARCHITECTURE, r"8192 rows, and about (N) of source bytes", f"{ENGINE}/task/mod.rs", r"batch_bytes: (N),"),
-    (ARCHITECTURE, r"with little work up to (N) rows within", [
+    (ARCHITECTURE, r"with little work: up to (N) rows within", [
         (f"{ENGINE}/task/mod.rs", r"batch_rows: (N),"), (f"{ENGINE}/task/batch_size.rs", r"GROWTH: usize = (N);")]),
-    (ARCHITECTURE, r"up to 65,536 rows within (N);", f"{ENGINE}/task/mod.rs", r"batch_bytes: (N),"),
-    (ARCHITECTURE, r"that a stage enlarges at most (N) at the widest", [
+    (ARCHITECTURE, r"up to 65,536 rows within (N)\.", f"{ENGINE}/task/mod.rs", r"batch_bytes: (N),"),
+    (ARCHITECTURE, r"that a stage enlarges: at most (N) at the widest", [
         (f"{ENGINE}/task/mod.rs", r"batch_bytes: (N),"), (f"{ENGINE}/task/batch_size.rs", r"MAX_GROWN_BYTES: f64 = (N);")]),
     (ARCHITECTURE, r"up to (N) readers are named to each other", f"{DISPATCHER}/state/iteration.rs", r"READERS_NOTIFIED: usize = (N);"),
     (ARCHITECTURE, r"better twice in a row, by (N) \(by a half", [(f"{AUTOCACHE}/replan/mod.rs", r"MIN_GAIN_KNOWN: f64 = 1\.(N);"), 0.1]),

@@ -15,7 +15,7 @@ SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts/check-house"
 # No compiled copies in the folder of the scripts.
 before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
 sys.path.insert(0, str(SCRIPT.parent))
-from house import dependencies, modules, pages, purity, supervision, workspace  # noqa: E402
+from house import dependencies, locks, modules, pages, purity, supervision, workspace  # noqa: E402
 
 sys.path.pop(0)
 sys.dont_write_bytecode = before
@@ -253,6 +253,64 @@ def test_an_option_without_a_test_is_found():
     assert "names the test one, which is not there" in found
     (found,) = pages.tested_options(wanted, page.replace("`one`, `two`", "none"), tests)
     assert "names no test for `--seed`" in found
+
+
+PACKAGE = {
+    "__init__.py": '__all__ = ["Rows", "read"]\n',
+    "_rows.py": """
+class Stages:
+    def map(self, f, *, timeout=None): ...
+    def _with(self, *, step): ...
+
+class Rows(Stages):
+    def __init__(self, *, seed=0): ...
+
+class _Own:
+    def close(self, *, wait): ...
+
+def read(path, *, columns=None, seed=0): ...
+def helper(*, name): ...
+""",
+}
+
+
+def test_an_argument_in_python_without_a_test_is_found(tmp_path, monkeypatch):
+    for name, text in PACKAGE.items():
+        (tmp_path / pages.PACKAGE).mkdir(parents=True, exist_ok=True)
+        (tmp_path / pages.PACKAGE / name).write_text(text)
+    monkeypatch.setattr(workspace, "ROOT", tmp_path)
+    wanted = set(pages.python_arguments())
+    assert wanted == {("timeout=", "map"), ("seed=", "Rows"), ("seed=", "read"), ("columns=", "read")}
+    page = "| `timeout=` | `map` | `one` |\n| `seed=` | `Rows`, `read` | `one` |\n| `columns=` | `read` | `two` |\n"
+    assert list(pages.tested_options(wanted, page, {"one", "two"})) == []
+    (found,) = pages.tested_options(wanted, page.replace("`Rows`, ", ""), {"one", "two"})
+    assert "has no row for `seed= Rows`" in found
+    texts = {"one": "read(seed=1).map(f, timeout=2)", "two": "read(columns=[])"}
+    assert list(pages.unnamed_arguments(page, texts)) == []
+    (found,) = pages.unnamed_arguments(page, texts | {"two": "read(columns_of=[])"})
+    assert "names `two` for `columns=`" in found
+
+
+def test_several_locks_without_an_order_are_found(tmp_path, monkeypatch):
+    one = "pub(crate) struct One {\n    /// Mutex<A>, RwLock<B>\n    state: Mutex<State>,\n    pub(crate) name: String,\n}\n"
+    tokio = "struct Awaited {\n    a: tokio::sync::Mutex<()>,\n    b: Mutex<A>,\n}\n"
+    ordered = "struct Ordered<T> {\n    a: Arc<OrderedMutex<T>>,\n    b: OrderedRwLock<HashMap<u64, T>>,\n}\n"
+    two = "struct Two {\n    #[x]\n    a: Arc<Mutex<Vec<u8>>>,\n    pub b: HashMap<\n        u64, RwLock<A>,\n    >,\n}\n"
+    mixed = "struct Mixed {\n    a: OrderedMutex<A>,\n    b: parking_lot::Mutex<A>,\n}\n"
+    assert list(locks.structures(one + tokio + ordered)) == []
+    assert list(locks.structures(one + two + mixed)) == [(6, "Two", ["a", "b"]), (13, "Mixed", ["b"])]
+    assert list(locks.structures("use tokio::sync::{Mutex, mpsc};\n" + two)) == []
+    assert list(locks.structures("#[cfg(test)]\nmod tests {\n" + two + "}\n")) == []
+    file = tmp_path / "crates/x/src/a.rs"
+    file.parent.mkdir(parents=True)
+    file.write_text(two)
+    monkeypatch.setattr(workspace, "ROOT", tmp_path)
+    monkeypatch.setattr(locks, "EXCEPTIONS", {})
+    (found,) = locks.lock_orders()
+    assert found.startswith("crates/x/src/a.rs:1: Two has several locks, and a, b without an order")
+    monkeypatch.setattr(locks, "EXCEPTIONS", {("crates/x/src/a.rs", "Two"): "why", ("crates/x/src/b.rs", "Gone"): "why"})
+    (found,) = locks.lock_orders()
+    assert "crates/x/src/b.rs has no structure Gone with several locks any more" in found
 
 
 def test_only_tests_count_as_tests():

@@ -11,7 +11,6 @@
 //! ```
 
 use std::ffi::OsString;
-use std::io::ErrorKind;
 use std::path::PathBuf;
 
 use caju_types::{Error, Result, did_you_mean};
@@ -89,14 +88,8 @@ fn with_variables(command: Command) -> Command {
 fn load(args: &[OsString], variable: Option<OsString>) -> Result<Option<(PathBuf, Table)>> {
     // Only a file that was named: one in the working folder may belong to another user.
     let Some(path) = named_file(args).or(variable).map(PathBuf::from) else { return Ok(None) };
-    let text = input_file::read_text(&path, MAX_BYTES).map_err(|e| {
-        let message = format!("settings file {}: {e}", path.display());
-        match e.kind() {
-            ErrorKind::NotFound => Error::not_found(message),
-            ErrorKind::FileTooLarge | ErrorKind::InvalidData => Error::invalid(message),
-            _ => Error::permission_denied(message),
-        }
-    })?;
+    let text = input_file::read_text(&path, MAX_BYTES)
+        .map_err(|e| input_file::error(&e).context(format_args!("settings file {}", path.display())))?;
     let table = text
         .parse::<Table>()
         .map_err(|e| Error::invalid(format!("settings file {}: {e}", path.display())))?;

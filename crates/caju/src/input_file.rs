@@ -100,12 +100,16 @@ mod tests {
     #[test]
     fn a_pipe_without_a_writer_is_given_up() {
         let dir = tempfile::tempdir().unwrap();
-        let pipe = dir.path().join("pipe");
-        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-        let e = open(&pipe, Duration::from_millis(20)).unwrap_err();
+        let make = |name| {
+            let pipe = dir.path().join(name);
+            assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+            pipe
+        };
+        let e = open(&make("silent"), Duration::from_millis(20)).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::TimedOut);
         assert_eq!(e.to_string(), "nobody has opened this pipe for writing within 20.0 ms");
         // A pipe with a writer is read to its end.
+        let pipe = make("pipe");
         let writer = std::thread::spawn({
             let pipe = pipe.clone();
             move || std::fs::write(pipe, "source: { range: 1 }").unwrap()

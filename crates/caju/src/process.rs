@@ -106,3 +106,40 @@ fn install_panic_hook() {
         output::note("  hint: please report it with the command and the pipeline file");
     }));
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::sync::mpsc::{Sender, channel};
+
+    use super::*;
+
+    struct Lines(Sender<Vec<u8>>);
+
+    impl Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.send(bytes.to_vec()).unwrap();
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// What no error of the command says is logged by commands with a whole cluster, too.
+    #[test]
+    fn commands_with_a_whole_cluster_log_a_changed_source() {
+        let (to, lines) = channel();
+        let subscriber = tracing_subscriber::fmt()
+            .with_env_filter(EnvFilter::builder().parse(EMBEDDED_LOG).unwrap())
+            .with_writer(move || Lines(to.clone()))
+            .finish();
+        tracing::subscriber::with_default(subscriber, || {
+            tracing::warn!(target: "caju_dispatcher::source", "the source has 3 splits, and had 4");
+            tracing::warn!(target: "caju_dispatcher::control::splits", "a failure that is the error of the command");
+        });
+        let text = String::from_utf8(lines.try_iter().flatten().collect()).unwrap();
+        assert!(text.contains("had 4") && !text.contains("a failure"), "{text}");
+    }
+}

@@ -1,6 +1,8 @@
 //! What the columns of rows may be: their names and types, whatever a file, an expression or a function says.
 
-use arrow::datatypes::{DataType, Field, Schema};
+use std::collections::HashSet;
+
+use arrow::datatypes::{DataType, Field, Fields, Schema};
 use caju_pipeline::reserved_prefix;
 use caju_types::{Error, Result};
 
@@ -11,7 +13,8 @@ pub const MAX_TYPE_LEVELS: usize = 60;
 /// Checks the columns of rows.
 ///
 /// # Errors
-/// `InvalidArgument` that names the column: its name is reserved, or its type is nested too deep.
+/// `InvalidArgument` that names the column: its name is reserved, its type is nested too deep, or two columns, or two fields of a
+/// struct, have one name.
 pub fn check_columns(schema: &Schema) -> Result<()> {
     schema.fields().iter().try_for_each(|field| {
         let name = field.name();
@@ -20,11 +23,46 @@ pub fn check_columns(schema: &Schema) -> Result<()> {
                 "the column `{name}`: names that begin with `{prefix}` are reserved; rename the column, or leave it out"
             )));
         }
-        match is_deeper(field, MAX_TYPE_LEVELS) {
-            true => Err(Error::invalid(format!("the column `{name}` is {}", too_deep()))),
-            false => Ok(()),
+        if is_deeper(field, MAX_TYPE_LEVELS) {
+            return Err(Error::invalid(format!("the column `{name}` is {}", too_deep())));
         }
-    })
+        match repeated_field(field.data_type()) {
+            Some(inner) => Err(Error::invalid(format!(
+                "the column `{name}` has a struct with two fields `{inner}`, one of which would be lost; rename one"
+            ))),
+            None => Ok(()),
+        }
+    })?;
+    match repeated(schema.fields()) {
+        Some(name) => Err(Error::invalid(format!(
+            "there are two columns `{name}`, one of which would be lost; rename one, or leave one out"
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// A name that several of these fields have.
+fn repeated(fields: &Fields) -> Option<&str> {
+    let mut names = HashSet::new();
+    fields.iter().map(|field| field.name().as_str()).find(|name| !names.insert(*name))
+}
+
+/// A name that several fields of a struct within a type have. The type has few levels.
+fn repeated_field(of: &DataType) -> Option<&str> {
+    match of {
+        DataType::Dictionary(_, value) => repeated_field(value),
+        DataType::Struct(fields) => {
+            repeated(fields).or_else(|| fields.iter().find_map(|field| repeated_field(field.data_type())))
+        }
+        DataType::List(item)
+        | DataType::LargeList(item)
+        | DataType::ListView(item)
+        | DataType::LargeListView(item)
+        | DataType::FixedSizeList(item, _)
+        | DataType::Map(item, _)
+        | DataType::RunEndEncoded(_, item) => repeated_field(item.data_type()),
+        _ => None,
+    }
 }
 
 /// What is wrong with a type of too many levels, for messages.
@@ -114,5 +152,25 @@ mod tests {
         for name in ["caju", "cajus.row", "x.caju.row", "__key__"] {
             check_columns(&Schema::new(vec![Field::new(name, DataType::Int64, true)])).unwrap();
         }
+    }
+
+    #[test]
+    fn two_columns_or_fields_of_one_name_are_refused() {
+        let x = || Field::new("x", DataType::Int64, true);
+        let list =
+            |of: Vec<Field>| DataType::List(Arc::new(Field::new("item", DataType::Struct(of.into()), true)));
+        let e =
+            check_columns(&Schema::new(vec![x(), Field::new("y", DataType::Int64, true), x()])).unwrap_err();
+        assert_eq!(
+            e.message(),
+            "there are two columns `x`, one of which would be lost; rename one, or leave one out"
+        );
+        let e = check_columns(&Schema::new(vec![Field::new("s", list(vec![x(), x()]), true)])).unwrap_err();
+        assert_eq!(
+            e.message(),
+            "the column `s` has a struct with two fields `x`, one of which would be lost; rename one"
+        );
+        let apart = vec![x(), Field::new("s", list(vec![x(), Field::new("y", DataType::Int64, true)]), true)];
+        check_columns(&Schema::new(apart)).unwrap();
     }
 }

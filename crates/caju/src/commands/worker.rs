@@ -14,7 +14,7 @@ use caju_worker::{Worker, WorkerConfig};
 use super::serve::{Signals, announce, check_listen, drain, until_stdin_ends};
 use super::shared;
 use crate::cli::{WorkerArgs, WorkerCommand};
-use crate::output;
+use crate::{input_file, output};
 
 /// Serves until a signal arrives or the dispatcher drains the worker; or asks the dispatcher to drain one.
 ///
@@ -126,8 +126,7 @@ fn operator_secret(path: &Path) -> Result<Secret> {
         std::io::ErrorKind::NotFound => Error::not_found(format!(
             "{place}: no such file; the dispatcher writes it when it starts (operator-secret in its --state-dir)"
         )),
-        std::io::ErrorKind::FileTooLarge => Error::invalid(format!("{place}: {e}")),
-        _ => Error::permission_denied(format!("{place}: {e}")),
+        _ => input_file::error(&e).context(&place),
     })?;
     Secret::from_hex(text.trim())
         .ok_or_else(|| Error::invalid(format!("{place}: not an operator's secret of 32 hexadecimal digits")))

@@ -90,7 +90,8 @@ impl SplitLeases {
                         return Err(fail(txn, iteration_id, e));
                     }
                     if let Some(changed) = changed_source(txn.state, iteration, feed_id) {
-                        tracing::warn!("{}: {changed}", iteration.describe());
+                        // A target of its own: `caju run` hides the other lines of this module.
+                        tracing::warn!(target: "caju_dispatcher::source", "{}: {changed}", iteration.describe());
                     }
                     txn.apply(Update::FeedExhausted { iteration: iteration_id, feed: feed_id, listing });
                 }
