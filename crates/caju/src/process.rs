@@ -110,11 +110,11 @@ fn install_panic_hook() {
 #[cfg(test)]
 mod tests {
     use std::io::Write;
-    use std::sync::mpsc::{Sender, channel};
+    use std::sync::mpsc::{SyncSender, sync_channel};
 
     use super::*;
 
-    struct Lines(Sender<Vec<u8>>);
+    struct Lines(SyncSender<Vec<u8>>);
 
     impl Write for Lines {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
@@ -130,7 +130,7 @@ mod tests {
     /// What no error of the command says is logged by commands with a whole cluster, too.
     #[test]
     fn commands_with_a_whole_cluster_log_a_changed_source() {
-        let (to, lines) = channel();
+        let (to, lines) = sync_channel(16);
         let subscriber = tracing_subscriber::fmt()
             .with_env_filter(EnvFilter::builder().parse(EMBEDDED_LOG).unwrap())
             .with_writer(move || Lines(to.clone()))

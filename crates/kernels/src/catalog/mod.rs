@@ -54,8 +54,11 @@ Expressions are SQL scalar expressions: `normalize(random_flip(random_resized_cr
 `\"` if they hold anything but letters, digits and `_`. All immutable scalar functions and operators of DataFusion may be
 called (`ln`, `coalesce`, `lower`, `array_length`, `regexp_replace`, `case`, `cast`, ...) and the functions below.
 An integer that `+`, `-`, `*` or `<<` makes too large for its type is an error that names the row. So is a decimal of more
-digits than its type. A value that alone needs more memory than `--chunk-memory`, or more steps than `--chunk-steps`, is one too. A literal of more than 15 digits within a
-`cast` to a decimal keeps all its digits; anywhere else it is a float64.
+digits than its type, and a number that a `cast` would make infinite (`cast(1e39 as real)`): `try_cast` gives null for it.
+Infinite values and NaN stay what they are. A value that alone needs more memory than `--chunk-memory`, or more steps than
+`--chunk-steps`, is an error too. A literal of more than 15 digits within a `cast` to a decimal keeps all its digits; anywhere
+else it is a float64. The regular expressions in the texts of a pipeline may take 64 MiB together when they are compiled; those
+that take less than 64 KiB are not counted.
 Aggregates, window functions, subqueries, and functions that give another value each time (`random`, `now`, `uuid`) are
 refused: a row must be a function of the data, the seed and the epoch.
 
