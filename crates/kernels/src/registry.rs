@@ -6,7 +6,7 @@ use caju_pipeline::{DatasetDef, StageOp, content_name};
 use caju_runtime::IsolatedThreads;
 use caju_types::{Fingerprint, Result, hash128};
 
-use crate::guard::Patterns;
+use crate::guard::{PatternSizes, Patterns};
 use crate::limits::Limits;
 use crate::sql::{self, Builtins};
 
@@ -51,6 +51,7 @@ pub(crate) struct Inner {
     /// Whether nested image operations become one function, and some calls of DataFusion's functions are replaced by faster
     /// ones. Off only in tests, to compare.
     pub(crate) fuse: bool,
+    pattern_sizes: Arc<PatternSizes>,
 }
 
 impl std::fmt::Debug for Registry {
@@ -79,7 +80,13 @@ impl Registry {
         let threads =
             IsolatedThreads::new("bind", MAX_CONCURRENT_BINDS, limits.bind_timeout, sql::STACK_BYTES);
         Self {
-            inner: Arc::new(Inner { builtins: Builtins::new(), limits, threads, fuse }),
+            inner: Arc::new(Inner {
+                builtins: Builtins::new(),
+                limits,
+                threads,
+                fuse,
+                pattern_sizes: Arc::default(),
+            }),
             python: None,
             runs_foreign_code: false,
             patterns: None,
@@ -136,12 +143,13 @@ impl Registry {
         let definition = self.payloads(def).map_or(0, |named| named.0);
         let python = self.python.as_ref().map(|pool| pool.for_definition(definition));
         let (inner, runs_foreign_code) = (Arc::clone(&self.inner), self.runs_foreign_code);
-        Self { inner, python, runs_foreign_code, patterns: Some(Arc::default()) }
+        let patterns = Some(Arc::new(Patterns::new(&inner.pattern_sizes)));
+        Self { inner, python, runs_foreign_code, patterns }
     }
 
     /// The patterns that were bound with the next expression: those of its definition, or none.
     pub(crate) fn patterns(&self) -> Arc<Patterns> {
-        self.patterns.clone().unwrap_or_default()
+        self.patterns.clone().unwrap_or_else(|| Arc::new(Patterns::new(&self.inner.pattern_sizes)))
     }
 
     /// The hash of a definition's Python functions as they were sent; none if it has no such functions.

@@ -22,8 +22,8 @@ pub(crate) async fn run(global: &Global, args: &ReadArgs) -> Result<()> {
     };
     let def = shared::read_job(&args.file, &args.epochs)?;
     let config = ClientConfig { on_event: shared::events(global.quiet), ..client_config(args) };
-    let client = Client::connect(&args.dispatcher, config).await?;
     let state_file = args.state.as_deref().map(|path| StateFile::open(path, args.resume)).transpose()?;
+    let client = Client::connect(&args.dispatcher, config).await?;
     let epochs = Epochs {
         client: &client,
         def: &def,

@@ -28,7 +28,7 @@ use datafusion_physical_expr::ScalarFunctionExpr;
 use datafusion_physical_expr::expressions::Column;
 
 use cast::{GuardedCast, needs_guard};
-pub(crate) use patterns::Patterns;
+pub(crate) use patterns::{PatternSizes, Patterns};
 #[cfg(test)]
 pub(crate) use rule::rule;
 pub(crate) use size::fixed_width;

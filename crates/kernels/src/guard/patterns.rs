@@ -4,10 +4,11 @@
 //! one of more than 10 MiB. A definition may have many, and a column of patterns has one per row, all of which a function of
 //! DataFusion keeps while it computes a chunk.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use caju_pipeline::content_name;
 use caju_runtime::budget;
 use caju_types::{Error, Result, format_bytes};
 use regex::RegexBuilder;
@@ -43,35 +44,73 @@ fn is_small(pattern: &str) -> bool {
     !matches!(built, Err(regex::Error::CompiledTooBig(_)))
 }
 
+/// The sizes of large patterns, as [`compiled_bytes`] gives them, by the names of the patterns. A definition is bound several
+/// times, by the dispatcher and by workers, and compiling a large pattern takes a tenth of a second.
+#[derive(Debug, Default)]
+pub(crate) struct PatternSizes(Mutex<HashMap<String, Option<u64>>>);
+
+/// The most sizes that are kept.
+const MAX_SIZES: usize = 1024;
+
+impl PatternSizes {
+    fn of(&self, pattern: &str, name: &str) -> Option<u64> {
+        if let Some(known) = lock(&self.0).get(name) {
+            return *known;
+        }
+        let size = compiled_bytes(pattern);
+        let mut sizes = lock(&self.0);
+        if sizes.len() >= MAX_SIZES {
+            sizes.clear();
+        }
+        if size != Some(0) {
+            sizes.insert(name.to_owned(), size);
+        }
+        size
+    }
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// The patterns in the texts of a definition's expressions.
 #[derive(Debug, Default)]
-pub(crate) struct Patterns(Mutex<Counted>);
+pub(crate) struct Patterns {
+    sizes: Arc<PatternSizes>,
+    counted: Mutex<Counted>,
+}
 
 #[derive(Debug, Default)]
 struct Counted {
-    /// The large patterns.
+    /// The names of the large patterns.
     seen: HashSet<String>,
     bytes: u64,
 }
 
 impl Patterns {
+    /// No patterns yet, with the known sizes of others.
+    pub(crate) fn new(sizes: &Arc<PatternSizes>) -> Self {
+        Self { sizes: Arc::clone(sizes), counted: Mutex::default() }
+    }
+
     /// Counts a pattern, once however often it is bound. `insensitive`: it is matched without regard to case.
     ///
     /// # Errors
     /// `InvalidArgument` that names the pattern if it, or all of the definition, take too much memory.
     pub(crate) fn count(&self, pattern: &str, insensitive: bool) -> Result<()> {
         let pattern = if insensitive { format!("(?i){pattern}") } else { pattern.to_owned() };
-        let mut counted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if counted.seen.contains(&pattern) {
+        let name = content_name(pattern.as_bytes());
+        if lock(&self.counted).seen.contains(&name) {
             return Ok(());
         }
         let shown: String = pattern.chars().take(MAX_SHOWN).collect();
-        let Some(bytes) = compiled_bytes(&pattern) else {
+        let Some(bytes) = self.sizes.of(&pattern, &name) else {
             return Err(Error::invalid(format!(
                 "the regular expression `{shown}` takes more than {} when it is compiled; repeat less in it",
                 format_bytes(MAX_BYTES as u64)
             )));
         };
+        let mut counted = lock(&self.counted);
         if counted.bytes + bytes > MAX_DEFINITION_BYTES {
             return Err(Error::invalid(format!(
                 "with `{shown}` the regular expressions of the pipeline take more than {} when they are compiled; repeat less \
@@ -81,7 +120,7 @@ impl Patterns {
         }
         if bytes > 0 {
             counted.bytes += bytes;
-            counted.seen.insert(pattern);
+            counted.seen.insert(name);
         }
         Ok(())
     }
