@@ -52,6 +52,7 @@ def test_an_error_of_a_definition_names_its_file(caju, tmp_path, command, text, 
 
 @pytest.mark.parametrize("command", ["check {file}", "run {file}", "explain {file}", "plan {file}", "scale {file}",
                                      "--config {file} check {ok}", "run {ok} --reorder-profile {file}",
+                                     "read {ok} --state {file} --dispatcher 127.0.0.1:1",
                                      "worker drain 1 --dispatcher 127.0.0.1:1 --operator-secret-file {file}"])
 def test_a_file_without_an_end_or_a_folder_is_refused_at_once(caju, tmp_path, command):
     ok = tmp_path / "pipeline.yaml"
