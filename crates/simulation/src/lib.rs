@@ -25,6 +25,7 @@ mod ambient;
 mod consumers;
 mod counting;
 mod disk;
+mod fault_draws;
 mod faults;
 mod gate;
 mod inflict;

@@ -47,6 +47,7 @@ mod decode;
 mod elements;
 mod encode;
 pub mod frame;
+mod grpc_connection;
 mod io;
 mod link;
 mod local;
@@ -62,10 +63,7 @@ mod segment;
 mod tests;
 mod transport;
 
-pub use accept::{
-    ConnectionGate, ConnectionLimits, GrpcConnection, PendingConnection, Permit, Protocol, accept,
-    grpc_connections,
-};
+pub use accept::{ConnectionGate, ConnectionLimits, PendingConnection, Permit, Protocol, accept};
 pub use calls::{CallLayer, CountedCalls, OpenCall, OpenCalls};
 pub use chunk::{Chunk, Elements, RoundMark, Run, batch_bytes, part_bytes, push_run, slice_runs};
 pub use coalesce::coalesce;
@@ -73,6 +71,7 @@ pub use compression::{Codec, Compression, decompress};
 pub use decode::decode_chunk;
 pub use elements::ElementCursor;
 pub use encode::{EncodedRows, OutFrame, encode_chunk, encode_chunk_as, encode_rows};
+pub use grpc_connection::{GrpcConnection, grpc_connections};
 pub use io::{FrameReader, FrameWriter, InFrame, begins_framed_stream};
 pub use link::{Dispatcher, DispatcherLink, is_transient};
 pub use local::{LocalTask, LocalWorker, LocalWorkers};
