@@ -1,13 +1,13 @@
 //! What the JSON decoder of Arrow does not report: keys that an object has twice, of which it takes one, keys that no column
 //! takes, integers that it rounds, and numbers that it makes infinite.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
-use arrow_schema::DataType;
+use arrow_schema::{DataType, FieldRef, Fields};
 
 use crate::text::{overflow, shown};
 
-/// The keys of an object that are compared one by one; more are found by their hash.
+/// The keys of an object, and the columns of a type, that are compared one by one; more are found by their hash.
 const FEW_KEYS: usize = 16;
 
 /// The bits of an integer that float64 holds.
@@ -61,6 +61,23 @@ impl<'a> Keys<'a> {
     }
 }
 
+/// The columns of types with many columns, by their names: a line with as many keys would be compared with all of them for each
+/// key.
+#[derive(Default)]
+struct Columns<'a>(HashMap<*const FieldRef, HashMap<&'a str, &'a DataType>>);
+
+impl<'a> Columns<'a> {
+    /// The type of the value of a key.
+    fn value_of(&mut self, object: &'a DataType, key: &str) -> Option<&'a DataType> {
+        let DataType::Struct(fields) = object else { return None };
+        if fields.len() <= FEW_KEYS {
+            return fields.iter().find(|f| f.name() == key).map(|f| f.data_type());
+        }
+        let types = |fields: &'a Fields| fields.iter().map(|f| (f.name().as_str(), f.data_type())).collect();
+        self.0.entry(fields.as_ptr()).or_insert_with(|| types(fields)).get(key).copied()
+    }
+}
+
 /// Scans whole lines. Without `expected` integers are not checked, and any key is accepted.
 ///
 /// # Errors
@@ -70,6 +87,7 @@ pub(crate) fn scan(lines: &[u8], expected: Option<Expected<'_>>) -> Result<(), S
     let unknown_keys = expected.is_none_or(|e| e.unknown_keys);
     let rounds = expected.is_none_or(|e| e.rounds);
     let mut open: Vec<Open<'_>> = Vec::new();
+    let mut columns = Columns::default();
     let mut at = 0;
     while let Some(&b) = lines.get(at) {
         match b {
@@ -100,7 +118,7 @@ pub(crate) fn scan(lines: &[u8], expected: Option<Expected<'_>>) -> Result<(), S
                 match open.last_mut() {
                     Some(o) if o.at_key => {
                         o.at_key = false;
-                        add_key(o, &lines[at..at + len], unknown_keys)?;
+                        add_key(o, &lines[at..at + len], unknown_keys, &mut columns)?;
                     }
                     // The decoder reads numbers in quotes, too.
                     Some(Open { next: Some(of), .. }) => check_range(&lines[at + 1..at + len - 1], of)?,
@@ -141,7 +159,12 @@ fn string_len(text: &[u8]) -> Option<usize> {
     }
 }
 
-fn add_key<'a>(object: &mut Open<'a>, quoted: &'a [u8], unknown_keys: bool) -> Result<(), String> {
+fn add_key<'a>(
+    object: &mut Open<'a>,
+    quoted: &'a [u8],
+    unknown_keys: bool,
+    columns: &mut Columns<'a>,
+) -> Result<(), String> {
     let inner = &quoted[1..quoted.len() - 1];
     let key: Key<'a> = match std::str::from_utf8(inner) {
         Ok(plain) if !inner.contains(&b'\\') => plain.into(),
@@ -151,7 +174,7 @@ fn add_key<'a>(object: &mut Open<'a>, quoted: &'a [u8], unknown_keys: bool) -> R
             Err(_) => return Ok(()),
         },
     };
-    object.next = object.of.and_then(|of| value_of(of, &key));
+    object.next = object.of.and_then(|of| columns.value_of(of, &key));
     let is_unknown = !unknown_keys && object.next.is_none() && matches!(object.of, Some(DataType::Struct(_)));
     let again = key.clone();
     let is_new = object.keys.as_mut().is_none_or(|keys| keys.insert(key));
@@ -172,14 +195,6 @@ fn add_key<'a>(object: &mut Open<'a>, quoted: &'a [u8], unknown_keys: bool) -> R
 fn item_of(list: &DataType) -> Option<&DataType> {
     match list {
         DataType::List(f) | DataType::LargeList(f) | DataType::FixedSizeList(f, _) => Some(f.data_type()),
-        _ => None,
-    }
-}
-
-/// The type of the value of a key.
-fn value_of<'a>(object: &'a DataType, key: &str) -> Option<&'a DataType> {
-    match object {
-        DataType::Struct(fields) => fields.iter().find(|f| f.name() == key).map(|f| f.data_type()),
         _ => None,
     }
 }
@@ -286,6 +301,23 @@ mod tests {
             assert_eq!(scan(text.as_bytes(), Some(expected)).is_err(), rounded, "{text}");
             scan(text.as_bytes(), None).unwrap();
         }
+    }
+
+    /// If each key were compared with all columns, this would take minutes.
+    #[test]
+    fn a_line_of_very_many_keys_is_scanned() {
+        let name = |i: u32| format!("column_{i}");
+        let field = |i: u32| Field::new(name(i), DataType::Float64, true);
+        let root = DataType::Struct((0..100_000).map(field).collect());
+        let line = |last: &str| {
+            let keys: Vec<String> = (1..100_000).rev().map(|i| format!("\"{}\":1", name(i))).collect();
+            format!("{{{},{last}}}", keys.join(","))
+        };
+        let expected = Expected { of: &root, unknown_keys: false, rounds: false };
+        scan(line("\"column_0\":1").as_bytes(), Some(expected)).unwrap();
+        let e = scan(line("\"column_0\":9007199254740993").as_bytes(), Some(expected)).unwrap_err();
+        assert!(e.contains("9007199254740993"), "{e}");
+        assert!(scan(line("\"y\":1").as_bytes(), Some(expected)).unwrap_err().contains("`y`"));
     }
 
     #[test]
