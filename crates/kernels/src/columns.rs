@@ -23,7 +23,7 @@ pub fn check_columns(schema: &Schema) -> Result<()> {
                 "the column `{name}`: names that begin with `{prefix}` are reserved; rename the column, or leave it out"
             )));
         }
-        if is_deeper(field, MAX_TYPE_LEVELS) {
+        if is_deeper(field.data_type(), MAX_TYPE_LEVELS) {
             return Err(Error::invalid(format!("the column `{name}` is {}", too_deep())));
         }
         match repeated_field(field.data_type()) {
@@ -49,20 +49,12 @@ fn repeated(fields: &Fields) -> Option<&str> {
 
 /// A name that several fields of a struct within a type have. The type has few levels.
 fn repeated_field(of: &DataType) -> Option<&str> {
-    match of {
-        DataType::Dictionary(_, value) => repeated_field(value),
-        DataType::Struct(fields) => {
-            repeated(fields).or_else(|| fields.iter().find_map(|field| repeated_field(field.data_type())))
-        }
-        DataType::List(item)
-        | DataType::LargeList(item)
-        | DataType::ListView(item)
-        | DataType::LargeListView(item)
-        | DataType::FixedSizeList(item, _)
-        | DataType::Map(item, _)
-        | DataType::RunEndEncoded(_, item) => repeated_field(item.data_type()),
+    let of = without_dictionary(of);
+    let repeated = match of {
+        DataType::Struct(fields) => repeated(fields),
         _ => None,
-    }
+    };
+    repeated.or_else(|| inner_fields(of).into_iter().find_map(|field| repeated_field(field.data_type())))
 }
 
 /// What is wrong with a type of too many levels, for messages.
@@ -70,14 +62,26 @@ pub fn too_deep() -> String {
     format!("nested deeper than {MAX_TYPE_LEVELS} levels of lists, structs and maps; flatten it")
 }
 
-/// Whether more than `levels` levels are nested in a field. The recursion ends there.
-fn is_deeper(field: &Field, levels: usize) -> bool {
-    let mut of = field.data_type();
-    // A dictionary is no level of a schema.
+/// Whether more than `levels` levels are nested in a type. The recursion ends there.
+fn is_deeper(of: &DataType, levels: usize) -> bool {
+    let inner = inner_fields(without_dictionary(of));
+    match levels.checked_sub(1) {
+        Some(left) => inner.into_iter().any(|field| is_deeper(field.data_type(), left)),
+        None => !inner.is_empty(),
+    }
+}
+
+/// A type, or that of its values if it is a dictionary, which is no level of a schema.
+fn without_dictionary(mut of: &DataType) -> &DataType {
     while let DataType::Dictionary(_, value) = of {
         of = value;
     }
-    let inner: Vec<&Field> = match of {
+    of
+}
+
+/// The fields that a type nests.
+fn inner_fields(of: &DataType) -> Vec<&Field> {
+    match of {
         DataType::List(item)
         | DataType::LargeList(item)
         | DataType::ListView(item)
@@ -87,11 +91,7 @@ fn is_deeper(field: &Field, levels: usize) -> bool {
         | DataType::RunEndEncoded(_, item) => vec![item],
         DataType::Struct(fields) => fields.iter().map(AsRef::as_ref).collect(),
         DataType::Union(fields, _) => fields.iter().map(|(_, field)| field.as_ref()).collect(),
-        _ => return false,
-    };
-    match levels.checked_sub(1) {
-        Some(left) => inner.into_iter().any(|field| is_deeper(field, left)),
-        None => true,
+        _ => Vec::new(),
     }
 }
 
