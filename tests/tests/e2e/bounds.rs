@@ -222,12 +222,11 @@ fn the_largest_record_is_a_setting() {
 
 #[test]
 fn binding_has_a_deadline() {
-    // Some hundred regular expressions, each large: more than a millisecond's work on any machine.
-    let sum = vec!["regexp_count(s, '(\\w{1,40}x){1,9}')"; 60].join(" + ");
+    // Some hundred calls of functions: more than a millisecond's work on any machine.
+    let sum = vec!["regexp_count(s, '([a-z]x){1,9}')"; 60].join(" + ");
     let steps = json!([{ "map": { "s": "cast(id as varchar)" } }, { "map": { "n": sum } }]);
     let ended = range(steps).run(&["--bind-timeout", "1us"]);
-    // The definition is read first, and then bound: the deadline of either may be the one that passes.
-    ended.expect_code(3).expect_error(&["within 1.0 us", "--bind-timeout"]);
+    ended.expect_code(3).expect_error(&["the definition was not done within", "--bind-timeout"]);
 }
 
 /// An element above the reader's bound is refused by its length alone.

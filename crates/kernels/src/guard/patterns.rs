@@ -4,6 +4,7 @@
 //! one of more than 10 MiB. A definition may have many, and a column of patterns has one per row, all of which a function of
 //! DataFusion keeps while it computes a chunk.
 
+use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,20 +29,43 @@ const MAX_DEFINITION_BYTES: u64 = 64 << 20;
 /// The bytes of a compiled pattern, up to a factor of two: 0 for a small one, and for one that is no regular expression. None if
 /// it takes more than the `regex` crate allows.
 fn compiled_bytes(pattern: &str) -> Option<u64> {
-    let mut limit = SMALL_BYTES;
-    loop {
-        match RegexBuilder::new(pattern).size_limit(limit).build() {
-            Err(regex::Error::CompiledTooBig(_)) if limit >= MAX_BYTES => return None,
-            Err(regex::Error::CompiledTooBig(_)) => limit = (2 * limit).min(MAX_BYTES),
-            Ok(_) if limit > SMALL_BYTES => return Some(limit as u64),
-            Ok(_) | Err(_) => return Some(0),
-        }
+    if is_small(pattern) {
+        return Some(0);
     }
+    // Most patterns that are too large are far too large: they are compiled once.
+    if is_too_big(pattern, MAX_BYTES) {
+        return None;
+    }
+    let mut limit = 2 * SMALL_BYTES;
+    while limit < MAX_BYTES && is_too_big(pattern, limit) {
+        limit *= 2;
+    }
+    Some(limit.min(MAX_BYTES) as u64)
+}
+
+/// Whether a pattern takes more than `limit` bytes when it is compiled. One that is no regular expression takes none.
+fn is_too_big(pattern: &str, limit: usize) -> bool {
+    let built = RegexBuilder::new(pattern).size_limit(limit).build();
+    matches!(built, Err(regex::Error::CompiledTooBig(_)))
 }
 
 fn is_small(pattern: &str) -> bool {
-    let built = RegexBuilder::new(pattern).size_limit(SMALL_BYTES).build();
-    !matches!(built, Err(regex::Error::CompiledTooBig(_)))
+    !is_too_big(pattern, SMALL_BYTES)
+}
+
+/// As [`is_small`], of the pattern of a call. Each chunk asks for the same one, and compiling it takes longer than a small chunk.
+fn is_small_again(pattern: &str) -> bool {
+    thread_local! {
+        static LAST: RefCell<Option<(String, bool)>> = const { RefCell::new(None) };
+    }
+    LAST.with_borrow_mut(|last| match last {
+        Some((known, is_small)) if known == pattern => *is_small,
+        _ => {
+            let is_small = is_small(pattern);
+            *last = Some((pattern.to_owned(), is_small));
+            is_small
+        }
+    })
 }
 
 /// The sizes of large patterns, as [`compiled_bytes`] gives them, by the names of the patterns. A definition is bound several
@@ -82,7 +106,7 @@ pub(crate) struct Patterns {
 
 #[derive(Debug, Default)]
 struct Counted {
-    /// The names of the large patterns.
+    /// The names of the patterns.
     seen: HashSet<String>,
     bytes: u64,
 }
@@ -118,10 +142,8 @@ impl Patterns {
                 format_bytes(MAX_DEFINITION_BYTES)
             )));
         }
-        if bytes > 0 {
-            counted.bytes += bytes;
-            counted.seen.insert(name);
-        }
+        counted.bytes += bytes;
+        counted.seen.insert(name);
         Ok(())
     }
 }
@@ -137,7 +159,7 @@ pub(super) fn charge(patterns: &Arg, rows: usize, what: impl Display) -> Result<
     if patterns.is_scalar() {
         // One pattern fits the budget of a chunk. While an expression is bound, a large one does not, and is not compiled.
         return match patterns.text(0) {
-            Some(pattern) if !is_small(pattern) => budget::hold(MAX_BYTES as u64, &what).map(drop),
+            Some(pattern) if !is_small_again(pattern) => budget::hold(MAX_BYTES as u64, &what).map(drop),
             _ => Ok(()),
         };
     }
