@@ -112,6 +112,11 @@ impl Registry {
         self.inner.threads.run(what, work).await
     }
 
+    /// The threads of [`Registry::run_isolated`], with their bound.
+    pub fn isolated_threads(&self) -> IsolatedThreads {
+        self.inner.threads.clone()
+    }
+
     /// Adds the Python functions of this process's user, which run in this pool.
     #[must_use]
     pub fn with_python(mut self, pool: caju_functions::Pool) -> Self {

@@ -10,6 +10,7 @@
 
 mod cast;
 mod patterns;
+mod range;
 mod rule;
 mod size;
 mod steps;
@@ -65,11 +66,11 @@ pub(crate) fn guard(expr: Expr, schema: &DFSchema) -> Result<Expr, DataFusionErr
             }
             let ours = f.func.inner().downcast_ref::<Guarded>().is_some();
             let name = f.func.name();
-            let (rule, steps, most_bytes) = (rule::rule(name), steps(name), rule::most_bytes(name));
-            if ours || (rule.is_none() && steps.is_none() && most_bytes.is_none()) {
+            let (rule, steps, range) = (rule::rule(name), steps(name), range::range(name));
+            if ours || (rule.is_none() && steps.is_none() && range.is_none()) {
                 return Ok(Transformed::no(Expr::ScalarFunction(f)));
             }
-            Ok(Transformed::yes(call(Guarded { inner: f.func, rule, steps, most_bytes }, f.args)))
+            Ok(Transformed::yes(call(Guarded { inner: f.func, rule, steps, range }, f.args)))
         }
         Expr::Cast(Cast { expr, field }) if is_guarded(&expr, field.data_type(), schema) => {
             Ok(Transformed::yes(call(GuardedCast::new(&field, false), vec![*expr])))

@@ -61,12 +61,6 @@ pub(crate) fn rule(name: &str) -> Option<Rule> {
     })
 }
 
-/// The most bytes of a function's first argument whose result fits its type, by DataFusion's name; none if every result fits.
-/// The result for longer values is wrapped. Text with offsets of 64 bits has results of 64 bits.
-pub(super) fn most_bytes(name: &str) -> Option<u64> {
-    (name == "bit_length").then_some(i32::MAX as u64 / 8)
-}
-
 /// The most characters of a number or a time as text.
 const NUMBER_TEXT: u64 = 40;
 /// The most characters that one character of a time format can become.

@@ -2,16 +2,11 @@
 //!
 //! All sums saturate: `u64::MAX` exceeds every budget.
 
-use std::fmt::Display;
-
 use arrow::array::{Array, ArrayRef, AsArray, Int64Array};
 use arrow::compute::cast;
 use arrow::datatypes::{ArrowNativeType, ByteArrayType, ByteViewType, DataType, Int64Type};
-use caju_types::Error;
 use datafusion_common::DataFusionError;
 use datafusion_expr::ColumnarValue;
-
-use crate::kernel::Fault;
 
 /// The least bytes that a value takes in addition to its content: an offset, a null bit, a view.
 const OVERHEAD_BYTES: u64 = 8;
@@ -103,24 +98,6 @@ impl Arg {
     /// The bytes of the value of a row, without the overhead.
     pub(super) fn text_bytes(&self, row: usize) -> u64 {
         self.bytes(row).saturating_sub(self.overhead())
-    }
-
-    /// Refuses a value of more than `most` bytes as an argument of `what`, whose results have 32 bits if the text has offsets
-    /// of 32 bits.
-    pub(super) fn check_bytes(&self, most: u64, rows: usize, what: &dyn Display) -> Result<(), Fault> {
-        let has_wide_offsets = match self.array.data_type() {
-            DataType::Dictionary(_, values) => **values == DataType::LargeUtf8,
-            t => *t == DataType::LargeUtf8,
-        };
-        match (0..rows).find(|row| !has_wide_offsets && self.text_bytes(*row) > most) {
-            None => Ok(()),
-            Some(row) => {
-                let bytes = self.text_bytes(row);
-                let error =
-                    format!("{what} of a text of {bytes} bytes does not fit Int32; use `octet_length`");
-                Err(Fault::at(row, Error::invalid(error)))
-            }
-        }
     }
 
     /// The text of a row, where the argument is text.

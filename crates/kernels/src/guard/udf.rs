@@ -9,6 +9,7 @@ use datafusion_expr::{
     ColumnarValue, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
 };
 
+use super::range::Range;
 use super::rule::Rule;
 use super::size::Arg;
 use super::steps::Steps;
@@ -20,7 +21,7 @@ pub(super) struct Guarded {
     pub(super) inner: Arc<ScalarUDF>,
     pub(super) rule: Option<Rule>,
     pub(super) steps: Option<Steps>,
-    pub(super) most_bytes: Option<u64>,
+    pub(super) range: Option<Range>,
 }
 
 impl Guarded {
@@ -31,8 +32,8 @@ impl Guarded {
         let times = if all_scalar { rows } else { 1 };
         let rows = if all_scalar { 1 } else { rows };
         let what = format_args!("`{}`", self.inner.name());
-        if let (Some(most), Some(first)) = (self.most_bytes, args.first()) {
-            first.check_bytes(most, rows, &what)?;
+        if let (Some(range), Some(first)) = (self.range, args.first()) {
+            range.check(first, rows, &what)?;
         }
         if let Some(steps) = self.steps {
             // A call with constants only computes one value.

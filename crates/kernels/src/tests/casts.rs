@@ -112,3 +112,17 @@ fn the_bits_of_a_long_text_that_do_not_fit_are_an_error_of_their_row() {
         (&DataType::Int64, 1 << 31)
     );
 }
+
+/// DataFusion gives the last time that there is, and 1970 for NaN.
+#[test]
+fn seconds_that_are_no_time_are_an_error_of_their_row() {
+    let b = batch([("x", Arc::new(Float64Array::from(vec![9e9, 1e10, f64::NAN, -1e10])) as ArrayRef)]);
+    for row in 1..4 {
+        let e = try_eval(&b.slice(row, 1), "to_timestamp(x)").unwrap_err();
+        assert_eq!((e.row, e.error.kind()), (Some(0), ErrorKind::InvalidArgument), "{e}");
+        assert!(e.error.message().contains("does not fit nanoseconds in 64 bits"), "{e}");
+    }
+    assert_eq!(try_eval(&b, "to_timestamp(x)").unwrap_err().row, Some(1));
+    assert_eq!(eval(&b.slice(0, 1), "to_timestamp(x)").len(), 1);
+    assert!(try_eval(&b, "to_timestamp(1e300)").is_err());
+}

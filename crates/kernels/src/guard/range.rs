@@ -1,0 +1,79 @@
+//! Functions of DataFusion that wrap or clamp a result which does not fit its type.
+
+use std::fmt::Display;
+
+use arrow::array::{Array, AsArray};
+use arrow::compute::cast;
+use arrow::datatypes::{DataType, Float64Type};
+use caju_types::Error;
+use datafusion_common::DataFusionError;
+
+use super::size::Arg;
+use crate::kernel::Fault;
+
+/// Which values of a function's first argument have a result that fits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Range {
+    /// Text whose bits fit 32 bits. Text with offsets of 64 bits has results of 64 bits.
+    Bits,
+    /// Seconds whose nanoseconds fit 64 bits, where they are floats. Integers are checked by DataFusion.
+    Seconds,
+}
+
+/// The rule for a function, by DataFusion's name; none if it fails for every result that does not fit.
+pub(super) fn range(name: &str) -> Option<Range> {
+    match name {
+        "bit_length" => Some(Range::Bits),
+        "to_timestamp" => Some(Range::Seconds),
+        _ => None,
+    }
+}
+
+/// The most bytes of a text whose bits fit 32 bits.
+const MAX_BYTES: u64 = i32::MAX as u64 / 8;
+
+const NANOS_PER_SECOND: f64 = 1e9;
+
+impl Range {
+    /// # Errors
+    /// The first of `rows` rows whose result would not fit. `what` names the function.
+    pub(super) fn check(self, of: &Arg, rows: usize, what: &dyn Display) -> Result<(), DataFusionError> {
+        let found = match self {
+            Range::Bits => {
+                long_text(of, rows).map(|row| (row, format!("a text of {} bytes", of.text_bytes(row))))
+            }
+            Range::Seconds => outside(of)?.map(|(row, seconds)| (row, format!("{seconds} seconds"))),
+        };
+        match found {
+            None => Ok(()),
+            Some((row, value)) => {
+                let instead = match self {
+                    Range::Bits => "Int32; use `octet_length`",
+                    Range::Seconds => "nanoseconds in 64 bits; use `to_timestamp_seconds`",
+                };
+                let error = Error::invalid(format!("{what} of {value} does not fit {instead}"));
+                Err(Fault::at(row, error).into())
+            }
+        }
+    }
+}
+
+fn long_text(of: &Arg, rows: usize) -> Option<usize> {
+    let has_wide_offsets = match of.array.data_type() {
+        DataType::Dictionary(_, values) => **values == DataType::LargeUtf8,
+        t => *t == DataType::LargeUtf8,
+    };
+    (0..rows).find(|row| !has_wide_offsets && of.text_bytes(*row) > MAX_BYTES)
+}
+
+fn outside(of: &Arg) -> Result<Option<(usize, f64)>, DataFusionError> {
+    if !of.array.data_type().is_floating() {
+        return Ok(None);
+    }
+    let seconds = cast(&of.array, &DataType::Float64)?;
+    let seconds = seconds.as_primitive::<Float64Type>();
+    // As floats the bounds of the range are powers of two. NaN is in no range.
+    let bound = -(i64::MIN as f64);
+    let fits = |v: f64| (-bound..bound).contains(&(v * NANOS_PER_SECOND));
+    Ok(seconds.iter().enumerate().find_map(|(row, v)| v.filter(|v| !fits(*v)).map(|v| (row, v))))
+}
