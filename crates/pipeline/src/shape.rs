@@ -157,6 +157,11 @@ impl SourceDef {
         }
     }
 
+    /// Whether each epoch may read other rows of the same files: there is a `sample` in it.
+    pub fn is_sampled(&self) -> bool {
+        matches!(self, Self::Sample { .. }) || self.children().iter().any(|child| child.source.is_sampled())
+    }
+
     pub(crate) fn children_mut(&mut self) -> &mut [DatasetDef] {
         match self {
             SourceDef::Concatenate(list) | SourceDef::Zip(list) => list,

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use super::glob::{Pattern, is_hidden, is_stored_layout};
+use super::glob::{Origin, Pattern, is_hidden, origin};
 use super::url::StoreUrl;
 
 /// A listed file, with the metadata that identify its version.
@@ -34,10 +34,13 @@ pub(super) struct Filter {
 }
 
 impl Filter {
+    /// Who wrote the file below the listed folder, as far as its key shows.
+    pub(super) fn origin(&self, key: &str) -> Origin {
+        origin(key.strip_prefix(self.base.as_str()).unwrap_or(key))
+    }
+
+    /// Whether a key is wanted, whoever wrote the file.
     pub(super) fn accepts(&self, key: &str) -> bool {
-        if is_stored_layout(key.strip_prefix(self.base.as_str()).unwrap_or(key)) {
-            return false;
-        }
         if let Some(p) = &self.pattern {
             return p.matches(key);
         }

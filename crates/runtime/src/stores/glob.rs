@@ -51,24 +51,71 @@ pub fn may_lie_in(path: &str, folder: &StoreUrl) -> Result<bool> {
     Ok(folder.is_below(&base) && pattern.segments.is_none_or(|s| s.len() > depth))
 }
 
-/// The folders in `v1` below the root of a cache or a save, apart from those of fingerprints.
-const LAYOUT_FOLDERS: [&str; 3] = ["writers", "plans", "listings"];
+/// The folders of records in `v1` below the root of a cache or a save.
+const RECORD_FOLDERS: [&str; 3] = ["writers", "plans", "listings"];
 
-/// Whether a key below a listed folder was written by a cache or a save. Such parts are rows of other pipelines, never rows
-/// of the folder.
-pub(super) fn is_stored_layout(below: &str) -> bool {
-    if below.ends_with(".commit") {
-        return true;
-    }
-    let is_fingerprint = |s: &str| s.len() == 32 && s.bytes().all(|b| b.is_ascii_hexdigit());
-    let mut segments = below.split('/').peekable();
-    while let Some(segment) = segments.next() {
-        if segment == "v1" && segments.peek().is_some_and(|s| is_fingerprint(s) || LAYOUT_FOLDERS.contains(s))
-        {
-            return true;
+/// How a record of a cache or a save begins, before the 32 digits of its seal.
+const SEAL: &[u8] = b"{\"seal\":\"";
+
+/// The bytes of a file that show whether it is a record.
+pub(super) const SEALED_BYTES: u64 = SEAL.len() as u64 + 33;
+
+/// Who wrote a file, as far as its name shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// A user: it is read as any other.
+    User,
+    /// A cache or a save: the name consists of a fingerprint and the key of a split.
+    Stored,
+    /// A cache or a save if it begins as their records do, see [`is_sealed`]. Otherwise a user.
+    StoredIfSealed,
+}
+
+fn is_hash(text: &str) -> bool {
+    text.len() == 32 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// Who wrote the file with this key below a listed folder. What caches and saves store are rows of other pipelines, never
+/// rows of the folder. A user's folders may have the names of theirs, so a folder alone shows nothing.
+pub(super) fn origin(below: &str) -> Origin {
+    let segments: Vec<&str> = below.split('/').collect();
+    let found = segments.iter().enumerate().filter(|(_, name)| **name == "v1");
+    let kinds = found.map(|(i, _)| origin_in_v1(segments.get(i + 1..).unwrap_or_default()));
+    kinds.fold(Origin::User, |all, kind| match (all, kind) {
+        (Origin::Stored, _) | (_, Origin::Stored) => Origin::Stored,
+        (Origin::User, kind) => kind,
+        (all, _) => all,
+    })
+}
+
+fn origin_in_v1(names: &[&str]) -> Origin {
+    let is_record = |name: &str| name.ends_with(".json");
+    match names {
+        [of, "parts", name] if is_hash(of) && is_part(name) => Origin::Stored,
+        [of, "pin"] if is_hash(of) => Origin::StoredIfSealed,
+        [of, name] | [of, "claims" | "uses" | "sets", name] if is_hash(of) && is_record(name) => {
+            Origin::StoredIfSealed
         }
+        [folder, name] if RECORD_FOLDERS.contains(folder) && is_record(name) => Origin::StoredIfSealed,
+        _ => Origin::User,
     }
-    false
+}
+
+/// `SPLITKEY-ATTEMPT.arrow` and its like, and `_SPLITKEY-1.commit`.
+fn is_part(name: &str) -> bool {
+    let is_hex = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-');
+    let name = name.strip_prefix('_').unwrap_or(name);
+    let Some((stem, "arrow" | "parquet" | "commit")) = name.rsplit_once('.') else { return false };
+    stem.split_once('-').is_some_and(|(split, attempt)| is_hash(split) && is_hex(attempt))
+}
+
+/// Whether a file that begins so is a record of a cache or a save. `{}` is the whole of a pin.
+pub(super) fn is_sealed(start: &[u8]) -> bool {
+    let seal = start.strip_prefix(SEAL).and_then(|rest| rest.split_at_checked(32));
+    start == b"{}"
+        || seal.is_some_and(|(seal, rest)| {
+            rest.starts_with(b"\"") && std::str::from_utf8(seal).is_ok_and(is_hash)
+        })
 }
 
 /// A pattern over keys. `*` and `?` match within one segment, `**` matches across segments, `{a,b}` and `[a-z]` are
@@ -140,4 +187,36 @@ impl Pattern {
             None => true,
         }
     }
+}
+
+/// The path with the symbolic links resolved in what exists of its local folders, up to the first glob. Others are given
+/// back. Blocking.
+///
+/// # Errors
+/// `InvalidArgument` for an invalid path.
+pub fn without_links(path: &str) -> Result<String> {
+    let url = StoreUrl::parse(path)?;
+    if !url.is_local() {
+        return Ok(path.to_owned());
+    }
+    let real = |key: &str| real_path(&url.with_key(key).local_path());
+    let plain = real(&url.key);
+    // What is named as it is written goes before the pattern.
+    if !is_glob(&url.key) || url.local_path().exists() {
+        return Ok(url.with_key(plain.trim_matches('/')).to_string());
+    }
+    let base = Pattern::new(&url.key, 0)?.base;
+    let rest = url.key.get(base.len()..).unwrap_or_default().trim_start_matches('/');
+    let base = real(&base);
+    let key = format!("{}/{rest}", escape(base.trim_matches('/')));
+    Ok(url.with_key(key.trim_start_matches('/')).to_string())
+}
+
+/// The path with its links resolved, as far as it exists.
+fn real_path(path: &std::path::Path) -> String {
+    let real = path.ancestors().find_map(|above| {
+        let real = std::fs::canonicalize(above).ok()?;
+        Some(real.join(path.strip_prefix(above).ok()?))
+    });
+    real.as_deref().unwrap_or(path).to_string_lossy().into_owned()
 }

@@ -10,7 +10,7 @@ use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 use super::count::{CountingStore, IoCounters};
 use super::error::{io_error, store_error};
 use super::file::{Filter, Listed, listed};
-use super::glob::{Pattern, is_glob, is_hidden, may_be_literal};
+use super::glob::{Origin, Pattern, SEALED_BYTES, is_glob, is_hidden, is_sealed, may_be_literal};
 use super::resolve::{Location, Stores};
 use super::url::StoreUrl;
 use super::{local, settled};
@@ -22,8 +22,8 @@ impl Stores {
     /// `path` is a file, a folder (all files below it with one of the `extensions`, given without the dot), or a pattern
     /// with `*`, `?`, `[a-z]`, `{a,b}` and `**`. A file or folder with exactly this name (`x[1].csv`) takes precedence over
     /// the pattern; `[[]` and `[{]` match the characters themselves. Names that start with `.` or `_` are skipped, unless a
-    /// segment of the pattern starts with it. Objects that caches and saves wrote below the folder (`v1/FINGERPRINT`) are
-    /// skipped, too. Only the folder before the first glob is listed. Listings of stores that list in the order of keys are
+    /// segment of the pattern starts with it. Objects that caches and saves wrote below the folder are skipped, too, by their
+    /// names and the seals of their records. A user's files in folders with the same names are not. Only the folder before the first glob is listed. Listings of stores that list in the order of keys are
     /// streamed. Listings of other stores (Azure, HTTP) are collected first.
     ///
     /// # Errors
@@ -165,6 +165,8 @@ fn below(at: &Location, filter: Filter, io: &Arc<IoCounters>) -> Result<BoxStrea
     let literal = filter.pattern.as_ref().filter(|_| ordered).map(|p| p.literal.clone()).unwrap_or_default();
     let offset = literal.char_indices().next_back().map(|(i, _)| &literal[..i]);
     let offset = offset.filter(|o| o.len() > at.path.as_ref().len()).and_then(|o| Path::parse(o).ok());
+    let records = CountingStore::new(Arc::clone(&at.store), Arc::clone(io));
+    let (records, records_url) = (Arc::new(records), root.clone());
     let listed = match offset {
         Some(offset) => store.list_with_offset(prefix.as_ref(), &offset),
         None => store.list(prefix.as_ref()),
@@ -175,7 +177,19 @@ fn below(at: &Location, filter: Filter, io: &Arc<IoCounters>) -> Result<BoxStrea
             std::future::ready(Ok(key < literal.as_str() || key.starts_with(&literal)))
         })
         .map_err(move |e| store_error(&url, e))
-        .try_filter(move |m| std::future::ready(filter.accepts(m.location.as_ref())));
+        .try_filter_map(move |m| {
+            let key = m.location.as_ref();
+            let origin = if filter.accepts(key) { filter.origin(key) } else { Origin::Stored };
+            let (records, url) = (Arc::clone(&records), records_url.clone());
+            async move {
+                let is_users = match origin {
+                    Origin::User => true,
+                    Origin::Stored => false,
+                    Origin::StoredIfSealed => !is_record(records.as_ref(), &url, &m).await?,
+                };
+                Ok(is_users.then_some(m))
+            }
+        });
     if !ordered {
         let all = async move {
             let mut all: Vec<_> = found.try_collect::<Vec<_>>().await?;
@@ -199,6 +213,18 @@ fn below(at: &Location, filter: Filter, io: &Arc<IoCounters>) -> Result<BoxStrea
         std::future::ready(result)
     });
     Ok(in_order.boxed())
+}
+
+/// Whether an object begins as a record of a cache or a save. One that was deleted since it was listed counts as one.
+async fn is_record(store: &CountingStore, root: &StoreUrl, meta: &ObjectMeta) -> Result<bool> {
+    if meta.size == 0 {
+        return Ok(false);
+    }
+    match store.get_range(&meta.location, 0..meta.size.min(SEALED_BYTES)).await {
+        Ok(start) => Ok(is_sealed(&start)),
+        Err(object_store::Error::NotFound { .. }) => Ok(true),
+        Err(e) => Err(store_error(root.with_key(meta.location.as_ref()), e)),
+    }
 }
 
 /// The files, or an error if there are none.

@@ -1,22 +1,29 @@
 //! Lists local folders in the order of whole keys, with the metadata that identify versions of files.
 
-use std::io;
+use std::fs::Metadata;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use caju_types::{Error, Result};
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 
 use super::count::IoCounters;
 use super::error::io_error;
-use super::file::{Filter, Listed, listed};
+use super::file::{Filter, Listed, listed, local_version, open_file};
+use super::glob::{Origin, SEALED_BYTES, is_sealed};
 use super::url::StoreUrl;
+use crate::clock::SystemClock;
 
 /// Files whose metadata one blocking call reads.
 const STAT_BATCH: usize = 256;
 
 /// The most levels of folders. A deeper tree is taken for a loop of symbolic links.
 const MAX_DEPTH: usize = 64;
+
+/// How long after its last change a file that is named as one being written is taken for one.
+const UNFINISHED: Duration = Duration::from_secs(60);
 
 /// A file or folder that is still to be visited.
 #[derive(Debug)]
@@ -113,9 +120,21 @@ impl Traversal {
                     self.enter(key, level + 1)?;
                 }
             } else if self.filter.accepts(&key) {
+                let origin = self.filter.origin(staged_for(&key).unwrap_or(&key));
+                if origin == Origin::Stored {
+                    continue;
+                }
                 let url = self.root.with_key(key);
                 match std::fs::metadata(url.local_path()) {
-                    Ok(m) if m.is_file() => found.push(listed(url, &m)),
+                    Ok(m) if m.is_file() => {
+                        if origin == Origin::StoredIfSealed && is_record(&url)? {
+                            continue;
+                        }
+                        match staged_for(name) {
+                            Some(_) => unfinished(&url, &m)?,
+                            None => found.push(listed(url, &m)),
+                        }
+                    }
                     Ok(_) => {}
                     Err(e) if e.kind() == io::ErrorKind::NotFound => dangling(&url, name)?,
                     Err(e) => return Err(io_error(&url, &e)),
@@ -157,9 +176,6 @@ fn read_folder(path: &Path) -> io::Result<Vec<Entry>> {
             // A name that is not UTF-8 cannot be part of a URL.
             continue;
         };
-        if is_staging(&name) {
-            continue;
-        }
         let kind = entry.file_type()?;
         let is_folder = kind.is_dir() || (kind.is_symlink() && entry.path().is_dir());
         if is_folder {
@@ -170,9 +186,41 @@ fn read_folder(path: &Path) -> io::Result<Vec<Entry>> {
     Ok(out)
 }
 
-/// Whether the name is that of a file that object_store's local store is writing (`name#123`).
-fn is_staging(name: &str) -> bool {
-    name.rsplit_once('#').is_some_and(|(_, n)| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
+/// Whether a file begins as a record of a cache or a save. One that was deleted since the folder was read counts as one.
+fn is_record(url: &StoreUrl) -> Result<bool> {
+    let mut start = Vec::new();
+    let read = open_file(&url.local_path()).and_then(|file| file.take(SEALED_BYTES).read_to_end(&mut start));
+    match read {
+        Ok(_) => Ok(is_sealed(&start)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(true),
+        Err(e) => Err(io_error(url, &e)),
+    }
+}
+
+/// The name that a file gets when its write ends, if it is named as local stores name files that they are writing
+/// (`name#123`).
+fn staged_for(name: &str) -> Option<&str> {
+    let (name, number) = name.rsplit_once('#')?;
+    (!number.is_empty() && number.bytes().all(|b| b.is_ascii_digit())).then_some(name)
+}
+
+/// A file that is named as one that is being written. One that has changed within [`UNFINISHED`] is left out: another
+/// process may be writing it.
+///
+/// # Errors
+/// `InvalidArgument` for an older one: a user may have named it so, and its rows would be lost.
+fn unfinished(url: &StoreUrl, metadata: &Metadata) -> Result<()> {
+    let (_, changed_ns, _) = local_version(metadata);
+    let changed = Duration::from_nanos(u64::try_from(changed_ns).unwrap_or(0));
+    if SystemClock::shared().unix_time().saturating_sub(changed) < UNFINISHED {
+        tracing::warn!(file = %url, "a file is left out: it is named as one that is being written (NAME#123)");
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "{url}: the name ends as that of a file that is being written (`NAME#123`), and the file has not changed for a \
+         minute; rename it to read it, remove it if a process that was killed left it, or name the files by a pattern \
+         that leaves it out"
+    )))
 }
 
 /// The names in a folder, sorted, for messages. Names of folders end with `/`. None if the folder does not exist.

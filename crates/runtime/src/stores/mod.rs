@@ -22,7 +22,7 @@ pub use count::{Counting, CountingStore, IoCounters, IoSnapshot};
 pub use durable::{Durable, DurableStore};
 pub use error::{io_error, store_error};
 pub use file::{Listed, local_version, open_file};
-pub use glob::may_lie_in;
+pub use glob::{may_lie_in, without_links};
 pub use layer::{Layered, StoreLayer};
 pub use resolve::{Location, Stores};
 pub use settled::is_settled;

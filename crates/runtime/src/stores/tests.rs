@@ -92,27 +92,134 @@ fn allow_is_a_fence() {
     assert!(s.resolve_to_write("/cache/v1/x").is_err());
 }
 
+const HASH: &str = "0123456789abcdef0123456789abcdef";
+
 #[tokio::test]
 async fn folders_hide_what_caches_and_saves_wrote_into_them() {
     let stores = stores();
-    let fingerprint = "0123456789abcdef0123456789abcdef";
-    for key in [
-        "a.arrow".to_owned(),
-        format!("v1/{fingerprint}/parts/0-1.arrow"),
-        format!("v1/{fingerprint}/parts/0-1.commit"),
-        format!("deep/save/v1/{fingerprint}/parts/0-1.arrow"),
-        "deep/save/v1/saved.arrow".to_owned(),
-        "deep/save/v1/b.arrow".to_owned(),
-        "left.commit".to_owned(),
-    ] {
-        put(&stores, &format!("memory://mixed/{key}"), "x").await;
+    let dir = tempfile::tempdir().unwrap();
+    let part = format!("v1/{HASH}/parts/{HASH}-34c915ab28769920.arrow");
+    let sealed = r#"{"seal":"0123456789abcdef0123456789abcdef","schema":"caju.listing/v1"}"#;
+    for root in ["memory://mixed".to_owned(), dir.path().to_str().unwrap().to_owned()] {
+        for (key, content) in [
+            ("a.arrow", "x"),
+            (&part, "x"),
+            (&format!("deep/save/{part}"), "x"),
+            (&format!("v1/{HASH}/parts/{HASH}-1.commit"), "x"),
+            (&format!("v1/{HASH}/parts/_{HASH}-1-34c915ab28769920.commit"), "x"),
+            ("deep/save/v1/b.arrow", "x"),
+            (&format!("v1/{HASH}/manifest-00000001.json"), sealed),
+            (&format!("v1/{HASH}/uses/6721-18ebc66b6a8a225d-1.json"), sealed),
+            (&format!("v1/{HASH}/set.json"), sealed),
+            (&format!("v1/{HASH}/pin"), "{}"),
+            (&format!("v1/listings/{HASH}.json"), sealed),
+            (&format!("v1/plans/{HASH}.json"), sealed),
+            ("v1/writers/6721-18ebc66b6a8a225d-1.json", sealed),
+        ] {
+            put(&stores, &format!("{root}/{key}"), content).await;
+        }
+        let list = async |path: &str, ext: &[&str]| {
+            let above = StoreUrl::parse(&root).unwrap().key;
+            let found = keys(&stores, &format!("{root}{path}"), ext).await.unwrap();
+            let below = |key: &String| key.strip_prefix(&above).unwrap().trim_start_matches('/').to_owned();
+            found.iter().map(below).collect::<Vec<_>>()
+        };
+        let plain = ["a.arrow", "deep/save/v1/b.arrow"];
+        assert_eq!(list("", &["arrow"]).await, plain);
+        assert_eq!(list("", &["arrow", "json"]).await, plain);
+        assert_eq!(list("/**", &[]).await, plain);
+        // A path that names the parts lists them: they are ordinary files.
+        assert_eq!(list(&format!("/v1/{HASH}/parts/*.arrow"), &[]).await, [part.as_str()]);
     }
-    let plain = ["a.arrow", "deep/save/v1/b.arrow", "deep/save/v1/saved.arrow"];
-    assert_eq!(keys(&stores, "memory://mixed", &["arrow"]).await.unwrap(), plain);
-    assert_eq!(keys(&stores, "memory://mixed/**", &[]).await.unwrap(), plain);
-    // A path that names the parts lists them: they are ordinary files.
-    let parts = format!("memory://mixed/v1/{fingerprint}/parts/*.arrow");
-    assert_eq!(keys(&stores, &parts, &[]).await.unwrap(), [format!("v1/{fingerprint}/parts/0-1.arrow")]);
+}
+
+#[tokio::test]
+async fn a_users_files_in_folders_named_as_those_of_a_cache_are_read() {
+    let stores = stores();
+    let dir = tempfile::tempdir().unwrap();
+    let mut files = vec![
+        format!("v1/{HASH}/a.parquet"),
+        format!("v1/{HASH}/manifest-00000001.json"),
+        format!("v1/{HASH}/parts/a.parquet"),
+        format!("v1/{HASH}/pin"),
+        "left.commit".to_owned(),
+        "v1/listings/a.parquet".to_owned(),
+        format!("v1/listings/{HASH}.json"),
+        "v1/plans/b.json".to_owned(),
+        "v1/writers/c.json".to_owned(),
+        "v1/writers/empty.json".to_owned(),
+    ];
+    files.sort();
+    for root in ["memory://users".to_owned(), dir.path().to_str().unwrap().to_owned()] {
+        for file in &files {
+            let content = if file.ends_with("empty.json") { "" } else { "{\"seal\":\"grey\",\"id\":1}" };
+            put(&stores, &format!("{root}/{file}"), content).await;
+        }
+        for (path, ext, count) in [
+            ("", &["parquet"] as &[&str], 3),
+            ("", &["json"], 5),
+            ("/**", &[], files.len()),
+            ("/*/listings/*.parquet", &[], 1),
+            ("/*/*/*.json", &[], 5),
+            ("/*.commit", &[], 1),
+        ] {
+            let found = keys(&stores, &format!("{root}{path}"), ext).await.unwrap();
+            assert_eq!(found.len(), count, "{root} {path} {found:?}");
+        }
+    }
+}
+
+/// Local stores write `NAME#123`, and rename it to `NAME`.
+#[tokio::test]
+async fn files_named_as_unfinished_writes_are_left_out_while_they_may_be_written_and_are_errors_then() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let list = async |path: &str, ext: &[&str]| keys(&stores(), at(path).to_str().unwrap(), ext).await;
+    std::fs::create_dir(at("part#1")).unwrap();
+    for name in ["a.csv", "a.csv#17", "part#1/b.csv"] {
+        std::fs::write(at(name), "x").unwrap();
+    }
+    assert_eq!(list("", &["csv"]).await.unwrap().len(), 2, "a folder may have any name");
+    assert_eq!(list("*", &[]).await.unwrap().len(), 1);
+    let minutes_ago = |n: u64| {
+        let now = crate::SystemClock::shared().unix_time();
+        std::time::UNIX_EPOCH + now - std::time::Duration::from_secs(60 * n)
+    };
+    std::fs::File::options().write(true).open(at("a.csv#17")).unwrap().set_modified(minutes_ago(2)).unwrap();
+    for path in ["*", "a*", "**"] {
+        let e = list(path, &[]).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::InvalidArgument);
+        assert!(e.message().contains("a.csv#17: ") && e.message().contains("rename it"), "{e}");
+    }
+    // Its extension is not that of the format, and these patterns leave it out.
+    assert_eq!(list("", &["csv"]).await.unwrap().len(), 2);
+    assert_eq!(list("*.csv", &[]).await.unwrap().len(), 1);
+    // What a cache left there is no row of the folder.
+    let parts = format!("v1/{HASH}/parts");
+    std::fs::create_dir_all(at(&parts)).unwrap();
+    std::fs::rename(at("a.csv#17"), at(&format!("{parts}/{HASH}-34c915ab28769920.arrow#17"))).unwrap();
+    assert_eq!(list("**", &[]).await.unwrap().len(), 2);
+}
+
+#[cfg(unix)]
+#[test]
+fn links_in_local_paths_are_resolved_as_far_as_they_exist() {
+    let dir = tempfile::tempdir().unwrap();
+    let real = std::fs::canonicalize(dir.path()).unwrap();
+    std::fs::create_dir(real.join("train")).unwrap();
+    std::os::unix::fs::symlink(real.join("train"), real.join("alias")).unwrap();
+    let at = |name: &str| format!("file://{}/{name}", real.display());
+    for (path, want) in [
+        ("alias", "train"),
+        ("alias/new/deeper", "train/new/deeper"),
+        ("alias/*.csv", "train/*.csv"),
+        ("alias/**", "train/**"),
+        ("none/x", "none/x"),
+        ("al*/x", "al*/x"),
+    ] {
+        assert_eq!(without_links(&at(path)).unwrap(), at(want));
+    }
+    assert_eq!(without_links("s3://b/alias").unwrap(), "s3://b/alias");
 }
 
 #[test]
