@@ -172,7 +172,7 @@ impl From<SharedUse> for SharedReport {
     fn from(shared: SharedUse) -> Self {
         let unreported = (shared.unreported_tasks > 0).then(|| {
             format!(
-                "{} tasks were lost without a last report; what they computed and read since the report before is not counted",
+                "{} tasks were lost or taken over without a last report; what they computed and read since the report before is not counted",
                 shared.unreported_tasks
             )
         });
@@ -418,7 +418,7 @@ mod tests {
         ];
         assert_eq!(exact.as_object().unwrap().keys().collect::<Vec<_>>(), fields);
         for (of, began_again, says) in [
-            (job(shared(2), 0), false, "2 tasks were lost without a last report"),
+            (job(shared(2), 0), false, "2 tasks were lost or taken over without a last report"),
             (job(shared(0), 1), false, "1 tasks have not reported their end"),
             (job(shared(0), 0), true, "the epoch was opened again in its middle"),
         ] {

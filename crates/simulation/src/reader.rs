@@ -6,7 +6,7 @@ use arrow_array::Array as _;
 use arrow_array::cast::AsArray as _;
 use arrow_array::types::{Float64Type, Int64Type};
 use caju_client::{Attempt, Client, ReadRequest, Reader, ReaderState};
-use caju_types::{Error, Result};
+use caju_types::{Error, IterationId, Result};
 use caju_wire::Network;
 
 use crate::ambient;
@@ -19,6 +19,9 @@ use crate::world::World;
 
 /// Elements from one saved state of a consumer to the next.
 const ELEMENTS_PER_STATE: u64 = 5;
+
+/// How long a reader asks for the last figures of an epoch.
+const STATUS_BOUND: Duration = Duration::from_secs(10);
 
 /// Reads every epoch of the plan.
 ///
@@ -78,7 +81,16 @@ pub(crate) async fn read_part(
     if matches!(read, Ok(true)) {
         save(world, reader, &open, (number, u64::MAX))?;
     }
+    let last_iteration = open.iteration();
     open.close().await;
+    if world.plan().is_relaxed(reader) && matches!(read, Ok(true)) {
+        let skipped = skipped_rows(client, last_iteration).await;
+        with_epochs(world.record(reader), |parts| {
+            if let Some(last) = parts.last_mut() {
+                last.skipped = skipped;
+            }
+        });
+    }
     match &read {
         Ok(is_over) => {
             world.log().event(format_args!("reader-{reader} leaves epoch {number}, over: {is_over}"))
@@ -86,6 +98,15 @@ pub(crate) async fn read_part(
         Err(e) => world.log().event(format_args!("reader-{reader} fails in epoch {number}: {e}")),
     }
     read.map(|_| (state, iteration))
+}
+
+/// The rows that the tasks of an iteration skipped, and whether all of them reported their ends; none while other readers are in it,
+/// or if it is not known.
+async fn skipped_rows(client: &Client, iteration: IterationId) -> Option<(u64, bool)> {
+    let job = client.final_status(iteration, STATUS_BOUND).await?;
+    let is_final = job.state != "running" && job.tasks == 0 && job.clients == 0;
+    let shared = job.served.and_then(|served| served.shared).unwrap_or_default();
+    is_final.then_some((shared.skipped_rows, shared.unreported_tasks == 0))
 }
 
 /// True at the end of the epoch.

@@ -32,6 +32,8 @@ pub(crate) struct Epoch {
     pub(crate) left: Duration,
     /// Rows that the dispatcher says are missing, and whether it does not know how many.
     pub(crate) missing: Option<(u64, bool)>,
+    /// Under `sharing: relaxed`, of the epoch at its end: rows that its tasks skipped, and whether all of them reported their ends.
+    pub(crate) skipped: Option<(u64, bool)>,
 }
 
 /// The lists of an element.

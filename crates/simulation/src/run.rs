@@ -264,8 +264,26 @@ fn check_rows(world: &World, epoch: u64, readers: &[(usize, bool, Vec<Epoch>)], 
             missing.first()
         ));
     }
+    if skips && !unknown && !may_leave_rows {
+        let rows = expected.iter().map(|(id, times)| u64::from(times.saturating_sub(came(id)))).sum();
+        check_skipped(world, epoch, readers, rows);
+    }
     if got.keys().any(|id| !expected.contains_key(id)) {
         log.violation(format!("epoch {epoch}: rows came that the dataset does not have"));
+    }
+}
+
+/// The rows that no reader of a relaxed job got are those that the dispatcher says were skipped.
+fn check_skipped(world: &World, epoch: u64, readers: &[(usize, bool, Vec<Epoch>)], missing: u64) {
+    let parts = || readers.iter().flat_map(|(_, _, parts)| parts);
+    let Some((skipped, is_whole)) = parts().filter_map(|part| part.skipped).max() else { return };
+    // Rows that a killed reader got may be skipped when they are leased again. Tasks that did not report their ends may have
+    // skipped more.
+    let has_too_many = skipped > missing && !readers.iter().any(|(_, killed, _)| *killed);
+    if has_too_many || missing > skipped && is_whole {
+        world
+            .log()
+            .violation(format!("epoch {epoch}: {missing} rows are missing, and {skipped} were skipped"));
     }
 }
 

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use crate::emitted_rows::EmittedRows;
 use crate::identity::{Identity, refused_as_loss};
 use crate::lagging::LaggingConsumers;
+use crate::running::split_counts;
 
 /// How long one request waits at the dispatcher for splits to be listed.
 const POLL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -82,6 +83,8 @@ impl DispatcherFeed {
 
     async fn ask(&mut self, want: u32) -> Result<()> {
         let registration = self.identity.registration();
+        let skipped = self.sharing.as_ref().map(|s| s.skipped_splits()).unwrap_or_default();
+        let num_skipped = skipped.len();
         let request = v1::NextSplitsRequest {
             task_id: self.task.0,
             worker_id: registration.id.0,
@@ -91,6 +94,7 @@ impl DispatcherFeed {
             secret: registration.secret,
             shared_splits: self.sharing.as_ref().map(|s| s.unread_splits()).unwrap_or_default(),
             sharing_points: self.sharing.as_ref().map(|s| s.point_names()).unwrap_or_default(),
+            skipped_splits: split_counts(skipped),
             asks_for_lagging: true,
             completed_seen: self.completed_seen,
             empty_splits: self.empty.clone(),
@@ -105,6 +109,9 @@ impl DispatcherFeed {
         self.request_no += 1;
         self.over = answer.end;
         self.empty.clear();
+        if let Some(sharing) = &self.sharing {
+            sharing.forget_skipped(num_skipped);
+        }
         self.completed_seen = answer.completed_up_to;
         self.emitted.lock().forget(&answer.completed);
         self.completed.extend(answer.completed);

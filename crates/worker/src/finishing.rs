@@ -77,6 +77,7 @@ impl Manager {
             flight_counted: true,
             splits_to_flight: finished.to_flight.clone(),
             served: finished.served,
+            skipped_splits: finished.skipped_splits.clone(),
         };
         let call = |mut d: Dispatcher| {
             let request = request.clone();

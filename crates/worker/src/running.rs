@@ -74,6 +74,8 @@ pub(crate) struct Finished {
     pub(crate) to_flight: Vec<SplitCount>,
     /// What it gave out; absent if it did not begin.
     pub(crate) served: Option<v1::TaskServed>,
+    /// Splits that it skipped and that the dispatcher does not know of.
+    pub(crate) skipped_splits: Vec<SplitCount>,
 }
 
 /// What a task shares with its splits, its readers and other tasks.
@@ -155,6 +157,11 @@ impl RunningTask {
         self.to_flight.lock().add(runs);
     }
 
+    /// Splits that it skipped and that the dispatcher does not know of.
+    fn skipped_splits(&self) -> Vec<SplitCount> {
+        self.sharing.as_ref().map(|member| split_counts(member.skipped_splits())).unwrap_or_default()
+    }
+
     /// The end of a task that reported nothing but the rows that it sent.
     pub(crate) fn finished(&self, result: Result<()>) -> Finished {
         Finished {
@@ -167,6 +174,7 @@ impl RunningTask {
             forgotten_rows: self.emitted.get().map_or(0, |(_, forgotten)| *forgotten),
             to_flight: self.to_flight(),
             served: Some(self.served()),
+            skipped_splits: self.skipped_splits(),
         }
     }
 
@@ -372,6 +380,11 @@ impl RunningTask {
     }
 }
 
+/// Splits with their numbers of rows.
+pub(crate) fn split_counts(splits: Vec<(u64, u64)>) -> Vec<SplitCount> {
+    splits.into_iter().map(|(split_index, rows)| SplitCount { split_index, rows }).collect()
+}
+
 fn shared_use(counts: SharedCounts) -> v1::SharedUse {
     v1::SharedUse {
         computed_rows: counts.computed_rows,
@@ -379,7 +392,7 @@ fn shared_use(counts: SharedCounts) -> v1::SharedUse {
         window_hits: counts.window_hits,
         read_back: counts.read_back,
         taken_over: counts.taken_over,
-        skipped_rows: counts.skipped_rows,
+        skipped_rows: 0,
         reused_bytes: 0,
         unreported_tasks: 0,
     }

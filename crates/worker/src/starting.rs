@@ -150,6 +150,7 @@ impl Manager {
                     forgotten_rows: 0,
                     to_flight: Vec::new(),
                     served: None,
+                    skipped_splits: Vec::new(),
                 };
                 self.report(id, &failed, None, self.config.failure_report_timeout).await;
                 Err(e)

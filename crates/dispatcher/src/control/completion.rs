@@ -87,6 +87,22 @@ impl Reports {
         Ok(())
     }
 
+    /// A task has skipped splits: their leases end.
+    pub(super) fn skip_splits(&mut self, txn: &mut Txn<'_>, task: TaskId, splits: &[v1::SplitCount]) {
+        let Some((iteration, _)) = txn.state.task(task) else { return };
+        let splits: Vec<(u64, u64)> = splits.iter().map(|s| (s.split_index, s.rows)).collect();
+        let splits = iteration.may_skip(task, &splits);
+        if splits.is_empty() {
+            return;
+        }
+        let id = iteration.id;
+        let indexes: Vec<u64> = splits.iter().map(|(split, _)| *split).collect();
+        self.holders.forget_splits(id, &indexes);
+        self.completed_splits.complete(id, task, &indexes);
+        self.task_speeds.skipped(id, task, indexes.len());
+        txn.apply(Update::SplitsSkipped { task, splits });
+    }
+
     /// Ends the leases of those of these splits of which users have taken all rows.
     pub(super) fn complete_splits(&mut self, txn: &mut Txn<'_>, id: IterationId, splits: &BTreeSet<u64>) {
         let Some(iteration) = txn.state.iterations.get(&id) else { return };

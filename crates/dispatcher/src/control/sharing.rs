@@ -229,7 +229,8 @@ pub(super) fn has_free_order(state: &State, iteration: &Iteration) -> bool {
     is_shared && iteration.mode == Mode::Dynamic && !iteration.exclusive && !has_set
 }
 
-fn is_relaxed(state: &State, iteration: &Iteration) -> bool {
+/// Whether tasks of an iteration may skip splits.
+pub(super) fn is_relaxed(state: &State, iteration: &Iteration) -> bool {
     state.jobs.get(&iteration.job).is_some_and(|job| job.spec.sharing == Sharing::Relaxed)
 }
 

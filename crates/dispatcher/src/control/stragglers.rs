@@ -1,7 +1,8 @@
 //! Stragglers: tasks that hold the last splits of an epoch while other workers have nothing left to do.
 //!
 //! A task is a straggler if its worker is several times slower than the workers that are finished. Speeds are rows per second,
-//! as workers report them; of workers that report none, splits per second. The splits of a straggler go back to the feed and
+//! as workers report them; of workers that report none, splits per second. Splits that a job under `sharing: relaxed` skips take
+//! no time, and do not count. The splits of a straggler go back to the feed and
 //! from there to the idle workers, as soon as that ends the epoch earlier. Rows that readers have received of it stay with
 //! them, as when a task is lost. A split is taken over once: if it is the split that is slow, nothing is gained by moving it
 //! again.
@@ -9,6 +10,7 @@
 use std::time::Duration;
 
 use super::reports::Reports;
+use super::sharing;
 use super::task_speeds::{TaskSpeed, has_finished};
 use crate::config::Timers;
 use crate::state::{FeedId, Iteration, Mode, State, Task, TaskState, Update};
@@ -64,10 +66,12 @@ fn late_tasks(
             && !iteration.stragglers.contains(w)
             && !iteration.tasks.values().filter(running).any(|t| t.worker == *w)
     };
+    // Before its worker's report it is not known how many splits such a task has skipped.
+    let may_skip = sharing::is_relaxed(state, iteration);
     let finished: Vec<_> = iteration
         .tasks
         .values()
-        .filter(|t| has_finished(t) && is_idle(&t.worker))
+        .filter(|t| has_finished(t) && is_idle(&t.worker) && (t.reported || t.is_done() || !may_skip))
         .filter_map(speed)
         .collect();
     let Some(usual) = Usual::of(&finished, now) else { return Vec::new() };

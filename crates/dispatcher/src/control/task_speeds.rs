@@ -20,7 +20,7 @@ pub(super) struct TaskSpeed {
     pub(super) began: Duration,
     /// When it was first seen to have emitted everything.
     pub(super) ended: Option<Duration>,
-    /// The splits that it got.
+    /// The splits that it got, without those that it skipped: they take no time.
     pub(super) splits: u32,
     /// Rows that it has emitted by its worker's last report, and when that count was first reported.
     pub(super) rows: u64,
@@ -52,6 +52,13 @@ impl TaskSpeeds {
         let tasks = self.by_iteration.entry(iteration).or_default();
         let speed = tasks.entry(task).or_insert(TaskSpeed::begun(now));
         speed.splits = speed.splits.saturating_add(u32::try_from(splits).unwrap_or(u32::MAX));
+    }
+
+    /// A task skipped splits.
+    pub(super) fn skipped(&mut self, iteration: IterationId, task: TaskId, splits: usize) {
+        if let Some(speed) = self.by_iteration.get_mut(&iteration).and_then(|tasks| tasks.get_mut(&task)) {
+            speed.splits = speed.splits.saturating_sub(u32::try_from(splits).unwrap_or(u32::MAX));
+        }
     }
 
     /// A worker reports how many rows a task has emitted.
@@ -90,4 +97,21 @@ impl TaskSpeeds {
 /// waits for the other tasks.
 pub(super) fn has_finished(task: &Task) -> bool {
     task.is_over() || task.remainder.is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn skipped_splits_take_no_time_of_a_task() {
+        let (mut speeds, iteration, task) = (TaskSpeeds::default(), IterationId(1), TaskId(2));
+        let now = Duration::from_secs(8);
+        let per_split = |speeds: &TaskSpeeds| speeds.by_iteration[&iteration][&task].per_split(now);
+        speeds.skipped(iteration, task, 1);
+        speeds.leased(iteration, task, 16, Duration::ZERO);
+        assert_eq!(per_split(&speeds), Duration::from_millis(500));
+        speeds.skipped(iteration, task, 12);
+        assert_eq!(per_split(&speeds), Duration::from_secs(2));
+    }
 }

@@ -182,6 +182,7 @@ impl Workers {
             Some(failure) => self.context.transact(|txn| {
                 if has_news(txn.state, id, worker, &request.secret)? {
                     let iteration = txn.state.task_index.get(&id).copied();
+                    self.context.reports.lock().skip_splits(txn, id, &request.skipped_splits);
                     fail(txn, &request, failure);
                     // A task of which every reader has everything is compared now.
                     iteration.into_iter().for_each(|id| self.context.reports.lock().settle_tasks(txn, id));
@@ -222,6 +223,7 @@ impl Workers {
             reports.served.on_end(iteration_id, id);
             reports.ended_tasks.add(iteration_id, &request.stages, request.io, &request.first_skips);
         }
+        self.context.reports.lock().skip_splits(txn, id, &request.skipped_splits);
         end(txn, request, ended.modes);
         self.context.reports.lock().settle_tasks(txn, iteration_id);
         if txn.state.iterations.get(&iteration_id).is_some_and(|i| i.failure.is_none()) {

@@ -1,4 +1,4 @@
-//! Splits of running tasks that are complete: users have taken every row of them.
+//! Splits of running tasks that are complete: users have taken every row of them, or a task has skipped them.
 
 use caju_autocache::{CachePlan, SetPlan};
 use caju_types::{ClientId, TaskId};
@@ -41,5 +41,28 @@ impl Iteration {
         task.completed_rows = task.completed_rows.saturating_add(emitted);
         self.forget_acknowledged(splits.iter());
         self.add_rows_done(taken);
+    }
+
+    /// Those of these splits that their task may skip: it has them, it can be reported to, and no reader has rows of them.
+    pub fn may_skip(&self, task: TaskId, splits: &[(u64, u64)]) -> Vec<(u64, u64)> {
+        let Some(task) = self.tasks.get(&task).filter(|t| !t.is_lost() && !t.is_done()) else {
+            return Vec::new();
+        };
+        let is_whole = |split: &u64| task.leases.get(split).is_some_and(|lease| lease.done.is_empty());
+        splits.iter().filter(|(split, _)| is_whole(split)).copied().collect()
+    }
+
+    /// A task has skipped splits. That is final: a task that ran one of them later might deliver rows that are counted as skipped.
+    pub(super) fn skip_splits(&mut self, id: TaskId, splits: &[(u64, u64)]) {
+        let skipped = self.may_skip(id, splits);
+        let Some(task) = self.tasks.get_mut(&id) else { return };
+        for (split, rows) in skipped {
+            task.leases.remove(&split);
+            task.received.remove(&split);
+            task.sizes.remove(&split);
+            self.completed.insert(split, split.saturating_add(1));
+            let shared = self.shared.get_or_insert_default();
+            shared.skipped_rows = shared.skipped_rows.saturating_add(rows);
+        }
     }
 }

@@ -48,6 +48,7 @@ impl State {
             | Update::TaskLost { .. }
             | Update::TaskTakenOver { .. }
             | Update::SplitsCompleted { .. }
+            | Update::SplitsSkipped { .. }
             | Update::TaskSettled { .. } => apply_to_tasks(iteration, update),
             Update::StatesGiven { states, .. } => iteration.states_given(states),
             Update::StatesGivenUp { .. } => iteration.states_given_up(),
@@ -84,6 +85,7 @@ impl State {
             | Update::ClientEnded { task, .. }
             | Update::ClientTaken { task, .. }
             | Update::SplitsCompleted { task, .. }
+            | Update::SplitsSkipped { task, .. }
             | Update::TaskSettled { task, .. }
             | Update::ClientLost { task, .. } => self.task_index.get(task).copied(),
             _ => None,
@@ -210,6 +212,7 @@ fn apply_to_tasks(iteration: &mut Iteration, update: &Update) {
         Update::SplitsCompleted { task, splits, emitted, taken } => {
             iteration.complete_splits(*task, splits, *emitted, taken);
         }
+        Update::SplitsSkipped { task, splits } => iteration.skip_splits(*task, splits),
         Update::TaskSettled { task, missing, taken } => iteration.settle_task(*task, missing, taken),
         _ => {}
     }

@@ -120,13 +120,16 @@ pub fn has_no_follow_up(update: &Update) -> bool {
             | Update::SplitsSetAside { .. }
             | Update::RowsAcknowledged { .. }
             | Update::SplitsCompleted { .. }
+            | Update::SplitsSkipped { .. }
     )
 }
 
 /// Whether answers that do not depend on leases wait until an update is durable.
 pub fn is_notable(update: &Update) -> bool {
     // Readers forget a split that is complete: a dispatcher that is started again must know it.
-    !has_no_follow_up(update) || matches!(update, Update::SplitsCompleted { .. })
+    // Workers report a split that they have skipped once.
+    !has_no_follow_up(update)
+        || matches!(update, Update::SplitsCompleted { .. } | Update::SplitsSkipped { .. })
 }
 
 impl State {

@@ -46,7 +46,7 @@ pub struct SharedCounts {
     pub window_hits: u64,
     /// Of these: splits whose remaining rows they computed themselves.
     pub taken_over: u64,
-    /// Rows that they did not get, under `relaxed`.
+    /// Rows that the job does not get, under `relaxed`: of the splits that its tasks have skipped, running ones included.
     pub skipped_rows: u64,
     /// Bytes in shared memory that a task of another job had put there.
     pub reused_bytes: u64,

@@ -269,6 +269,13 @@ pub enum Update {
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         taken: Vec<(ClientId, u64)>,
     },
+    /// A task has skipped splits: their rows have left its worker's window, and the job gets them from no other task either.
+    SplitsSkipped {
+        /// The task.
+        task: TaskId,
+        /// The splits, with their numbers of rows.
+        splits: Vec<(u64, u64)>,
+    },
     /// An iteration gets a task on a worker.
     TaskCreated {
         /// Its identifier.

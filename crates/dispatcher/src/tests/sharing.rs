@@ -236,3 +236,89 @@ fn a_task_that_is_lost_without_a_last_report_is_named_in_what_is_shared() {
         assert_eq!(shared(&world, "alone").await, None, "a job that shares nothing");
     });
 }
+
+fn skipped(splits: &[u64]) -> Vec<v1::SplitCount> {
+    splits.iter().map(|i| v1::SplitCount { split_index: *i, rows: 100 }).collect()
+}
+
+impl Sharer {
+    /// Says that it skipped splits, and asks for more.
+    async fn skip(&mut self, world: &World, splits: &[u64], want: u32) -> Result<Vec<u64>> {
+        self.requests += 1;
+        let request = v1::NextSplitsRequest {
+            task_id: self.task,
+            worker_id: self.worker,
+            want,
+            wait_ms: 60_000,
+            request_no: self.requests,
+            secret: world.worker_secret(self.worker),
+            sharing_points: vec![11],
+            skipped_splits: skipped(splits),
+            asks_for_lagging: true,
+            ..Default::default()
+        };
+        let answer = world.core.splits.next_splits(request.clone()).await?;
+        assert_eq!(
+            world.core.splits.next_splits(request).await?,
+            answer,
+            "a repeated request changes nothing"
+        );
+        Ok(indices(&answer))
+    }
+}
+
+/// XTR-22: a split that was skipped is not run again, and one that is run again was not skipped.
+#[test]
+fn xtr_22_rows_are_skipped_once_whoever_is_lost() {
+    run(async {
+        let mut world = World::new();
+        let (a, b) = (world.worker("a:1").await, world.worker("b:1").await);
+        let request = v1::OpenIterationRequest {
+            sharing: "relaxed".into(),
+            ..open_request(&json!({"splits": 8}), "one")
+        };
+        let opened = world.core.epochs.open_iteration(request).await.unwrap();
+        let of = |worker: u64| {
+            let task = opened.tasks.iter().find(|t| t.worker_id == worker).unwrap().task_id;
+            let (client, iteration) = (opened.client_id, opened.iteration_id);
+            Sharer { task, worker, client, iteration, requests: 0 }
+        };
+        let (mut one, mut two) = (of(a), of(b));
+        let skipped_rows = async |world: &World| {
+            let status = world.core.status.get_status().await.unwrap();
+            status.jobs[0].served.unwrap().shared.map_or(0, |shared| shared.skipped_rows)
+        };
+        let mut of_one = Vec::new();
+        while of_one.len() < 4 {
+            of_one.extend(one.ask(&world, 1, &[]).await.unwrap());
+        }
+        assert_eq!(of_one, [0, 1, 2, 3]);
+        assert_eq!(two.ask(&world, 1, &[]).await.unwrap(), [4]);
+        assert_eq!(one.skip(&world, &[1, 2], 1).await.unwrap(), [5]);
+        assert_eq!(two.skip(&world, &[0, 4], 1).await.unwrap(), [6]);
+        assert_eq!(skipped_rows(&world).await, 300, "split 0 is with the other task");
+        // What a task said before it was lost is final. What it says later is not: its splits are with others.
+        world.beat(one.client, one.iteration, &[], &[lost(one.task, &[])]).await;
+        one.skip(&world, &[3], 1).await.unwrap_err();
+        one.finish(&world, served(one.task, 0, 0)).await;
+        world.restart();
+        assert_eq!(skipped_rows(&world).await, 300);
+        let mut rest = two.skip(&world, &[], 1).await.unwrap();
+        rest.extend(two.skip(&world, &[rest[0]], 1).await.unwrap());
+        rest.extend(two.all(&world).await);
+        rest.sort_unstable();
+        assert_eq!(rest, [0, 3, 5, 7], "1, 2 and 4 are skipped for good");
+        assert_eq!(skipped_rows(&world).await, 400);
+        let request = v1::FinishTaskRequest {
+            task_id: two.task,
+            worker_id: two.worker,
+            secret: world.worker_secret(two.worker),
+            served: Some(served(two.task, 400, 0)),
+            skipped_splits: skipped(&[7]),
+            ..Default::default()
+        };
+        world.core.workers.finish_task(request.clone()).await.unwrap();
+        world.core.workers.finish_task(request).await.unwrap();
+        assert_eq!(skipped_rows(&world).await, 500);
+    });
+}

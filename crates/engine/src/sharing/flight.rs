@@ -65,7 +65,10 @@ impl Flights {
         let may = if lease.done.is_empty() || may != MayShare::Skip { may } else { MayShare::Read };
         let of = SplitRef { key: lease.split.key.0, repetition: lease.split.repetition };
         let begun = self.member.begin(of, lease.name, below, may).await;
-        if begun.is_skipped {
+        if let Some(rows) = begun.skipped_rows {
+            // Readers must not call it complete: it is over when the dispatcher knows that its rows were skipped.
+            self.ctx.not_sized(lease.index);
+            self.member.add_skipped(lease.index, rows);
             return Begin::Skip;
         }
         let is_computed = begun.read.is_none() && below.is_none();

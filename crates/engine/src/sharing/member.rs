@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arrow_array::RecordBatch;
+use caju_runtime::{LockRank, OrderedMutex};
 
 use super::demand::{Demand, HeldBack};
 use super::job::{MayShare, SharingJob};
@@ -29,6 +30,8 @@ pub struct SharingMember {
     /// Of each point.
     held_back: Vec<Arc<HeldBack>>,
     pub(super) counters: Counters,
+    /// Splits that it has skipped and that the dispatcher does not know of, with their numbers of rows.
+    skipped: OrderedMutex<Vec<(u64, u64)>>,
 }
 
 impl SharingWindow {
@@ -46,6 +49,7 @@ impl SharingWindow {
             demand,
             held_back,
             counters: Counters::default(),
+            skipped: OrderedMutex::new(LockRank::leaf("the skipped splits"), Vec::new()),
         })
     }
 }
@@ -69,6 +73,24 @@ impl SharingMember {
     /// What it computed, and what it read from the window.
     pub fn counts(&self) -> SharedCounts {
         self.counters.snapshot()
+    }
+
+    /// The splits that it has skipped and that the dispatcher does not know of, by their indexes in the iteration, with their
+    /// numbers of rows.
+    pub fn skipped_splits(&self) -> Vec<(u64, u64)> {
+        self.skipped.lock().clone()
+    }
+
+    /// The dispatcher knows of the first `splits` of [`SharingMember::skipped_splits`].
+    pub fn forget_skipped(&self, splits: usize) {
+        let mut skipped = self.skipped.lock();
+        let known = splits.min(skipped.len());
+        skipped.drain(..known);
+    }
+
+    /// It skips a split.
+    pub(super) fn add_skipped(&self, index: u64, rows: u64) {
+        self.skipped.lock().push((index, rows));
     }
 
     /// The task ends: no other task waits for it, or computes rows for it.
@@ -111,9 +133,6 @@ impl SharingMember {
             MayShare::Read | MayShare::Skip => usize::MAX,
         };
         let begun = self.window.begin(self.id, (of, name), from..to, may == MayShare::Skip).await;
-        if let Some(rows) = begun.skip {
-            self.counters.add_skipped(rows);
-        }
         let read = begun.read.and_then(|(at, split)| {
             let place = self.points.get(at)?.place;
             Some(SharedRows {
@@ -129,7 +148,7 @@ impl SharingMember {
             self.counters.add_hit();
         }
         let write = begun.write.into_iter().filter_map(|(at, split)| self.writer(at, split)).collect();
-        SplitRoute { read, write, is_skipped: begun.skip.is_some() }
+        SplitRoute { read, write, skipped_rows: begun.skip }
     }
 
     /// The task computes the remaining rows of a split that it read at a place.
@@ -169,8 +188,8 @@ pub(super) struct SplitRoute {
     pub(super) read: Option<SharedRows>,
     /// Where its rows go to.
     pub(super) write: Vec<Writer>,
-    /// Its rows are left out.
-    pub(super) is_skipped: bool,
+    /// The number of its rows, if they are left out.
+    pub(super) skipped_rows: Option<u64>,
 }
 
 /// The rows of a split in the window, for a task that reads them.

@@ -15,8 +15,6 @@ pub struct SharedCounts {
     pub read_back: u64,
     /// Of these, splits whose remaining rows it computed itself.
     pub taken_over: u64,
-    /// Rows that it left out because another job computed them and they have left the window.
-    pub skipped_rows: u64,
 }
 
 /// The counters behind [`SharedCounts`].
@@ -27,7 +25,6 @@ pub(super) struct Counters {
     window_hits: AtomicU64,
     read_back: AtomicU64,
     taken_over: AtomicU64,
-    skipped_rows: AtomicU64,
 }
 
 impl Counters {
@@ -51,10 +48,6 @@ impl Counters {
         self.taken_over.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn add_skipped(&self, rows: u64) {
-        self.skipped_rows.fetch_add(rows, Ordering::Relaxed);
-    }
-
     pub(super) fn snapshot(&self) -> SharedCounts {
         SharedCounts {
             computed_rows: self.computed_rows.load(Ordering::Relaxed),
@@ -62,7 +55,6 @@ impl Counters {
             window_hits: self.window_hits.load(Ordering::Relaxed),
             read_back: self.read_back.load(Ordering::Relaxed),
             taken_over: self.taken_over.load(Ordering::Relaxed),
-            skipped_rows: self.skipped_rows.load(Ordering::Relaxed),
         }
     }
 }

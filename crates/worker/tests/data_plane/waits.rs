@@ -7,6 +7,7 @@ use arrow_schema::SchemaRef;
 use caju_client::{Client, ClientConfig};
 use caju_dispatcher::{Bound, Catalog, Definition, Dispatcher, DispatcherConfig};
 use caju_pipeline::LearntBoundaries;
+use caju_runtime::IsolatedThreads;
 use caju_types::{ErrorKind, Result};
 use serde_json::json;
 
@@ -23,6 +24,10 @@ impl Catalog for Silent {
 
     async fn with_boundaries(&self, definition: &Definition, _: &[LearntBoundaries]) -> Result<Definition> {
         Ok(definition.clone())
+    }
+
+    fn threads(&self) -> IsolatedThreads {
+        IsolatedThreads::new("definition", 2, TEST_TIMEOUT, 8 << 20)
     }
 }
 

@@ -257,7 +257,7 @@ fn sharing(job: &JobStatus, all: &[&JobStatus], out: &mut String) {
     }
     if shared.unreported_tasks > 0 {
         let lost = format_count(shared.unreported_tasks);
-        line += &format!(", {lost} tasks lost without a last report");
+        line += &format!(", {lost} tasks lost or taken over without a last report");
     }
     let mapped = job.served.map_or(0, |s| s.mapped_bytes);
     if mapped > 0 {

@@ -245,7 +245,7 @@ fn jobs_that_share_are_named_with_what_they_read_of_each_other() {
         ..Default::default()
     };
     let shown = text("h:1", &status, false);
-    let line = "sharing exact with b epoch 0, c epoch 2: 1,500 rows computed, 4,500 rows of 9 splits from others, 2 of these splits in part from disk, 77 rows skipped, 1 tasks lost without a last report, 4.00 MiB in shared memory, of which 3.00 MiB are common with others; the slowest reader: client-12 of b epoch 0, with 850 rows";
+    let line = "sharing exact with b epoch 0, c epoch 2: 1,500 rows computed, 4,500 rows of 9 splits from others, 2 of these splits in part from disk, 77 rows skipped, 1 tasks lost or taken over without a last report, 4.00 MiB in shared memory, of which 3.00 MiB are common with others; the slowest reader: client-12 of b epoch 0, with 850 rows";
     assert_eq!(shown.matches("sharing").count(), 1, "{shown}");
     let window = "window of shared rows of worker 4: 7.00 MiB of 1.00 GiB; 9 splits read from it, 3 computed, 0 evicted unread";
     assert!(shown.split_whitespace().collect::<Vec<_>>().join(" ").contains(window), "{shown}");

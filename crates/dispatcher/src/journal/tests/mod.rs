@@ -266,7 +266,8 @@ fn every_update_survives_its_encoding() {
         forgotten: 0,
         shared: Some(shared),
     };
-    let all = [every_update(), later_updates(), vec![ended]].concat();
+    let skipped = Update::SplitsSkipped { task: TaskId(1), splits: vec![(3, 1000), (9, 0)] };
+    let all = [every_update(), later_updates(), vec![ended, skipped]].concat();
     assert_eq!(codec::decode(&encode(&all)).unwrap(), all);
     for update in all {
         assert_eq!(codec::decode(&encode(std::slice::from_ref(&update))).unwrap(), [update]);
