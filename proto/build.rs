@@ -4,6 +4,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=caju/v1/caju.proto");
     println!("cargo:rerun-if-changed=keda/externalscaler.proto");
     let files = protox::compile(["caju/v1/caju.proto", "keda/externalscaler.proto"], ["."])?;
-    tonic_prost_build::configure().bytes(".").compile_fds(files)?;
+    tonic_prost_build::configure().bytes(".").codec_path("crate::codec::BoundedCodec").compile_fds(files)?;
     Ok(())
 }

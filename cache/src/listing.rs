@@ -21,6 +21,7 @@ pub struct SourceListing {
     /// `caju.listing/v1`.
     pub schema: String,
     /// The source as definitions write it.
+    #[serde(deserialize_with = "caju_types::json::bounded")]
     pub source: Value,
     /// Its columns.
     pub columns: Schema,

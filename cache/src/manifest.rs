@@ -25,20 +25,20 @@ pub struct SnapshotDescription {
     #[serde(default)]
     pub prefix: String,
     /// The definition of the prefix as it was fingerprinted.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "caju_types::json::bounded")]
     pub definition: Value,
     /// What the fingerprint is a hash of, including the versions of functions and libraries. It shows in what two
     /// prefixes differ.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "caju_types::json::bounded")]
     pub canonical: Value,
     /// The schema of its rows.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "caju_types::json::bounded")]
     pub schema: Value,
     /// The encoding that its first writer chose; parts may differ.
     #[serde(default)]
     pub encoding: String,
     /// The last profile under which it was chosen (`caju.profile/v1`); null if there was none.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "caju_types::json::bounded")]
     pub profile: Value,
     /// The number of splits of the source, known once an epoch was read to its end. Where several sources share the
     /// snapshot: the largest number.

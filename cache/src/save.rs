@@ -43,13 +43,16 @@ pub struct SaveDescription {
     #[serde(default)]
     pub name: Option<String>,
     /// The definition as it was given.
+    #[serde(deserialize_with = "caju_types::json::bounded")]
     pub definition: Value,
     /// Stages of the definition that only order or group rows. They are not stored.
     #[serde(default)]
     pub left_out: Vec<String>,
     /// The columns with their types, for people.
+    #[serde(deserialize_with = "caju_types::json::bounded")]
     pub columns: Value,
     /// The columns as an Arrow schema in JSON.
+    #[serde(deserialize_with = "caju_types::json::bounded")]
     pub arrow_schema: Value,
     /// How parts are encoded.
     pub encoding: Encoding,

@@ -3,6 +3,7 @@
 //! An [`Error`] is sent as a gRPC status. The status code and the status message are its kind and its message. Because two
 //! kinds may share a code, the metadata `caju-error-kind` has the kind by name, too.
 
+pub mod codec;
 #[cfg(test)]
 mod fixtures;
 mod flight_ticket;

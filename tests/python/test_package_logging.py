@@ -57,6 +57,29 @@ def test_a_replaced_process_is_reported(caplog, tmp_path):
     assert told.levelno == logging.WARNING and "replaced" in told.getMessage() and "once" in told.getMessage()
 
 
+@pytest.mark.parametrize("on", ["here", "cluster"])
+def test_a_file_that_was_cut_between_two_epochs_is_reported(on, caplog, tmp_path):
+    """The rows are fewer, and nothing else is wrong: neither the number of files nor that of splits."""
+    files = [tmp_path / f"{name}.csv" for name in "ab"]
+    for file in files:
+        file.write_text("\n".join(["id", *map(str, range(100))]) + "\n")
+
+    def epochs(dataset):
+        first = sum(len(b["id"]) for b in dataset)
+        again = sum(len(b["id"]) for b in dataset)
+        files[1].write_text("\n".join(["id", *map(str, range(50))]) + "\n")
+        return first, again, sum(len(b["id"]) for b in dataset)
+
+    dataset = cj.read_csv(f"{tmp_path}/*.csv").batch(10)
+    if on == "here":
+        assert epochs(dataset) == (200, 200, 150)
+    else:
+        with cj.LocalCluster() as cluster:
+            assert epochs(dataset.distribute(cluster, job_name="cut")) == (200, 200, 150)
+    [changed] = [r for r in caplog.records if "source" in r.name and r.levelno == logging.WARNING]
+    assert "files of the source are others than in epoch 1, in 2 splits as before" in changed.getMessage()
+
+
 def test_what_a_loop_raises_is_not_reported_twice():
     done = python("""
 import caju

@@ -17,6 +17,7 @@ pub mod cluster;
 pub mod epoch_end;
 pub mod files;
 pub mod frames;
+pub mod http;
 pub mod pipeline;
 pub mod process;
 pub mod sockets;

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use caju_autocache::HintDef;
 use caju_engine::{ListingDigest, SetBase, Shard, name_in_set_of};
 use caju_pipeline::LearntBoundaries;
-use caju_runtime::Stores;
+use caju_runtime::{IsolatedThreads, Stores};
 use caju_sources::Split;
 use caju_types::{Error, Fingerprint, Result, SplitKey};
 use futures::stream::BoxStream;
@@ -44,6 +44,9 @@ pub trait Catalog: Send + Sync + 'static {
         definition: &Definition,
         learnt: &[LearntBoundaries],
     ) -> Result<Definition>;
+
+    /// Where definitions of calls are read, as they are bound: a few at a time, and on no thread of the runtime.
+    fn threads(&self) -> IsolatedThreads;
 
     /// Where saves may be written; none where there is no storage.
     fn stores(&self) -> Option<Arc<Stores>> {

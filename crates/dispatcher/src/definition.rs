@@ -28,6 +28,26 @@ impl Definition {
         Self(Arc::new(Forms { text: text.into(), typed: OnceLock::new() }))
     }
 
+    /// The definition of a call, with its typed form. Reading it may take seconds: calls do it in `Datasets::read_apart`. A
+    /// definition that is JSON and no dataset is refused where it is used, as one of the journal.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a text that is no JSON object.
+    pub(crate) fn of_call(json: &str) -> Result<Self> {
+        Ok(Self::of_value(&parse(json)?))
+    }
+
+    /// The definition with this JSON, with its typed form.
+    pub(crate) fn of_value(json: &Value) -> Self {
+        let typed = OnceLock::from(DatasetDef::from_json(json));
+        Self(Arc::new(Forms { text: json.to_string(), typed }))
+    }
+
+    /// Whether [`Definition::read`] answers at once.
+    pub(crate) fn was_read(&self) -> bool {
+        self.0.typed.get().is_some()
+    }
+
     /// The JSON text.
     pub fn text(&self) -> &str {
         &self.0.text
@@ -48,6 +68,15 @@ impl Definition {
     pub(crate) fn bytes(&self) -> usize {
         self.0.text.len().saturating_mul(2)
     }
+}
+
+/// A definition's JSON.
+///
+/// # Errors
+/// `InvalidArgument` for a text that is no JSON object, or takes too much memory as one.
+pub(crate) fn parse(definition_json: &str) -> Result<Value> {
+    let value = caju_types::json::read(definition_json.as_bytes(), "the definition")?;
+    if value.is_object() { Ok(value) } else { Err(Error::invalid("the definition is not a JSON object")) }
 }
 
 impl From<&Value> for Definition {

@@ -12,7 +12,7 @@ use caju_kernels::Registry;
 use caju_pipeline::{
     DatasetDef, LearntBoundaries, OnError, StageOp, canonical_text, identity, prefix_fingerprints, reseeded,
 };
-use caju_runtime::{Stores, SystemClock};
+use caju_runtime::{IsolatedThreads, Stores, SystemClock};
 use caju_sources::{ListingCache, SourceContext, Split};
 use caju_types::{Error, Fingerprint, Result};
 use futures::StreamExt;
@@ -175,6 +175,10 @@ impl ListingRecorder {
 impl Catalog for EngineCatalog {
     fn stores(&self) -> Option<Arc<caju_runtime::Stores>> {
         Some(Arc::clone(&self.ctx.stores))
+    }
+
+    fn threads(&self) -> IsolatedThreads {
+        self.registry.isolated_threads()
     }
 
     async fn seeded_snapshot(&self, definition: &Definition, hint: &str, seed: u64) -> Option<Fingerprint> {

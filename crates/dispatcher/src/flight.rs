@@ -20,6 +20,7 @@ use serde_json::{Map, Value, json};
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::control::Core;
+use crate::definition::Definition;
 
 /// The keys of a command, and of a ticket less `worker`.
 const KEYS: [&str; 5] = ["pipeline", "job", "epoch", "seed", "mode"];
@@ -35,13 +36,18 @@ impl FlightOnDispatcher {
     }
 
     async fn info(&self, descriptor: FlightDescriptor) -> Result<FlightInfo> {
-        let mut command = parse_command(&descriptor)?;
+        let read = {
+            let descriptor = descriptor.clone();
+            move || parse_command(&descriptor).map(|command| (Wanted::of(&command), command))
+        };
+        let bytes = descriptor.cmd.len();
+        let (wanted, mut command) = self.core.datasets.read_apart(bytes, read).await?;
         self.core
             .context
             .config
             .memory
             .check_name("a job's name", text(&command, "job").unwrap_or_default())?;
-        let schema = self.schema(&command).await?;
+        let schema = self.schema(wanted).await?;
         if text(&command, "job").is_none() {
             // One name for all endpoints of this answer: together they are one epoch.
             command.insert("job".to_string(), json!(self.core.context.unique_name("flight-")));
@@ -52,28 +58,51 @@ impl FlightOnDispatcher {
                 "no worker is registered: start one with `caju worker --dispatcher ADDRESS`",
             ));
         }
-        let endpoint = |(worker, address, secret): &(WorkerId, String, Secret)| {
-            let mut ticket = command.clone();
-            ticket.insert("worker".to_string(), json!(worker.0));
-            let ticket = sign_flight_ticket(secret, &Value::Object(ticket).to_string());
-            FlightEndpoint::new()
-                .with_ticket(Ticket::new(ticket))
-                .with_location(format!("grpc+tcp://{address}"))
+        // Each ticket holds the definition.
+        let tickets = move || {
+            let endpoint = |(worker, address, secret): &(WorkerId, String, Secret)| {
+                command.insert("worker".to_string(), json!(worker.0));
+                let ticket = sign_flight_ticket(secret, &json_text(&command)?);
+                Ok(FlightEndpoint::new()
+                    .with_ticket(Ticket::new(ticket))
+                    .with_location(format!("grpc+tcp://{address}")))
+            };
+            workers.iter().map(endpoint).collect::<Result<Vec<_>>>()
         };
+        let endpoints = self.core.datasets.read_apart(bytes, tickets).await?;
         let info = FlightInfo::new()
             .try_with_schema(&schema)
             .map_err(|e| Error::internal(format!("the schema cannot be written: {e}")))?
-            .with_endpoints(workers.iter().map(endpoint).collect())
+            .with_endpoints(endpoints)
             .with_descriptor(descriptor);
         Ok(info.with_total_records(-1).with_total_bytes(-1))
     }
 
-    async fn schema(&self, command: &Map<String, Value>) -> Result<SchemaRef> {
-        match &command["pipeline"] {
-            Value::String(id) => self.core.datasets.dataset_schema(&DatasetId(id.clone())).await,
-            definition => self.core.datasets.definition_schema(&definition.into()).await,
+    async fn schema(&self, wanted: Wanted) -> Result<SchemaRef> {
+        match wanted {
+            Wanted::Dataset(id) => self.core.datasets.dataset_schema(&id).await,
+            Wanted::Definition(definition) => self.core.datasets.definition_schema(&definition).await,
         }
     }
+}
+
+/// The pipeline of a command.
+enum Wanted {
+    Dataset(DatasetId),
+    Definition(Definition),
+}
+
+impl Wanted {
+    fn of(command: &Map<String, Value>) -> Self {
+        match &command["pipeline"] {
+            Value::String(id) => Self::Dataset(DatasetId(id.clone())),
+            definition => Self::Definition(Definition::of_value(definition)),
+        }
+    }
+}
+
+fn json_text(command: &Map<String, Value>) -> Result<String> {
+    serde_json::to_string(command).map_err(|e| Error::internal(format!("a ticket cannot be written: {e}")))
 }
 
 /// The command of a descriptor: a JSON object with a `pipeline`.
@@ -82,8 +111,8 @@ fn parse_command(descriptor: &FlightDescriptor) -> Result<Map<String, Value>> {
     if descriptor.cmd.is_empty() {
         return Err(Error::invalid(format!("the descriptor has no command; give it as JSON: {EXAMPLE}")));
     }
-    let value: Value = serde_json::from_slice(&descriptor.cmd)
-        .map_err(|e| Error::invalid(format!("the command is not JSON ({e}); it looks like {EXAMPLE}")))?;
+    let value = caju_types::json::read(&descriptor.cmd, "the command")
+        .map_err(|e| Error::invalid(format!("{e}; it looks like {EXAMPLE}")))?;
     let Value::Object(command) = value else {
         return Err(Error::invalid(format!("the command is not a JSON object; it looks like {EXAMPLE}")));
     };
@@ -143,8 +172,11 @@ impl FlightService for FlightOnDispatcher {
     }
 
     async fn get_schema(&self, request: Request<FlightDescriptor>) -> Result<Response<SchemaResult>, Status> {
-        let command = parse_command(&request.into_inner()).map_err(|e| to_status(&e))?;
-        let schema = self.schema(&command).await.map_err(|e| to_status(&e))?;
+        let descriptor = request.into_inner();
+        let bytes = descriptor.cmd.len();
+        let read = move || parse_command(&descriptor).map(|command| Wanted::of(&command));
+        let wanted = self.core.datasets.read_apart(bytes, read).await.map_err(|e| to_status(&e))?;
+        let schema = self.schema(wanted).await.map_err(|e| to_status(&e))?;
         let options = IpcWriteOptions::default();
         let encoded = SchemaResult::try_from(SchemaAsIpc::new(&schema, &options));
         encoded.map(Response::new).map_err(|e| Status::internal(format!("the schema cannot be written: {e}")))

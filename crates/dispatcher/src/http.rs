@@ -1,5 +1,6 @@
 //! The HTTP port: `GET /metrics` for Prometheus, and `GET /healthz` for those who ask whether the process answers.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,14 +13,14 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
 
 use crate::control::Core;
 use crate::metrics;
 
 /// The most bytes that are buffered of a request, the least that hyper takes. Prometheus and Kubernetes send some hundred.
 const MAX_REQUEST_BYTES: usize = 8 << 10;
-/// The most concurrent connections; further ones wait in the system's queue.
+/// The most concurrent connections. A further one closes the oldest: silent ones keep no probe waiting.
 const MAX_CONNECTIONS: usize = 32;
 /// The pause after a failure to accept a connection, such as a lack of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -29,20 +30,37 @@ const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 /// Answers requests until the task is stopped. Each connection carries one request, and is closed if that is not answered within
 /// the limit for the first request of a connection.
 pub(crate) async fn serve(mut listener: Listener, core: Arc<Core>, tasks: Tasks) -> Result<()> {
-    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let mut open = VecDeque::new();
+    let mut is_failing = false;
     loop {
-        let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return Ok(()) };
-        let Ok(stream) = listener.accept().await else {
-            tokio::time::sleep(ACCEPT_PAUSE).await;
-            continue;
+        let stream = match listener.accept().await {
+            Ok(stream) => stream,
+            Err(error) => {
+                if !std::mem::replace(&mut is_failing, true) {
+                    tracing::error!(%error, "no connection to the HTTP port can be accepted");
+                }
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
         };
+        is_failing = false;
+        let closed = CancellationToken::new();
+        open.retain(|c: &CancellationToken| !c.is_cancelled());
+        open.push_back(closed.clone());
+        if open.len() > MAX_CONNECTIONS
+            && let Some(oldest) = open.pop_front()
+        {
+            oldest.cancel();
+        }
         let core = Arc::clone(&core);
         tasks.background("an HTTP request", log_failure, async move {
             let limit = core.context.config.connections.handshake;
-            let answered = tokio::time::timeout(limit, answer(stream, core)).await;
-            drop(permit);
             // Who breaks the connection off, or sends nothing, needs no answer.
-            drop(answered);
+            tokio::select! {
+                () = closed.cancelled() => {}
+                _ = tokio::time::timeout(limit, answer(stream, core)) => {}
+            }
+            closed.cancel();
             Ok(())
         });
     }

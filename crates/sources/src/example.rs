@@ -278,6 +278,38 @@ fn each_element<'a>(
     Ok(true)
 }
 
+/// The bytes of a feature's value from which on its values are counted before they are read. A chunk has no more bytes of
+/// shorter ones than its reader asks for.
+const LONG_BYTES: usize = 64 << 10;
+
+/// The number of values in a long list of byte strings or integers, which take 2 bytes or 1 on the wire and 16 or 8 in memory. 0
+/// for others.
+fn values_of(value: &[u8], kind: u64) -> usize {
+    match kind {
+        _ if value.len() < LONG_BYTES => 0,
+        1 => {
+            let mut values = 0;
+            // What cannot be read is reported by whoever reads it.
+            let _ = each_element(value, kind, |_| {
+                values += 1;
+                Ok(())
+            });
+            values
+        }
+        2 => 0,
+        // Each integer ends with a byte without the upper bit.
+        _ => value.iter().filter(|b| **b < 0x80).count(),
+    }
+}
+
+fn reserve<T>(list: &mut Vec<T>, values: usize, what: impl std::fmt::Display) -> Result<()> {
+    if values > 0 {
+        budget::reserve(budget::bytes_of::<T>(values), what)?;
+        list.reserve(values);
+    }
+    Ok(())
+}
+
 /// Builds a column of values: the items, and how they form rows.
 struct Items {
     /// End of each row in items.
@@ -300,12 +332,22 @@ fn column<'a>(
         let before = slices.len() + floats.len() + ints.len();
         let present = match cell {
             None => false,
-            Some(value) => match kind {
-                1 => each_element(value, kind, |v| push_bytes(v, &mut slices)),
-                2 => each_element(value, kind, |v| push_floats(v, &mut floats)),
-                _ => each_element(value, kind, |v| push_ints(v, &mut ints)),
+            Some(value) => {
+                let values = values_of(value, kind);
+                let what = format_args!("{values} values of feature `{name}`");
+                match kind {
+                    1 => reserve(&mut slices, values, what),
+                    2 => Ok(()),
+                    _ => reserve(&mut ints, values, what),
+                }
+                .map_err(|e| (row, e))?;
+                match kind {
+                    1 => each_element(value, kind, |v| push_bytes(v, &mut slices)),
+                    2 => each_element(value, kind, |v| push_floats(v, &mut floats)),
+                    _ => each_element(value, kind, |v| push_ints(v, &mut ints)),
+                }
+                .map_err(|bad| (row, explain(name, kind_name, &bad)))?
             }
-            .map_err(|bad| (row, explain(name, kind_name, &bad)))?,
         };
         let count = slices.len() + floats.len() + ints.len() - before;
         let (want, present) = match feature.shape {

@@ -229,3 +229,29 @@ fn bad_records_are_named() {
     let e = feature_field("x", &features(&[("x", ColumnType::Bool, FeatureShape::Scalar)])[0].1).unwrap_err();
     assert!(e.message().starts_with("feature `x`"), "{e}");
 }
+
+/// An integer takes 1 byte on the wire and 8 in memory, an empty byte string 2 and 16.
+#[test]
+fn long_lists_are_counted_before_they_take_memory() {
+    let ints = example(&[("x", List::Ints(vec![1; 100_000]))], true);
+    let texts = example(&[("x", List::Bytes(vec![vec![]; 100_000]))], true);
+    for (record, dtype, needed) in [(ints, ColumnType::Int64, 800_000), (texts, ColumnType::Bytes, 1_600_000)]
+    {
+        let records = BinaryArray::from_vec(vec![b"", &record[..]]);
+        let features = optional(&[("x", dtype, FeatureShape::List)]);
+        let parse = |limit| caju_types::budget::scope(limit, || parse_example(&records, &features));
+        assert!(parse(needed + 10_000).is_ok());
+        let (row, e) = parse(needed - 1).unwrap_err();
+        assert_eq!(row, 1);
+        // Lengths count as numbers.
+        assert!(
+            e.message().starts_with("10000") && e.message().contains(" values of feature `x` needs"),
+            "{e}"
+        );
+    }
+    // One long value is one value.
+    let image = example(&[("x", List::Bytes(vec![vec![0; 1 << 20]]))], true);
+    let features = features(&[("x", ColumnType::Bytes, FeatureShape::Scalar)]);
+    let records = BinaryArray::from_vec(vec![&image[..]]);
+    assert!(caju_types::budget::scope(4096, || parse_example(&records, &features)).is_ok());
+}

@@ -7,6 +7,7 @@ use arrow::json::ReaderBuilder;
 use arrow::json::reader::infer_json_schema;
 use arrow_array::{RecordBatch, RecordBatchOptions};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
+use caju_types::budget;
 
 use crate::json_scan::{Expected, scan};
 use crate::text::{INFER_ROWS, Text, shown, type_name};
@@ -17,9 +18,28 @@ pub(crate) struct Json {
     /// Whether a definition gives the columns. An integer in a column of floats is an error where they were found in the rows,
     /// and is rounded where the definition asks for floats.
     pub(crate) is_given: bool,
+    /// The most memory that the values of one line may take: `--chunk-memory`.
+    pub(crate) memory: u64,
 }
 
+/// The memory of one value while a line is decoded: its place among the decoder's tokens, its text, and the column's value.
+const VALUE_BYTES: u64 = 48;
+
 impl Json {
+    /// Refuses a line whose values could take more memory than a chunk may. Two bytes are enough for a value, so a short line
+    /// is not looked at.
+    fn check_memory(&self, line: &[u8]) -> Result<(), String> {
+        if (line.len() as u64 / 2).saturating_mul(VALUE_BYTES) <= self.memory {
+            return Ok(());
+        }
+        let values = line.iter().filter(|b| matches!(b, b',' | b':' | b'[' | b'{')).count() as u64;
+        let needed = values.saturating_mul(VALUE_BYTES);
+        if needed <= self.memory {
+            return Ok(());
+        }
+        Err(budget::too_much(&format_args!("a line of {values} values"), needed, self.memory).to_string())
+    }
+
     /// What the decoder would not report. Keys without a column are errors if all columns are read and were found in the rows.
     fn scan(&self, schema: &SchemaRef, projection: &[usize], lines: &[u8]) -> Result<(), String> {
         let root = (!self.is_given || schema.fields().iter().any(|f| f.data_type().is_floating()))
@@ -77,6 +97,9 @@ impl Text for Json {
         lines: &[u8],
         rows: usize,
     ) -> Result<Vec<RecordBatch>, String> {
+        if rows == 1 {
+            self.check_memory(lines)?;
+        }
         self.scan(schema, projection, lines)?;
         let none = projection.is_empty();
         let columns = if none { &[0] } else { projection };
@@ -98,7 +121,10 @@ impl Text for Json {
 
     fn diagnose(&self, schema: &SchemaRef, projection: &[usize], line: &[u8]) -> Option<String> {
         let text = String::from_utf8_lossy(line);
-        let value: serde_json::Value = match serde_json::from_slice(line) {
+        if let Err(why) = self.check_memory(line) {
+            return Some(why);
+        }
+        let value = match caju_types::json::read(line, "it") {
             Ok(value) => value,
             // A number that is too large is one of the parser's reasons, too.
             Err(e) => {
@@ -137,5 +163,32 @@ impl Text for Json {
             _ => f.clone().with_nullable(true),
         };
         Ok(Schema::new(schema.fields().iter().map(|f| plain(f)).collect::<Vec<_>>()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 60 MiB of `1,` took 1.4 GiB, whatever `--chunk-memory` said.
+    #[test]
+    fn a_dense_line_is_refused_before_it_takes_memory() {
+        let json = Json { is_given: true, memory: 1 << 20 };
+        let list = DataType::List(Arc::new(Field::new_list_field(DataType::Int64, true)));
+        let schema =
+            Arc::new(Schema::new(vec![Field::new("l", list, true), Field::new("t", DataType::Utf8, true)]));
+        let dense = |n: usize| format!("{{\"l\": [{}1]}}\n", "1,".repeat(n));
+        let fine = json.decode(&schema, &[0], dense(20_000).as_bytes(), 1).unwrap();
+        assert_eq!(fine[0].num_rows(), 1);
+        let line = dense(30_000);
+        let why = json.decode(&schema, &[0], line.as_bytes(), 1).unwrap_err();
+        assert!(
+            why.contains("a line of 30003 values needs 1.37 MiB") && why.contains("--chunk-memory"),
+            "{why}"
+        );
+        assert_eq!(json.diagnose(&schema, &[0], line.as_bytes()), Some(why));
+        // A long text is one value.
+        let text = format!("{{\"t\": \"{}\"}}\n", "x".repeat(4 << 20));
+        assert_eq!(json.decode(&schema, &[1], text.as_bytes(), 1).unwrap()[0].num_rows(), 1);
     }
 }

@@ -153,7 +153,7 @@ async fn open_files(
         }
         FileFormat::Json { schema: given, compression } => {
             let given = given.as_ref().map(|g| text::given_schema(g, "json")).transpose()?;
-            let text = json::Json { is_given: given.is_some() };
+            let text = json::Json { is_given: given.is_some(), memory: ctx.limits.chunk_bytes };
             let format = lines::Lines::open(ctx, text, *compression, schema.or(given), first.as_ref());
             let format = guard::planned(place, format).await?;
             checked(place, files::FilesSource::new(format, def, ctx))?

@@ -10,6 +10,7 @@ mod consumers;
 mod error;
 mod hash;
 mod id;
+pub mod json;
 mod ranges;
 mod reading_bases;
 mod rice;

@@ -66,7 +66,7 @@ impl Default for ConnectionLimits {
             // A message of the largest size at 4 MiB/s.
             request: Duration::from_secs(60),
             streams: 256,
-            message_bytes: 256 << 20,
+            message_bytes: 64 << 20,
         }
     }
 }

@@ -1,11 +1,12 @@
 //! The target of workers, from real processes to `caju status`, Prometheus and KEDA.
 
-use std::io::{Read, Write};
+use std::io::Read;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use caju_proto::externalscaler::external_scaler_client::ExternalScalerClient;
 use caju_proto::externalscaler::{GetMetricsRequest, ScaledObjectRef};
+use caju_tests::http::get;
 use caju_tests::{Cluster, Pipeline, caju};
 use serde_json::{Value, json};
 
@@ -14,16 +15,6 @@ fn documented_metrics() -> Vec<String> {
     let page = include_str!("../../../docs/metrics.md");
     let rows = page.lines().filter_map(|l| l.strip_prefix("| `")?.split('|').next());
     rows.flat_map(|cell| cell.split('`').filter(|w| w.starts_with("caju_")).map(str::to_owned)).collect()
-}
-
-/// The answer of the HTTP port: the status line, and the body.
-fn get(address: &str, method: &str, path: &str) -> (String, String) {
-    let mut stream = TcpStream::connect(address).unwrap();
-    write!(stream, "{method} {path} HTTP/1.1\r\nHost: {address}\r\n\r\n").unwrap();
-    let mut text = String::new();
-    stream.read_to_string(&mut text).unwrap();
-    let (head, body) = text.split_once("\r\n\r\n").unwrap();
-    (head.lines().next().unwrap().to_string(), body.to_string())
 }
 
 fn target(status: &Value) -> Option<u64> {

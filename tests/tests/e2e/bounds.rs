@@ -7,12 +7,15 @@ use std::time::{Duration, Instant};
 use arrow::ipc::CompressionType;
 use arrow::ipc::writer::{FileWriter, IpcWriteOptions};
 use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray};
+use arrow_flight::FlightDescriptor;
+use arrow_flight::flight_service_client::FlightServiceClient;
 use caju_proto::v1;
 use caju_proto::v1::dispatcher_client::DispatcherClient;
 use caju_tests::files::{example, tfrecord};
 use caju_tests::pipeline::Report;
 use caju_tests::{Cluster, Pipeline, Process};
 use serde_json::{Value, json};
+use tonic::transport::Channel;
 
 /// A compressed Arrow file of 10,000 rows.
 fn arrow_file(codec: CompressionType) -> Vec<u8> {
@@ -93,6 +96,38 @@ fn a_definition_that_grows_holds_nobody_up() {
         let peak = peak_bytes(server.process.id());
         assert!(peak < 700 << 20, "{}: {peak}", server.address);
     }
+    cluster.stop();
+}
+
+/// Messages of a few MiB made a dispatcher hold 2.1 GiB: empty messages of 2 bytes, and JSON of 2 bytes per value.
+#[tokio::test(flavor = "multi_thread")]
+async fn dense_messages_are_refused_before_they_take_memory() {
+    let cluster = Cluster::start(1);
+    let mut rpc = DispatcherClient::connect(format!("http://{}", cluster.address())).await.unwrap();
+    let heartbeat = v1::ClientHeartbeatRequest {
+        acknowledged: vec![v1::SplitRows::default(); 2 << 20],
+        ..Default::default()
+    };
+    let refused = rpc.client_heartbeat(heartbeat).await.unwrap_err();
+    assert!(refused.message().contains("has more than 1048576 fields"), "{refused}");
+    let dense = format!("{{\"source\": {{\"range\": [{}0]}}, \"steps\": []}}", "0,".repeat(10 << 20));
+    let wanted = "takes more than 256.00 MiB as JSON in memory";
+    let register = v1::RegisterDatasetRequest { definition_json: dense.clone(), ..Default::default() };
+    let refused = rpc.register_dataset(register).await.unwrap_err();
+    assert!(refused.message().contains(wanted), "{refused}");
+    let open =
+        v1::OpenIterationRequest { definition_json: dense.clone(), job: "j".into(), ..Default::default() };
+    let refused = rpc.open_iteration(open).await.unwrap_err();
+    assert!(refused.message().contains(wanted), "{refused}");
+    let command = format!("{{\"pipeline\": {dense}}}");
+    let channel =
+        Channel::from_shared(format!("http://{}", cluster.address())).unwrap().connect().await.unwrap();
+    let mut flight = FlightServiceClient::new(channel);
+    let refused = flight.get_flight_info(FlightDescriptor::new_cmd(command)).await.unwrap_err();
+    assert!(refused.message().contains(wanted), "{refused}");
+    let peak = peak_bytes(cluster.dispatcher.process.id());
+    assert!(peak < 700 << 20, "{peak}");
+    still_serves(&cluster);
     cluster.stop();
 }
 

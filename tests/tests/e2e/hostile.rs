@@ -138,8 +138,23 @@ async fn strangers_calls(
             assert_eq!(e.code(), Code::PermissionDenied, "{e}");
             refused += 1;
         }
+        let rounds = v1::NextRoundsRequest {
+            client_id: *client_id,
+            iteration_id,
+            request_no: 1,
+            position: 1 << 40,
+            ended_tasks: vec![task_id],
+            ..Default::default()
+        };
+        match rpc.next_rounds(rounds).await {
+            Ok(answer) => assert!(answer.into_inner().unknown, "client {client_id} is nobody"),
+            Err(e) => {
+                assert_eq!(e.code(), Code::PermissionDenied, "{e}");
+                refused += 1;
+            }
+        }
     }
-    assert_eq!(refused, 2, "one of them is the owner");
+    assert_eq!(refused, 3, "one of them is the owner");
     let failure = Some(v1::Failure { kind: "data loss".into(), message: "made up".into() });
     let finish = v1::FinishTaskRequest { task_id, worker_id, failure, ..Default::default() };
     assert_eq!(rpc.finish_task(finish).await.unwrap_err().code(), Code::PermissionDenied);
@@ -149,6 +164,13 @@ async fn strangers_calls(
     assert_eq!(rpc.next_splits(next).await.unwrap_err().code(), Code::PermissionDenied);
     let get = v1::GetTaskRequest { task_id, worker_id, ..Default::default() };
     assert_eq!(rpc.get_task(get).await.unwrap_err().code(), Code::PermissionDenied);
+    let lagging =
+        v1::ServeLaggingRequest { task_id, worker_id, request_no: 1, elements: 9, ..Default::default() };
+    assert_eq!(rpc.serve_behind(lagging).await.unwrap_err().code(), Code::PermissionDenied);
+    let remainder = v1::AssignRemainderRequest { task_id, worker_id, elements: 9, ..Default::default() };
+    assert_eq!(rpc.deal_tail(remainder).await.unwrap_err().code(), Code::PermissionDenied);
+    let boundaries = v1::ReportBoundariesRequest { worker_id, dataset: "d".into(), ..Default::default() };
+    assert_eq!(rpc.report_boundaries(boundaries).await.unwrap_err().code(), Code::PermissionDenied);
     let drain = v1::DrainWorkerRequest { worker_id, secret: vec![0; 16].into(), leaving: false };
     assert_eq!(rpc.drain_worker(drain).await.unwrap_err().code(), Code::PermissionDenied);
     let beat = v1::WorkerHeartbeatRequest { worker_id, address: address.to_string(), ..Default::default() };
@@ -171,4 +193,35 @@ async fn strangers_calls(
     let status = format!("{:?}", rpc.get_status(v1::GetStatusRequest {}).await.unwrap());
     let operator = std::fs::read_to_string(cluster.operator_secret_file()).unwrap();
     assert!(!status.contains(operator.trim()));
+}
+
+/// Calls that whoever reaches the port may make: they belong to no task and no reader.
+const OPEN_CALLS: [&str; 7] = [
+    "register_dataset",
+    "get_dataset",
+    "open_iteration",
+    "start_save",
+    "get_save",
+    "get_status",
+    "get_worker_status",
+];
+
+#[test]
+fn every_call_of_the_protocol_is_tried_by_a_stranger_or_is_open() {
+    let proto = include_str!("../../../proto/caju/v1/caju.proto");
+    let calls = proto.lines().filter_map(|l| l.trim().strip_prefix("rpc ")?.split_once('('));
+    let mut found = 0;
+    for (name, _) in calls {
+        let mut method = String::new();
+        for c in name.chars() {
+            if c.is_ascii_uppercase() && !method.is_empty() {
+                method.push('_');
+            }
+            method.push(c.to_ascii_lowercase());
+        }
+        let is_tried = include_str!("hostile.rs").contains(&format!("rpc.{method}("));
+        assert!(is_tried || OPEN_CALLS.contains(&method.as_str()), "no stranger tries {name}");
+        found += 1;
+    }
+    assert!(found > 15, "{found}");
 }

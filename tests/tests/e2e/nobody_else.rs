@@ -1,6 +1,8 @@
 //! What other users cannot do to a process: reach it where no port was asked for, write where it may only read, put its own
 //! code in place of ours.
 
+use caju_proto::v1;
+use caju_proto::v1::dispatcher_client::DispatcherClient;
 use caju_tests::cluster::{Cluster, Server};
 use caju_tests::pipeline::Pipeline;
 use caju_tests::process::{Process, caju_in};
@@ -104,6 +106,32 @@ fn saves_need_a_place_that_may_be_written() {
     dispatcher.terminate().expect_code(0);
 }
 
+/// `OpenIteration` names a place to store to as `StartSave` does, and whoever reaches the port may call it.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_iteration_stores_only_where_a_save_may_be_written() {
+    let folder = tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    caju_in(folder.path(), &["gen", "table", "--out", &at("saves/train"), "--count", "1000"]).expect_code(0);
+    let listen = ["--listen", "127.0.0.1:0", "--allow", folder.path().to_str().unwrap()];
+    let dispatcher =
+        Server::start(folder.path(), "dispatcher", &[&listen[..], &["--allow-write", &at("saves")]].concat());
+    let mut rpc = DispatcherClient::connect(format!("http://{}", dispatcher.address)).await.unwrap();
+    let definition = json!({ "source": { "parquet": at("saves/train") }, "steps": [] }).to_string();
+    for (to, why) in [("data", "--allow-write"), ("saves/train/s", "at, above or below the source")] {
+        let request = v1::OpenIterationRequest {
+            job: "j".into(),
+            definition_json: definition.clone(),
+            save_url: at(to),
+            ..Default::default()
+        };
+        let e = rpc.open_iteration(request).await.expect_err("a place that may not be written");
+        assert!(e.message().contains(why), "{to}: {e}");
+        assert!(!folder.path().join(to).exists());
+    }
+    drop(rpc);
+    dispatcher.terminate().expect_code(0);
+}
+
 #[test]
 fn a_save_never_lies_among_its_sources() {
     let p = Pipeline::of(json!({ "range": 100 }), json!([]));
@@ -111,6 +139,7 @@ fn a_save_never_lies_among_its_sources() {
     caju_in(p.folder(), &["save", "pipeline.yaml", "--to", &at("data/first"), "--encoding", "parquet/none"])
         .expect_code(0);
     std::fs::create_dir_all(at("train")).unwrap();
+    std::os::unix::fs::symlink(at("train"), at("alias")).unwrap();
     caju_in(p.folder(), &["gen", "table", "--out", &at("train"), "--count", "1000"]).expect_code(0);
     for (source, to) in [
         (json!({ "parquet": at("train") }), "train"),
@@ -118,6 +147,8 @@ fn a_save_never_lies_among_its_sources() {
         (json!({ "parquet": at("train/*.parquet") }), "train"),
         (json!({ "parquet": at("train/**") }), "train/deeper"),
         (json!({ "parquet": at("train") }), "."),
+        (json!({ "parquet": at("train") }), "alias"),
+        (json!({ "parquet": at("alias/**") }), "train/deeper"),
         (json!({ "load": { "path": at("data/first") } }), "data/first"),
         (
             json!({ "concatenate": [{ "source": { "range": 3 }, "steps": [{ "select": ["id"] }] },
@@ -129,6 +160,7 @@ fn a_save_never_lies_among_its_sources() {
         caju_in(reading.folder(), &["save", "pipeline.yaml", "--to", &at(to)])
             .expect_code(2)
             .expect_error(&["at, above or below the source"]);
+        assert!(!p.folder().join("train/save.json").exists());
     }
     let apart = Pipeline::of(json!({ "parquet": at("train") }), json!([]));
     caju_in(apart.folder(), &["save", "pipeline.yaml", "--to", &at("train-saved")]).expect_code(0);

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use caju_tests::binary::caju_binary;
 use caju_tests::cluster::{Cluster, Server};
+use caju_tests::http::get;
 use caju_tests::pipeline::Pipeline;
 use caju_tests::process::{Process, TEST_TIMEOUT, caju_in};
 use serde_json::json;
@@ -70,6 +71,24 @@ fn silent_connections_lock_no_reader_out() {
         closed(stream);
     }
     cluster.stop();
+}
+
+/// Kubernetes restarts a dispatcher whose probe waits for 5 s.
+#[test]
+fn silent_connections_to_the_http_port_hold_up_no_probe() {
+    let folder = tempdir().unwrap();
+    let args = ["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--handshake-timeout", "1m"];
+    let server = Server::start(folder.path(), "dispatcher", &args);
+    let lines = server.process.wait_for_lines(2);
+    let http = lines[1].strip_prefix("caju dispatcher serves http://").unwrap();
+    let http = http.strip_suffix("/metrics").unwrap();
+    let silent: Vec<TcpStream> = (0..200).map(|_| TcpStream::connect(http).unwrap()).collect();
+    // 32 are open. Those before them were closed, so the probe is not the one that is.
+    closed(&silent[0]);
+    let asked = Instant::now();
+    assert_eq!(get(http, "GET", "/healthz").1, "ok\n");
+    assert!(asked.elapsed() < Duration::from_secs(5), "{:?}", asked.elapsed());
+    server.terminate().expect_code(0);
 }
 
 /// What begins an HTTP/2 connection, with empty settings.

@@ -71,7 +71,7 @@ pub(crate) struct ConnectionArgs {
     #[arg(long, value_name = "TIME", default_value = "1m", value_parser = duration)]
     pub(crate) request_timeout: Duration,
     /// The largest accepted message, such as a definition with its rows
-    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = size)]
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = size)]
     pub(crate) message_bytes: u64,
 }
 

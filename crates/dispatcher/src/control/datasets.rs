@@ -10,7 +10,6 @@ use arrow_schema::{Schema, SchemaRef};
 use caju_proto::v1;
 use caju_runtime::OrderedMutex;
 use caju_types::{DatasetId, Error, Fingerprint, JobName, Result, did_you_mean, hash128, shortened};
-use serde_json::Value;
 
 use super::Txn;
 use super::context::Context;
@@ -22,6 +21,9 @@ use crate::state::{Dataset, State, Update};
 
 /// Bindings that are kept. Others are made again when they are needed.
 const MAX_BINDINGS: usize = 256;
+
+/// The most bytes of a definition's text that the runtime's own threads read: below a millisecond of work.
+const SHORT_BYTES: usize = 64 << 10;
 
 /// Where the dataset of a request comes from.
 pub(super) enum RequestedDataset {
@@ -53,6 +55,38 @@ impl Datasets {
     /// When datasets and jobs were last used.
     pub(super) fn usage(&self) -> &OrderedMutex<Usage> {
         &self.usage
+    }
+
+    /// Reads something of a definition whose text has `bytes`: at once if it is short, else on threads of its own, as many at a
+    /// time as are bound. A text of some MiB takes a second, and no heartbeat waits for it.
+    pub(crate) async fn read_apart<T, F>(&self, bytes: usize, read: F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: FnOnce() -> Result<T> + Send + 'static,
+    {
+        if bytes <= SHORT_BYTES {
+            return read();
+        }
+        self.catalog.threads().run("reading the definition", read).await
+    }
+
+    /// The definition of a call, in both forms.
+    pub(super) async fn definition_of_call(&self, json: String) -> Result<Definition> {
+        self.read_apart(json.len(), move || Definition::of_call(&json)).await
+    }
+
+    /// Reads a definition of the journal, if nobody has read it yet.
+    pub(super) async fn ensure_read(&self, definition: &Definition) -> Result<()> {
+        if definition.was_read() {
+            return Ok(());
+        }
+        let definition = definition.clone();
+        // Its own error is for those who use it.
+        self.read_apart(definition.text().len(), move || {
+            let _ = definition.read();
+            Ok(())
+        })
+        .await
     }
 
     fn cached(&self, id: &DatasetId) -> Option<Arc<Bound>> {
@@ -106,7 +140,7 @@ impl Datasets {
         request: v1::RegisterDatasetRequest,
     ) -> Result<v1::RegisterDatasetResponse> {
         self.context.config.memory.check_name("a dataset's name", &request.dataset_id)?;
-        let definition = Definition::from(&parse(&request.definition_json)?);
+        let definition = self.definition_of_call(request.definition_json).await?;
         let (bound, dataset) = self.bind(definition).await?;
         let chosen = Some(request.dataset_id).filter(|id| !id.is_empty()).map(DatasetId);
         let dataset = self.context.commit(|txn| self.register(txn, dataset, chosen, None)).await?;
@@ -251,13 +285,6 @@ pub(super) fn find<'a>(state: &'a State, id: &DatasetId) -> Result<&'a Dataset> 
         let hint = did_you_mean(&id.0, state.datasets.keys().map(|k| k.0.as_str()));
         Error::not_found(format!("no dataset `{}` is registered{hint}", shortened(&id.0)))
     })
-}
-
-/// A definition's JSON.
-pub(super) fn parse(definition_json: &str) -> Result<Value> {
-    let value: Value = serde_json::from_str(definition_json)
-        .map_err(|e| Error::invalid(format!("the definition is not JSON: {e}")))?;
-    if value.is_object() { Ok(value) } else { Err(Error::invalid("the definition is not a JSON object")) }
 }
 
 /// A schema as an Arrow IPC stream without batches.

@@ -8,7 +8,7 @@ use caju_types::{DatasetId, Error, IterationId, JobName, Result, hash128};
 
 use super::autocache::Decisions;
 use super::context::Context;
-use super::datasets::{Datasets, RequestedDataset, find, parse};
+use super::datasets::{Datasets, RequestedDataset, find};
 use super::iterations::{Iterations, Restored};
 use super::jobs::{ANONYMOUS, mode_of_message};
 use super::learning::{Awaited, Learning};
@@ -18,7 +18,6 @@ use super::shards::shard_by;
 use super::snapshots::Snapshots;
 use super::usage::admit_reader;
 use super::{jobs, joining, restored_beginning, resume, sharing, targets};
-use crate::definition::Definition;
 use crate::state::{Mode, State};
 
 /// Opens epochs for readers.
@@ -157,6 +156,7 @@ impl Epochs {
                 (self.datasets.bound(id).await?, definition)
             }
         };
+        self.datasets.ensure_read(&definition).await?;
         shard_by(&self.context.config.workers, mode, &definition, &bound).await
     }
 
@@ -167,7 +167,7 @@ impl Epochs {
             (true, false) => {}
             _ => return Err(Error::invalid("give either a dataset's name or a definition")),
         }
-        let definition = Definition::from(&parse(&request.definition_json)?);
+        let definition = self.datasets.definition_of_call(request.definition_json.clone()).await?;
         let job = JobName(request.job.clone());
         let known = self
             .context

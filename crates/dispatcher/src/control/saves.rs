@@ -7,16 +7,16 @@ use caju_autocache::{HintDef, fixed_hint};
 use caju_cache::{Encoding, SaveDescription, SaveState};
 use caju_pipeline::{DatasetDef, SAVE_HINT, SavedForm};
 use caju_proto::v1;
-use caju_runtime::stores::{StoreUrl, may_lie_in};
-use caju_runtime::{Clock, OrderedMutex, Stores};
+use caju_runtime::stores::{StoreUrl, may_lie_in, without_links};
+use caju_runtime::{Clock, OrderedMutex, Stores, blocking};
 use caju_types::{DatasetId, Error, Fingerprint, Result, SplitKey};
 use futures::TryStreamExt;
 use serde_json::Value;
 use tokio::sync::watch;
 
 use super::context::Context;
-use super::datasets::{Datasets, find, parse};
-use crate::definition::Definition;
+use super::datasets::{Datasets, find};
+use crate::definition::{Definition, parse};
 use crate::locks;
 use crate::state::{Dataset, Policy, Save, SaveStage, SaveTarget, SaveTotals, Update};
 
@@ -169,13 +169,22 @@ impl SaveCalls {
         self.context.config.memory.check_name("the URL of a save", &request.url)?;
         let url = writable(&stores, &request.url)?.to_string().trim_end_matches('/').to_owned();
         let wanted = Encoding::optional(&request.encoding)?;
-        let given = parse(&request.definition_json)?;
-        let def = DatasetDef::from_json(&given)?;
-        apart(&def, &StoreUrl::parse(&url)?)?;
-        let form = SavedForm::of(&def)?;
-        let (bound, dataset) = self.datasets.bind(form.def.into()).await?;
+        let json = request.definition_json;
+        let bytes = json.len();
+        let read = move || {
+            let given = parse(&json)?;
+            Ok((DatasetDef::from_json(&given)?, given))
+        };
+        let (def, given) = self.datasets.read_apart(bytes, read).await?;
+        apart(&def, &StoreUrl::parse(&url)?).await?;
+        let form = move || {
+            let SavedForm { def, copies, left_out } = SavedForm::of(&def)?;
+            Ok((Definition::from(def), copies, left_out))
+        };
+        let (runs, copies, left_out) = self.datasets.read_apart(bytes, form).await?;
+        let (bound, dataset) = self.datasets.bind(runs).await?;
         let hint = save_hint(&dataset)?;
-        if hint.random && form.copies > 1 {
+        if hint.random && copies > 1 {
             return Err(Error::invalid(
                 "saving a random pipeline with `repeat`: the repetitions would differ, and a save holds one; leave \
                  `repeat` out, and repeat the load",
@@ -187,13 +196,13 @@ impl SaveCalls {
             fingerprint: hint.prefix,
             name: bound.name.clone(),
             definition: given,
-            left_out: form.left_out.iter().map(ToString::to_string).collect(),
+            left_out: left_out.iter().map(ToString::to_string).collect(),
             columns: columns(&bound.schema),
             arrow_schema: serde_json::to_value(bound.schema.as_ref())
                 .map_err(|e| Error::internal(format!("a schema as JSON: {e}")))?,
             encoding: wanted.unwrap_or_default(),
             chunk_bytes,
-            copies: form.copies,
+            copies,
             state: SaveState::Writing,
             error: None,
             splits: Vec::new(),
@@ -248,13 +257,14 @@ impl SaveCalls {
         self.context.config.memory.check_name("the URL of a save", &request.save_url)?;
         let url = writable(&stores, &request.save_url)?;
         let definition = match request.dataset_id.as_str() {
-            "" => Definition::from(&parse(&request.definition_json)?),
+            "" => self.datasets.definition_of_call(request.definition_json.clone()).await?,
             id => {
                 let id = DatasetId(id.to_owned());
                 self.context.read_durable(|state| find(state, &id).map(|d| d.definition.clone())).await??
             }
         };
-        apart(definition.read()?, &url)
+        self.datasets.ensure_read(&definition).await?;
+        apart(definition.read()?, &url).await
     }
 
     /// How a save goes.
@@ -292,17 +302,35 @@ fn writable(stores: &Stores, url: &str) -> Result<StoreUrl> {
 }
 
 /// Refuses to save among the files that a pipeline reads: the next one that lists the folder would read the save as its
-/// own rows.
-fn apart(def: &DatasetDef, url: &StoreUrl) -> Result<()> {
-    for path in def.source_paths() {
+/// own rows. Symbolic links in the names of local folders are followed.
+async fn apart(def: &DatasetDef, url: &StoreUrl) -> Result<()> {
+    let paths = def.source_paths();
+    for path in &paths {
         if may_lie_in(path, url)? {
-            return Err(Error::invalid(format!(
-                "save: {url} lies at, above or below the source {path}, and rows saved there could be read as its own; \
-                 save to a folder apart"
-            )));
+            return Err(among(url, path));
         }
     }
-    Ok(())
+    if !url.is_local() || paths.is_empty() {
+        return Ok(());
+    }
+    let (url, paths) = (url.clone(), paths.into_iter().map(str::to_owned).collect::<Vec<_>>());
+    blocking("looking for symbolic links", move || {
+        let real = StoreUrl::parse(&without_links(&url.to_string())?)?;
+        for path in &paths {
+            if may_lie_in(&without_links(path)?, &real)? {
+                return Err(among(&url, path));
+            }
+        }
+        Ok(())
+    })
+    .await?
+}
+
+fn among(url: &StoreUrl, path: &str) -> Error {
+    Error::invalid(format!(
+        "save: {url} lies at, above or below the source {path}, and rows saved there could be read as its own; save to a \
+         folder apart"
+    ))
 }
 
 fn taken(url: &str) -> Error {

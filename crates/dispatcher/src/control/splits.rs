@@ -55,6 +55,10 @@ impl SplitLeases {
         let id = TaskId(request.task_id);
         let worker = WorkerId(request.worker_id);
         secrets::worker(txn.state, worker, &request.secret)?;
+        running_task(txn.state, id, worker)?;
+        if !request.skipped_splits.is_empty() {
+            self.context.reports.lock().skip_splits(txn, id, &request.skipped_splits);
+        }
         let (iteration, task) = running_task(txn.state, id, worker)?;
         if request.request_no == task.last_request && request.request_no > 0 {
             return Ok(Some(self.answer(iteration, task, request.completed_seen)));
@@ -228,8 +232,8 @@ fn other_listing(iteration: &Iteration, listing: Option<u64>) -> Option<Error> {
     })
 }
 
-/// Says that the source has another number of splits than in the epoch before; none if it has not, or if that is not known. Each
-/// epoch lists the source again, so this is no error: files may be added between epochs. Files that vanish are rows that vanish.
+/// Says that the source has other splits than in the epoch before; none if it has not, or if that is not known. Each epoch lists
+/// the source again, so this is no error: files may be added between epochs. Files that vanish, or were cut, are rows that vanish.
 fn changed_source(state: &State, iteration: &Iteration, feed: FeedId) -> Option<String> {
     let is_before = |i: &&Iteration| {
         i.job == iteration.job
@@ -240,13 +244,24 @@ fn changed_source(state: &State, iteration: &Iteration, feed: FeedId) -> Option<
     let before = state.iterations.values().filter(is_before).max_by_key(|i| (i.epoch, i.id))?;
     let is_whole = |i: &Iteration| i.resume.is_none();
     let known = before.feeds.get(&feed).filter(|f| f.exhausted && is_whole(before) && is_whole(iteration))?;
-    let (had, has) = (known.issued, iteration.feeds.get(&feed)?.issued);
-    (had != has).then(|| {
-        format!(
+    let now = iteration.feeds.get(&feed)?;
+    let (had, has) = (known.issued, now.issued);
+    if had != has {
+        return Some(format!(
             "the source has {} splits, and had {} in epoch {}: its files changed between the epochs",
             format_count(has),
             format_count(had),
             before.epoch
+        ));
+    }
+    // Of a `sample` each epoch may have other splits.
+    let source = &state.datasets.get(&iteration.dataset)?.definition.read().ok()?.source;
+    let is_known = known.content != 0;
+    (is_known && known.content != now.content && !source.is_sampled()).then(|| {
+        format!(
+            "files of the source are others than in epoch {}, in {} splits as before: they changed between the epochs",
+            before.epoch,
+            format_count(has)
         )
     })
 }

@@ -60,6 +60,9 @@ pub struct Feed {
     pub issued: u64,
     /// A rolling hash of them in the order of issue: after a restart a fresh listing must agree with it.
     pub digest: u64,
+    /// The sum of their hashes: equal for the same splits in any order. A split's hash includes the versions of its files.
+    #[serde(default, skip_serializing_if = "is_unknown")]
+    pub content: u64,
     /// The provider has no further split.
     pub exhausted: bool,
     /// The only task of this feed ended without needing its remaining splits (`take`).
@@ -83,9 +86,16 @@ impl Feed {
     pub(super) fn issue(&mut self, record: &SplitRecord) {
         (self.issued, self.digest) =
             record.after.unwrap_or_else(|| (self.issued + 1, next_digest(self.digest, &record.split)));
+        self.content = self.content.wrapping_add(next_digest(0, &record.split));
         let position = record.index & ((1 << INDEX_BITS) - 1);
         self.scattered |= position + 1 != self.issued;
     }
+}
+
+/// Whether a sum of hashes is that of no split, or of splits that were issued before sums were kept.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde")]
+fn is_unknown(content: &u64) -> bool {
+    *content == 0
 }
 
 /// The rolling hash of issued splits after one more.

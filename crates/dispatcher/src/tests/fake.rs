@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use caju_autocache::HintDef;
 use caju_pipeline::LearntBoundaries;
 use caju_proto::{Bytes, v1};
-use caju_runtime::{Clock, Stores};
+use caju_runtime::{Clock, IsolatedThreads, Stores};
 use caju_types::{ClientId, Error, Fingerprint, IterationId, Result, WorkerId, hash128};
 use futures::StreamExt as _;
 use serde_json::{Value, json};
@@ -30,13 +30,17 @@ pub(crate) struct FakeCatalog {
     /// Part of every split: changing it changes the listing.
     pub(crate) version: Arc<AtomicU64>,
     pub(crate) binds: Arc<AtomicU64>,
-    stores: Option<Arc<Stores>>,
+    pub(crate) stores: Option<Arc<Stores>>,
 }
 
 #[async_trait]
 impl Catalog for FakeCatalog {
     fn stores(&self) -> Option<Arc<Stores>> {
         self.stores.clone()
+    }
+
+    fn threads(&self) -> IsolatedThreads {
+        IsolatedThreads::new("definition", 2, Duration::from_secs(60), 8 << 20)
     }
 
     async fn with_boundaries(

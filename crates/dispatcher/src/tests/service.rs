@@ -1,13 +1,14 @@
 //! The wire: gRPC and Flight on one listener.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arrow_flight::FlightDescriptor;
 use arrow_flight::flight_service_client::FlightServiceClient;
 use caju_proto::from_status;
 use caju_proto::v1;
 use caju_proto::v1::dispatcher_client::DispatcherClient;
+use caju_runtime::{Stores, Tasks};
 use caju_types::ErrorKind;
 use serde_json::{Value, json};
 
@@ -201,6 +202,69 @@ fn flight_info_names_the_endpoints_and_leaves_no_trace() {
         let e = flight.do_get(arrow_flight::Ticket::new("x")).await.unwrap_err();
         assert_eq!(e.code(), tonic::Code::Unimplemented);
         assert!(e.message().contains("GetFlightInfo"), "{e}");
+        handle.shutdown().await;
+    });
+}
+
+/// Definitions of some MiB took a second each on the threads that answer all calls. These are refused when they are read.
+#[test]
+fn large_definitions_of_others_delay_no_call() {
+    run(async {
+        let stores = Arc::new(Stores::default());
+        let catalog = FakeCatalog { stores: Some(stores), ..FakeCatalog::default() };
+        let handle = Dispatcher::start(fast(), Arc::new(catalog)).await.unwrap();
+        let url = format!("http://{}", handle.address());
+        let mut rpc = DispatcherClient::connect(url.clone()).await.unwrap();
+        let large = format!("[{}[]]", "[],".repeat(2 << 20));
+        let tasks = Tasks::new();
+        let mut callers = vec![];
+        for i in 0..8 {
+            let (large, url) = (large.clone(), url.clone());
+            callers.push(tasks.spawn("a caller", async move {
+                let channel = tonic::transport::Endpoint::new(url).unwrap().connect().await.unwrap();
+                let mut rpc = DispatcherClient::new(channel.clone());
+                let save_url = if i % 5 == 4 { "memory://saves/open".to_owned() } else { String::new() };
+                let refused = match i % 5 {
+                    0 => {
+                        let request =
+                            v1::RegisterDatasetRequest { definition_json: large, ..Default::default() };
+                        rpc.register_dataset(request).await.map(drop)
+                    }
+                    1 => {
+                        let url = "memory://saves/started".to_owned();
+                        let request =
+                            v1::StartSaveRequest { definition_json: large, url, ..Default::default() };
+                        rpc.start_save(request).await.map(drop)
+                    }
+                    2 => {
+                        let mut flight = FlightServiceClient::new(channel);
+                        flight.get_flight_info(FlightDescriptor::new_cmd(large)).await.map(drop)
+                    }
+                    _ => {
+                        let request = v1::OpenIterationRequest {
+                            definition_json: large,
+                            save_url,
+                            ..Default::default()
+                        };
+                        rpc.open_iteration(request).await.map(drop)
+                    }
+                };
+                let refused = refused.unwrap_err();
+                assert_eq!(from_status(&refused).kind(), ErrorKind::InvalidArgument, "{refused}");
+                assert!(refused.message().contains("takes more than 256.00 MiB as JSON"), "{refused}");
+            }));
+        }
+        let mut longest = Duration::ZERO;
+        while callers.iter().any(|c| !c.is_finished()) {
+            let asked = Instant::now();
+            rpc.get_status(v1::GetStatusRequest {}).await.unwrap();
+            longest = longest.max(asked.elapsed());
+        }
+        for caller in callers {
+            caller.await.unwrap();
+        }
+        // One thread sends and receives all of it here. Reading the definitions on that thread, too, takes 8 s.
+        assert!(longest < Duration::from_secs(3), "a status took {longest:?}");
         handle.shutdown().await;
     });
 }
