@@ -59,7 +59,16 @@ pub(crate) struct Session {
 enum Stopped {
     Failed(Error),
     /// The dispatcher lost its state, or lost a consumer of the job: the epoch continues when it is opened again.
-    Reopen(Error),
+    Reopen(Error, How),
+}
+
+/// How an epoch is opened again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum How {
+    /// Behind the rows that the user has taken: the dispatcher asks for it.
+    Behind,
+    /// As at first: the dispatcher does not know this consumer any more, and its user has taken nothing.
+    AtFirst,
 }
 
 impl From<Error> for Stopped {
@@ -112,10 +121,10 @@ impl Session {
             let why = match driven {
                 Ok(()) => break Some(Ok(())),
                 Err(Stopped::Failed(e)) => break Some(Err(e)),
-                Err(Stopped::Reopen(why)) => why,
+                Err(Stopped::Reopen(why, how)) => (why, how),
             };
             let again = tokio::select! {
-                r = self.open_again(why) => r,
+                r = self.open_again(why.0, why.1) => r,
                 () = stop.stopped() => break None,
             };
             match again {
@@ -158,23 +167,43 @@ impl Session {
 
     /// Opens the epoch again behind what the user has taken, and continues in a new session. The user gets no element until
     /// then.
-    async fn open_again(&mut self, why: Error) -> Result<(Self, v1::OpenIterationResponse)> {
-        if !self.reopening.is_possible() || !self.shared.config.tracks_rows {
+    async fn open_again(&mut self, why: Error, how: How) -> Result<(Self, v1::OpenIterationResponse)> {
+        let may_be = how == How::Behind
+            || self.reopening.at_first(&self.shared).is_some() && self.taken.elements() == 0;
+        if !may_be || !self.reopening.is_possible() || !self.shared.config.tracks_rows {
             return Err(why);
         }
-        tracing::warn!("the epoch is opened again behind the rows that were taken: {}", why.message());
+        match how {
+            How::Behind => {
+                tracing::warn!(
+                    "the epoch is opened again behind the rows that were taken: {}",
+                    why.message()
+                );
+            }
+            How::AtFirst => tracing::warn!("the epoch is opened again, nothing was taken: {}", why.message()),
+        }
         self.tasks.stop().await;
         self.shared.acks.close();
         self.shared.open_gates();
         self.draw();
-        let (request, origin) =
-            self.reopening.again(&self.shared, &self.taken, (self.client, &self.secret), self.iteration)?;
+        let (request, origin, is_resumed) = match how {
+            How::Behind => {
+                let own = (self.client, &self.secret);
+                let (request, origin) =
+                    self.reopening.again(&self.shared, &self.taken, own, self.iteration)?;
+                (request, origin, true)
+            }
+            How::AtFirst => match self.reopening.at_first(&self.shared) {
+                Some((request, origin)) if self.taken.elements() == 0 => (request, origin, false),
+                _ => return Err(why),
+            },
+        };
         let within = self.shared.config.open_timeouts(self.shared.config.dispatcher_timeout);
         let opened = self.link.open_iteration(&request, &within).await;
         let opened = opened.map_err(|e| e.context("the epoch could not be opened again"))?;
         let shared = Arc::new(self.shared.successor(opened.in_turn));
         shared.on_opened(&opened)?;
-        let reopening = Reopening::new(request, &opened, origin.clone(), true);
+        let reopening = Reopening::new(request, &opened, origin.clone(), is_resumed);
         let session = Self::new(self.link.clone(), Arc::clone(&shared), &opened, reopening);
         let again = OpenedAgain {
             shared,
@@ -333,7 +362,11 @@ impl Session {
                     self.link.address()
                 ))
             });
-            return Err(if answer.reattach { Stopped::Reopen(why) } else { Stopped::Failed(why) });
+            return Err(match answer.reattach {
+                true => Stopped::Reopen(why, How::Behind),
+                false if self.is_consumer => Stopped::Reopen(why, How::AtFirst),
+                false => Stopped::Failed(why),
+            });
         }
         if let Some(failure) = &answer.failure {
             return Err(Stopped::Failed(failure.into()));

@@ -220,6 +220,15 @@ fn seeds_that_have_failed_pass() {
     }
 }
 
+/// A consumer stood still at the beginning of the epoch, which began again without it.
+#[test]
+fn consumers_that_took_nothing_come_back() {
+    for seed in [1045, 1431, 314_159_115] {
+        let violations = report(seed, &["--scenario", "rounds"]).violations;
+        assert_eq!(violations, Vec::<String>::new(), "seed {seed}");
+    }
+}
+
 #[test]
 fn a_seed_gives_the_same_run_each_time() {
     for seed in 0..5 {
