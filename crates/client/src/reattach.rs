@@ -61,11 +61,14 @@ impl Reopening {
         self.request.reattached_client != 0
     }
 
-    /// The request that opens the epoch as at first, for a consumer without whose elements no other one has got any: it was
-    /// silent while the others came back, and its user has taken nothing. None for a reader that began behind states.
+    /// The request that opens the epoch as at first, for a consumer whose user has taken nothing: the epoch began again without it
+    /// while it was silent. None for a reader that began behind states.
     pub(crate) fn at_first(&self, shared: &Shared) -> Option<(v1::OpenIterationRequest, ReaderState)> {
         let request = v1::OpenIterationRequest {
             local_workers: shared.config.local.addresses(),
+            // It joins the others, and never begins the epoch again.
+            restored_beginning: false,
+            after_iteration: 0,
             ..self.request.clone()
         };
         (!self.is_resumed).then(|| (request, self.origin.clone()))

@@ -3,8 +3,8 @@
 //! Calls on a connection that was not admitted are answered with the reason.
 //!
 //! A connection keeps its permit while calls are open on it or ended lately. Received bytes do not count as use, because a
-//! peer can send HTTP/2 pings without an end. A request takes memory from its first piece until it is answered, so the bytes
-//! of all requests of a server share one limit until then, and a request that does not arrive in time is refused.
+//! peer can send HTTP/2 pings without an end. A request that arrives in pieces takes memory before it is a message, so the
+//! pieces of all unfinished requests of a server share one limit, and a request that does not arrive in time is refused.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -25,10 +25,10 @@ use tonic::codegen::http::{Request, Response};
 use tonic::{Code, Status};
 use tower::{Layer, Service};
 
-/// The limit on the bytes of unanswered requests of a server, as a number of requests of the largest size.
+/// The limit on the bytes of unfinished requests of a server, as a number of requests of the largest size.
 const UNFINISHED_REQUESTS: usize = 2;
 
-/// The bytes of unanswered requests that every server holds. A request above a small `--message-bytes` is refused by its
+/// The bytes of unfinished requests that every server holds. A request above a small `--message-bytes` is refused by its
 /// own length then, and not for what the others take.
 const MIN_UNFINISHED_BYTES: usize = 16 << 20;
 
@@ -94,7 +94,7 @@ impl Drop for OpenCall {
     }
 }
 
-/// Counts the calls of each connection, and bounds the requests that are not answered yet. Every gRPC server of ours has
+/// Counts the calls of each connection, and bounds the requests that are still arriving. Every gRPC server of ours has
 /// this layer.
 #[derive(Debug, Clone)]
 pub struct CallLayer {
@@ -102,7 +102,7 @@ pub struct CallLayer {
     timeout: Duration,
 }
 
-/// Bytes of requests that are not answered yet, over all connections of a server.
+/// Bytes of requests that are still arriving, over all connections of a server.
 #[derive(Debug)]
 struct Unfinished {
     bytes: AtomicUsize,
@@ -159,59 +159,25 @@ where
             return Box::pin(async move { Ok(refused.into_http()) });
         }
         let call = calls.map(OpenCalls::begin);
-        let held = Arc::new(RequestBytes::new(&self.layer.unfinished));
         let request = request.map(|body| {
             Body::new(RequestBody {
                 body,
-                held: Arc::clone(&held),
+                bytes: 0,
+                unfinished: Arc::clone(&self.layer.unfinished),
                 timer: Box::pin(tokio::time::sleep(self.layer.timeout)),
                 timeout: self.layer.timeout,
             })
         });
         let answered = self.inner.call(request);
-        Box::pin(async move {
-            let answer = answered.await?;
-            drop(held);
-            Ok(answer.map(|body| Body::new(AnswerBody { body, _call: call })))
-        })
+        Box::pin(async move { Ok(answered.await?.map(|body| Body::new(AnswerBody { body, _call: call }))) })
     }
 }
 
-/// The bytes of one request. They count until it is answered: its message, and what is made of it, is in memory until then.
-#[derive(Debug)]
-struct RequestBytes {
-    bytes: AtomicUsize,
-    all: Arc<Unfinished>,
-}
-
-impl RequestBytes {
-    fn new(all: &Arc<Unfinished>) -> Self {
-        Self { bytes: AtomicUsize::new(0), all: Arc::clone(all) }
-    }
-
-    fn add(&self, bytes: usize) -> Result<(), Status> {
-        self.bytes.fetch_add(bytes, Ordering::AcqRel);
-        let before = self.all.bytes.fetch_add(bytes, Ordering::AcqRel);
-        let most = self.all.most;
-        if before.saturating_add(bytes) <= most {
-            return Ok(());
-        }
-        Err(Status::resource_exhausted(format!(
-            "requests that are not answered yet have more than the {most} bytes that the server holds of them; try again later"
-        )))
-    }
-}
-
-impl Drop for RequestBytes {
-    fn drop(&mut self) {
-        self.all.bytes.fetch_sub(*self.bytes.get_mut(), Ordering::AcqRel);
-    }
-}
-
-/// The body of a request.
+/// The body of a request: its bytes count until it is dropped, which is when the message was decoded.
 struct RequestBody {
     body: Body,
-    held: Arc<RequestBytes>,
+    bytes: usize,
+    unfinished: Arc<Unfinished>,
     timer: Pin<Box<Sleep>>,
     timeout: Duration,
 }
@@ -232,10 +198,16 @@ impl HttpBody for RequestBody {
             }
             return Poll::Pending;
         };
-        if let Some(data) = frame.as_ref().and_then(|f| f.as_ref().ok()).and_then(Frame::data_ref)
-            && let Err(status) = this.held.add(data.len())
-        {
-            return Poll::Ready(Some(Err(status)));
+        if let Some(data) = frame.as_ref().and_then(|f| f.as_ref().ok()).and_then(Frame::data_ref) {
+            this.bytes += data.len();
+            let before = this.unfinished.bytes.fetch_add(data.len(), Ordering::AcqRel);
+            let most = this.unfinished.most;
+            if before.saturating_add(data.len()) > most {
+                return Poll::Ready(Some(Err(Status::resource_exhausted(format!(
+                    "requests that are still arriving have more than the {most} bytes that the server holds of them; \
+                     try again later"
+                )))));
+            }
         }
         Poll::Ready(frame)
     }
@@ -246,6 +218,12 @@ impl HttpBody for RequestBody {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+impl Drop for RequestBody {
+    fn drop(&mut self) {
+        self.unfinished.bytes.fetch_sub(self.bytes, Ordering::AcqRel);
     }
 }
 
@@ -303,7 +281,8 @@ mod tests {
     fn body(layer: &CallLayer, pieces: usize) -> RequestBody {
         RequestBody {
             body: Body::new(Open(vec![Bytes::from_static(&[0; 60]); pieces])),
-            held: Arc::new(RequestBytes::new(&layer.unfinished)),
+            bytes: 0,
+            unfinished: Arc::clone(&layer.unfinished),
             timer: Box::pin(tokio::time::sleep(layer.timeout)),
             timeout: layer.timeout,
         }

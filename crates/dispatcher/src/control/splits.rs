@@ -256,7 +256,7 @@ fn changed_source(state: &State, iteration: &Iteration, feed: FeedId) -> Option<
     }
     // Of a `sample` each epoch may have other splits.
     let source = &state.datasets.get(&iteration.dataset)?.definition.read().ok()?.source;
-    let is_known = known.content != 0;
+    let is_known = known.content != 0 && now.content != 0;
     (is_known && known.content != now.content && !source.is_sampled()).then(|| {
         format!(
             "files of the source are others than in epoch {}, in {} splits as before: they changed between the epochs",

@@ -84,9 +84,12 @@ impl Feed {
     }
 
     pub(super) fn issue(&mut self, record: &SplitRecord) {
+        // A feed of an older journal, some of whose splits were issued before sums were kept, has none.
+        if self.issued == 0 || self.content != 0 {
+            self.content = self.content.wrapping_add(next_digest(0, &record.split));
+        }
         (self.issued, self.digest) =
             record.after.unwrap_or_else(|| (self.issued + 1, next_digest(self.digest, &record.split)));
-        self.content = self.content.wrapping_add(next_digest(0, &record.split));
         let position = record.index & ((1 << INDEX_BITS) - 1);
         self.scattered |= position + 1 != self.issued;
     }

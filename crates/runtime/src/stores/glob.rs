@@ -109,10 +109,10 @@ fn is_part(name: &str) -> bool {
     stem.split_once('-').is_some_and(|(split, attempt)| is_hash(split) && is_hex(attempt))
 }
 
-/// Whether a file that begins so is a record of a cache or a save. `{}` is the whole of a pin.
-pub(super) fn is_sealed(start: &[u8]) -> bool {
+/// Whether a file with this key that begins so is a record of a cache or a save. `{}` is the whole of a pin.
+pub(super) fn is_sealed(key: &str, start: &[u8]) -> bool {
     let seal = start.strip_prefix(SEAL).and_then(|rest| rest.split_at_checked(32));
-    start == b"{}"
+    start == b"{}" && key.ends_with("/pin")
         || seal.is_some_and(|(seal, rest)| {
             rest.starts_with(b"\"") && std::str::from_utf8(seal).is_ok_and(is_hash)
         })

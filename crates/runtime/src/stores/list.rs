@@ -221,7 +221,7 @@ async fn is_record(store: &CountingStore, root: &StoreUrl, meta: &ObjectMeta) ->
         return Ok(false);
     }
     match store.get_range(&meta.location, 0..meta.size.min(SEALED_BYTES)).await {
-        Ok(start) => Ok(is_sealed(&start)),
+        Ok(start) => Ok(is_sealed(meta.location.as_ref(), &start)),
         Err(object_store::Error::NotFound { .. }) => Ok(true),
         Err(e) => Err(store_error(root.with_key(meta.location.as_ref()), e)),
     }

@@ -121,7 +121,9 @@ impl Traversal {
                 }
             } else if self.filter.accepts(&key) {
                 let origin = self.filter.origin(staged_for(&key).unwrap_or(&key));
-                if origin == Origin::Stored {
+                // A record that is being written may have no seal yet.
+                let is_unfinished = staged_for(&key).is_some();
+                if origin == Origin::Stored || is_unfinished && origin != Origin::User {
                     continue;
                 }
                 let url = self.root.with_key(key);
@@ -191,7 +193,7 @@ fn is_record(url: &StoreUrl) -> Result<bool> {
     let mut start = Vec::new();
     let read = open_file(&url.local_path()).and_then(|file| file.take(SEALED_BYTES).read_to_end(&mut start));
     match read {
-        Ok(_) => Ok(is_sealed(&start)),
+        Ok(_) => Ok(is_sealed(&url.key, &start)),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(true),
         Err(e) => Err(io_error(url, &e)),
     }
