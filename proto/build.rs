@@ -13,7 +13,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             list_fields(&format!(".{}", file.package()), message, &mut table);
         }
     }
-    let out = std::path::PathBuf::from(std::env::var_os("OUT_DIR").ok_or("no OUT_DIR")?).join("message_fields.rs");
+    let out =
+        std::path::PathBuf::from(std::env::var_os("OUT_DIR").ok_or("no OUT_DIR")?).join("message_fields.rs");
     std::fs::write(out, table + "]\n")?;
     tonic_prost_build::configure().bytes(".").codec_path("crate::codec::BoundedCodec").compile_fds(files)?;
     Ok(())

@@ -221,7 +221,9 @@ async fn xtr_22_skipped_rows_add_up_when_a_worker_is_lost() {
     };
     while skips().await == 0 {
         let next = tokio::time::timeout(TEST_TIMEOUT, late.next()).await.unwrap().unwrap();
-        of_late.push(ids(&next.expect("it skips splits before its end").batch));
+        // A job that skips nearly all of its splits may be at its end before its status shows it.
+        let Some(element) = next else { break };
+        of_late.push(ids(&element.batch));
     }
     cluster.workers.remove(0).kill();
     let (a, b) = futures::join!(drain(&mut early), drain(&mut late));
