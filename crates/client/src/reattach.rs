@@ -13,6 +13,15 @@ use crate::shared::Shared;
 use crate::state::ReaderState;
 use crate::taken::Taken;
 
+/// How an epoch is opened again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum How {
+    /// Behind the rows that the user has taken: the dispatcher asks for it.
+    Behind,
+    /// As at first: the dispatcher does not know this consumer any more, and its user has taken nothing.
+    AtFirst,
+}
+
 /// What is needed to open the epoch of a reader again.
 #[derive(Debug, Clone)]
 pub(crate) struct Reopening {

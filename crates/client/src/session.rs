@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use crate::deadlines::Absence;
 use crate::follow::{self, Identity};
-use crate::reattach::Reopening;
+use crate::reattach::{How, Reopening};
 use crate::receipts::FinalReceipts;
 use crate::rounds::Staging;
 use crate::shared::{Item, OpenedAgain, Shared};
@@ -60,15 +60,6 @@ enum Stopped {
     Failed(Error),
     /// The dispatcher lost its state, or lost a consumer of the job: the epoch continues when it is opened again.
     Reopen(Error, How),
-}
-
-/// How an epoch is opened again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum How {
-    /// Behind the rows that the user has taken: the dispatcher asks for it.
-    Behind,
-    /// As at first: the dispatcher does not know this consumer any more, and its user has taken nothing.
-    AtFirst,
 }
 
 impl From<Error> for Stopped {

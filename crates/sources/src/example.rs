@@ -302,11 +302,10 @@ fn values_of(value: &[u8], kind: u64) -> usize {
     }
 }
 
-fn reserve<T>(list: &mut Vec<T>, values: usize, what: impl std::fmt::Display) -> Result<()> {
-    if values > 0 {
-        budget::reserve(budget::bytes_of::<T>(values), what)?;
-        list.reserve(values);
-    }
+fn reserve<T>(list: &mut Vec<T>, name: &str, values: usize) -> Result<()> {
+    let what = format_args!("{values} values of feature `{name}`");
+    budget::reserve(budget::bytes_of::<T>(values), what)?;
+    list.reserve(values);
     Ok(())
 }
 
@@ -333,12 +332,10 @@ fn column<'a>(
         let present = match cell {
             None => false,
             Some(value) => {
-                let values = values_of(value, kind);
-                let what = format_args!("{values} values of feature `{name}`");
                 match kind {
-                    1 => reserve(&mut slices, values, what),
+                    1 => reserve(&mut slices, name, values_of(value, kind)),
                     2 => Ok(()),
-                    _ => reserve(&mut ints, values, what),
+                    _ => reserve(&mut ints, name, values_of(value, kind)),
                 }
                 .map_err(|e| (row, e))?;
                 match kind {

@@ -120,10 +120,11 @@ impl Traversal {
                     self.enter(key, level + 1)?;
                 }
             } else if self.filter.accepts(&key) {
-                let origin = self.filter.origin(staged_for(&key).unwrap_or(&key));
+                let staged = staged_for(&key);
+                let origin = self.filter.origin(staged.unwrap_or(&key));
+                let is_staged = staged.is_some();
                 // A record that is being written may have no seal yet.
-                let is_unfinished = staged_for(&key).is_some();
-                if origin == Origin::Stored || is_unfinished && origin != Origin::User {
+                if origin == Origin::Stored || is_staged && origin == Origin::StoredIfSealed {
                     continue;
                 }
                 let url = self.root.with_key(key);
@@ -132,9 +133,9 @@ impl Traversal {
                         if origin == Origin::StoredIfSealed && is_record(&url)? {
                             continue;
                         }
-                        match staged_for(name) {
-                            Some(_) => unfinished(&url, &m)?,
-                            None => found.push(listed(url, &m)),
+                        match is_staged {
+                            true => unfinished(&url, &m)?,
+                            false => found.push(listed(url, &m)),
                         }
                     }
                     Ok(_) => {}
