@@ -80,6 +80,9 @@ pub(crate) struct EpochReport {
     /// File, row and reason of the first of these.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) first_skips: Vec<String>,
+    /// How the source differs from that of the epoch before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) source_changed: Option<String>,
 }
 
 /// Why an epoch is incomplete.
@@ -350,6 +353,7 @@ mod tests {
             consumer_wait_s: None,
             surplus_elements: 0,
             first_skips: Vec::new(),
+            source_changed: None,
             incomplete: None,
             epoch: 0,
             rows: 10,

@@ -109,7 +109,7 @@ impl Dispatcher {
         let refuse: Intercept = refuse_other_major;
         let service = InterceptedService::new(service, refuse);
         let flight = FlightServiceServer::new(FlightOnDispatcher::new(Arc::clone(&core)))
-            .max_decoding_message_size(limits.message_bytes)
+            .max_decoding_message_size(limits.flight_message_bytes())
             .max_encoding_message_size(ANSWER_BYTES);
         let router = Server::builder()
             .layer(CallLayer::new(limits.message_bytes, limits.request))

@@ -36,6 +36,9 @@ const ADMISSION_WAIT: Duration = Duration::from_millis(1500);
 /// Refused gRPC connections that are open, in a server, so that their first call is answered with the reason. Further ones
 /// are closed without one.
 const REFUSED_CONNECTIONS: usize = 32;
+/// The largest message of Arrow Flight's own calls, in bytes; gRPC's usual bound. Arrow's generated code decodes them with
+/// prost's own codec, which counts no fields: a path of empty parts takes 12 times its size in memory.
+const FLIGHT_MESSAGE_BYTES: usize = 4 << 20;
 
 /// What a server allows its peers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,6 +71,14 @@ impl Default for ConnectionLimits {
             streams: 256,
             message_bytes: 64 << 20,
         }
+    }
+}
+
+impl ConnectionLimits {
+    /// The largest message of Arrow Flight's own calls, in bytes: 4 MiB, or `message_bytes` if that is less. A client with a
+    /// larger definition registers it, and names the dataset in its command.
+    pub fn flight_message_bytes(&self) -> usize {
+        self.message_bytes.min(FLIGHT_MESSAGE_BYTES)
     }
 }
 

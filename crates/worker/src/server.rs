@@ -27,7 +27,7 @@ pub(crate) fn serve(listener: Listener, manager: &Arc<Manager>, group: &Tasks) {
     let limits = manager.config.connections.clone();
     let (grpc, incoming) = grpc_connections();
     let flight = FlightServiceServer::new(FlightOnWorker::new(Arc::clone(manager)))
-        .max_decoding_message_size(limits.message_bytes)
+        .max_decoding_message_size(limits.flight_message_bytes())
         .max_encoding_message_size(usize::MAX);
     let status = WorkerServer::new(StatusService { manager: Arc::clone(manager) });
     let router = Server::builder()

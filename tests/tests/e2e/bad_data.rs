@@ -2,6 +2,7 @@
 
 use caju_tests::binary::sample_images;
 use caju_tests::files::{self, example, ints, parquet, png_header, strings, tfrecord};
+use caju_tests::pipeline::Report;
 use caju_tests::{Cluster, Pipeline};
 use serde_json::{Value, json};
 
@@ -263,4 +264,28 @@ fn nulls_where_text_should_be_are_not_errors() {
     let column = std::sync::Arc::new(arrow_array::StringArray::from(vec![Some("a"), None]));
     files::parquet(&p.folder().join("a.parquet"), vec![("s", column)]);
     assert_eq!(p.report(&[]).rows(), [2]);
+}
+
+/// Nothing else is wrong with such an epoch: it is whole, and has fewer rows than the one before.
+#[test]
+fn a_file_that_vanishes_between_two_epochs_is_in_report_summary_and_status() {
+    let cluster = Cluster::start(1);
+    let p = Pipeline::of(json!({ "csv": { "path": "*.csv" } }), json!([]));
+    let p = p.with_file("a.csv", b"id\n1\n2\n").with_file("b.csv", b"id\n3\n");
+    let state = ["--job", "j", "--state", "state.json", "--horizon", "9"];
+    let first = cluster.report(&p, &[&state[..], &["--epochs", "1"]].concat());
+    assert_eq!((first.rows(), first.epochs("source_changed")), (vec![3], vec![Value::Null]));
+    std::fs::remove_file(p.folder().join("b.csv")).unwrap();
+    let changed = "the source has 1 splits, and had 2 in epoch 0: its files changed between the epochs";
+    let again = ["--epochs", "2", "--report", "again.json"];
+    let ended = cluster.read(&p, &[&state[..], &again].concat());
+    ended.expect_code(0);
+    assert!(ended.stdout.contains("warning") && ended.stdout.contains("had 2 in"), "{}", ended.stdout);
+    let second = Report::load(&p.folder().join("again.json"));
+    assert_eq!((second.rows(), second.epochs("source_changed")), (vec![2], vec![json!(changed)]));
+    let status = cluster.status();
+    let jobs = status["jobs"].as_array().unwrap();
+    let found: Vec<_> = jobs.iter().map(|j| (&j["epoch"], &j["source_changed"])).collect();
+    assert!(found.contains(&(&json!(1), &json!(changed))), "{found:?}");
+    cluster.stop();
 }

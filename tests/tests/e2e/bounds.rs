@@ -119,12 +119,17 @@ async fn dense_messages_are_refused_before_they_take_memory() {
         v1::OpenIterationRequest { definition_json: dense.clone(), job: "j".into(), ..Default::default() };
     let refused = rpc.open_iteration(open).await.unwrap_err();
     assert!(refused.message().contains(wanted), "{refused}");
-    let command = format!("{{\"pipeline\": {dense}}}");
     let channel =
         Channel::from_shared(format!("http://{}", cluster.address())).unwrap().connect().await.unwrap();
     let mut flight = FlightServiceClient::new(channel);
-    let refused = flight.get_flight_info(FlightDescriptor::new_cmd(command)).await.unwrap_err();
-    assert!(refused.message().contains(wanted), "{refused}");
+    let command = format!("{{\"pipeline\": {dense}}}");
+    let many_parts = vec![String::new(); 3 << 20];
+    for dense in [FlightDescriptor::new_cmd(command), FlightDescriptor::new_path(many_parts)] {
+        let refused = flight.get_flight_info(dense.clone()).await.unwrap_err();
+        assert!(refused.message().contains("the limit is: 4194304 bytes"), "{refused}");
+        let refused = flight.get_schema(dense).await.unwrap_err();
+        assert!(refused.message().contains("the limit is: 4194304 bytes"), "{refused}");
+    }
     let peak = peak_bytes(cluster.dispatcher.process.id());
     assert!(peak < 700 << 20, "{peak}");
     still_serves(&cluster);

@@ -345,6 +345,7 @@ impl Epochs<'_> {
             surplus_elements: job.as_ref().map_or(0, |j| j.surplus_elements),
             rows_skipped: job.as_ref().map_or(0, |j| j.rows_skipped),
             first_skips: job.as_ref().map(|j| j.first_skips.clone()).unwrap_or_default(),
+            source_changed: job.as_ref().map(|j| j.source_changed.clone()).filter(|why| !why.is_empty()),
             incomplete: incomplete.map(Into::into),
         };
         Ok((report, job, failure))

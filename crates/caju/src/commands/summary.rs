@@ -59,6 +59,11 @@ pub(crate) fn summary(name: &str, outcome: &Outcome) -> String {
     if let Some(empty) = report.epochs.iter().find(|e| e.rows == 0 && e.incomplete.is_none()) {
         paragraph("no rows", &no_rows(empty.epoch, outcome.failure.is_some()), &mut out);
     }
+    for epoch in &report.epochs {
+        if let Some(changed) = &epoch.source_changed {
+            paragraph("warning", &format!("epoch {}: {changed}", epoch.epoch), &mut out);
+        }
+    }
     let skipped: u64 = report.epochs.iter().map(|e| e.rows_skipped).sum();
     if skipped > 0 {
         let rows = if skipped == 1 { "row" } else { "rows" };

@@ -93,11 +93,18 @@ impl SplitLeases {
                     if let Some(e) = other_listing(iteration, listing) {
                         return Err(fail(txn, iteration_id, e));
                     }
-                    if let Some(changed) = changed_source(txn.state, iteration, feed_id) {
+                    let source_changed = changed_source(txn.state, iteration, feed_id);
+                    if let Some(changed) = &source_changed {
                         // A target of its own: `caju run` hides the other lines of this module.
                         tracing::warn!(target: "caju_dispatcher::source", "{}: {changed}", iteration.describe());
                     }
-                    txn.apply(Update::FeedExhausted { iteration: iteration_id, feed: feed_id, listing });
+                    let feed = feed_id;
+                    txn.apply(Update::FeedExhausted {
+                        iteration: iteration_id,
+                        feed,
+                        listing,
+                        source_changed,
+                    });
                 }
                 txn.apply(leased(request, Vec::new(), Vec::new(), true));
             }
@@ -254,10 +261,13 @@ fn changed_source(state: &State, iteration: &Iteration, feed: FeedId) -> Option<
             before.epoch
         ));
     }
+    let is_known = known.content != 0 && now.content != 0;
+    if !is_known || known.content == now.content {
+        return None;
+    }
     // Of a `sample` each epoch may have other splits.
     let source = &state.datasets.get(&iteration.dataset)?.definition.read().ok()?.source;
-    let is_known = known.content != 0 && now.content != 0;
-    (is_known && known.content != now.content && !source.is_sampled()).then(|| {
+    (!source.is_sampled()).then(|| {
         format!(
             "files of the source are others than in epoch {}, in {} splits as before: they changed between the epochs",
             before.epoch,

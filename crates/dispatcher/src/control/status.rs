@@ -77,6 +77,7 @@ impl Status {
         let balance = in_rounds.map_or("", |e| e.consumers.balance.as_str());
         v1::JobStatus {
             rows_skipped: iteration.rows_skipped,
+            source_changed: iteration.source_changed.clone().unwrap_or_default(),
             job: iteration.job.0.clone(),
             dataset_id: iteration.dataset.0.clone(),
             pipeline: dataset.and_then(|d| d.name.clone()).unwrap_or_default(),

@@ -100,6 +100,9 @@ pub struct Iteration {
     pub last_loss: Option<String>,
     /// Rows dropped under `on_error: skip`.
     pub rows_skipped: u64,
+    /// How its source differs from that of the epoch before, in words. None if it does not, or if that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source_changed: Option<String>,
     /// Whether hints may be used: else tasks leave them out, which reads less where nothing is stored.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub caching: bool,

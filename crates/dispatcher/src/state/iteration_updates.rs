@@ -179,7 +179,9 @@ fn apply_to_splits(iteration: &mut Iteration, update: &Update) {
             iteration.lagging_served(*task, *request_no, counts);
         }
         Update::SplitsSetAside { feed, splits, .. } => iteration.set_aside(*feed, splits),
-        Update::FeedExhausted { feed, listing, .. } => iteration.exhaust(*feed, *listing),
+        Update::FeedExhausted { feed, listing, source_changed, .. } => {
+            iteration.exhaust(*feed, *listing, source_changed.as_deref());
+        }
         Update::RemainderReported { task, remainder } => iteration.remainder_reported(*task, remainder),
         Update::RemaindersAssigned { assignment, .. } => iteration.remainders_assigned(assignment),
         Update::RoundsKnown { order, .. } => {

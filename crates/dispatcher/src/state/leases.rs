@@ -94,10 +94,13 @@ impl Iteration {
         self.former.get(lease.plan).unwrap_or(&self.plan).as_ref()
     }
 
-    pub(super) fn exhaust(&mut self, feed: FeedId, listing: Option<u64>) {
+    pub(super) fn exhaust(&mut self, feed: FeedId, listing: Option<u64>, source_changed: Option<&str>) {
         let feed = self.feeds.entry(feed).or_default();
         feed.exhausted = true;
         feed.listing = listing;
+        if self.source_changed.is_none() {
+            self.source_changed = source_changed.map(Into::into);
+        }
         self.version += 1;
     }
 

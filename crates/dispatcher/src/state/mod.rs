@@ -315,6 +315,7 @@ impl State {
             strikes: BTreeMap::new(),
             last_loss: None,
             rows_skipped: 0,
+            source_changed: None,
             shared: None,
             unreported_tasks: 0,
             caching,

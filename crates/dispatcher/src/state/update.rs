@@ -335,6 +335,9 @@ pub enum Update {
         /// In a static mode: a hash of the listing of the whole source.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         listing: Option<u64>,
+        /// How the source differs from that of the epoch before, in words.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        source_changed: Option<String>,
     },
     /// A worker reported that a task has emitted everything.
     TaskEnded {

@@ -67,6 +67,10 @@ pub(super) fn text(jobs: &[&JobStatus], cache_url: &str) -> String {
             caching(job, &mut out);
         }
     }
+    for job in jobs.iter().filter(|j| !j.source_changed.is_empty()) {
+        let line = format!("{} epoch {}: warning: {}", job.job, job.epoch, job.source_changed);
+        out.push_str(&format!("\n{}\n", wrapped(&line, 2)));
+    }
     for job in jobs.iter().filter(|j| {
         ["running", "abandoned"].contains(&state(j)) || j.failure.is_some() || j.incomplete.is_some()
     }) {

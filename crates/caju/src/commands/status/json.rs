@@ -103,6 +103,7 @@ fn job_json(j: &JobStatus) -> Value {
            "bottleneck": j.bottleneck, "stages": stages, "policy": j.policy, "caching": j.caching,
            "shard_by": Some(&j.shard_by).filter(|by| !by.is_empty()), "num_shards": j.num_shards,
            "modes": modes_json(j), "io": io_json(j), "rows_skipped": j.rows_skipped, "first_skips": j.first_skips,
+           "source_changed": Some(&j.source_changed).filter(|why| !why.is_empty()),
            "readers": j.readers.iter().map(reader_json).collect::<Vec<_>>(),
            "splits": j.splits.as_ref().map(splits_json),
            "served": j.served.as_ref().map(served_json), "sharing": Some(&j.sharing).filter(|s| !s.is_empty()), "shares_with": j.shares_with,

@@ -158,7 +158,12 @@ fn plain_updates() -> Vec<Update> {
             sizes: vec![],
         },
         Update::TaskCreated { task: TaskId(1006), iteration, worker, feed: FeedId::SHARED, secret: None },
-        Update::FeedExhausted { iteration, feed: FeedId::SHARED, listing: None },
+        Update::FeedExhausted {
+            iteration,
+            feed: FeedId::SHARED,
+            listing: None,
+            source_changed: Some("cut".into()),
+        },
         Update::Leased {
             task: TaskId(1006),
             request_no: 1,
