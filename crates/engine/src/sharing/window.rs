@@ -21,6 +21,7 @@ use super::shared_split::{SharedSplit, SplitId, SplitRef};
 use super::spill::SpillFolder;
 use super::stats::WindowUsage;
 
+mod beginning;
 mod eviction;
 mod spilling;
 
@@ -83,8 +84,8 @@ struct Member {
     had: HashSet<SplitRef>,
     /// It was behind for too long: no other task waits for it until it begins its next split.
     is_out: bool,
-    /// It waits for others: they do not wait for it.
-    is_waiting: bool,
+    /// Splits that wait for others: while there are some, the others do not wait for this task.
+    waiting: usize,
     demand: Arc<Demand>,
     /// Whether its own stages hold rows back, of each point.
     held_back: Vec<Arc<HeldBack>>,
@@ -125,15 +126,8 @@ impl SharingWindow {
         let id = state.next_member;
         state.next_member += 1;
         state.unused.retain(|point, _| !keys.contains(point));
-        let member = Member {
-            job,
-            points: keys,
-            had: HashSet::new(),
-            is_out: false,
-            is_waiting: false,
-            demand,
-            held_back,
-        };
+        let member =
+            Member { job, points: keys, had: HashSet::new(), is_out: false, waiting: 0, demand, held_back };
         state.members.insert(id, member);
         state.refresh_all();
         id
@@ -174,51 +168,6 @@ impl SharingWindow {
         names
     }
 
-    /// A task begins a split. `from`: the first point at which rows of it can be shared.
-    pub(super) async fn begin(
-        &self,
-        member: u64,
-        (of, name): (SplitRef, u64),
-        readable: Range<usize>,
-        may_skip: bool,
-    ) -> SplitPoints {
-        let from = readable.start;
-        let (is_new, mut read) = {
-            let mut state = self.state.lock();
-            let Some(me) = state.members.get_mut(&member) else { return SplitPoints::default() };
-            me.is_out = false;
-            me.had.insert(of);
-            let is_new = state.find(member, of, from..usize::MAX).is_none();
-            let read = state.find(member, of, readable.clone()).inspect(|(_, split)| split.add_reader());
-            state.refresh_points(member, of);
-            state.trim(self.settings.backlog_bytes);
-            let skip = state.skipped(member, of, from).filter(|_| is_new && may_skip);
-            if skip.is_some() {
-                return SplitPoints { skip, ..SplitPoints::default() };
-            }
-            (is_new, read)
-        };
-        if is_new && self.settings.lag == SharingLag::Throttle {
-            self.wait_for_others(member).await;
-        } else {
-            // It has what it read before.
-            self.freed.notify_waiters();
-        }
-        let mut state = self.state.lock();
-        if read.is_none() {
-            read = state.find(member, of, readable).inspect(|(_, split)| split.add_reader());
-            state.refresh_points(member, of);
-        }
-        match &read {
-            Some(_) => state.counts.hits += 1,
-            None => state.counts.misses += 1,
-        }
-        let below = read.as_ref().map_or(from, |(at, _)| at + 1);
-        let write = state.useful_points(member).into_iter().filter(|at| *at >= below).collect::<Vec<_>>();
-        let write = write.into_iter().filter_map(|at| state.open(member, at, of, name)).collect();
-        SplitPoints { read, write, skip: None }
-    }
-
     /// A task that read a split at a point computes its remaining rows: it gives them to others, too.
     pub(super) fn take_over(
         &self,
@@ -228,49 +177,6 @@ impl SharingWindow {
         name: u64,
     ) -> Option<(usize, Arc<SharedSplit>)> {
         self.state.lock().open(member, at, of, name)
-    }
-
-    /// Waits until the window has space that no other task needs, or for as long as the settings say. Tasks that are behind
-    /// then are not waited for any more.
-    async fn wait_for_others(&self, member: u64) {
-        self.wait_freed(|state, is_late| {
-            if state.has_space(member, self.settings.window_bytes) {
-                return true;
-            }
-            if is_late {
-                state.leave_behind(member);
-                return true;
-            }
-            if let Some(me) = state.members.get_mut(&member).filter(|m| !m.is_waiting) {
-                me.is_waiting = true;
-                // No task waits for this one.
-                self.freed.notify_waiters();
-            }
-            false
-        })
-        .await;
-        if let Some(me) = self.state.lock().members.get_mut(&member) {
-            me.is_waiting = false;
-        }
-    }
-
-    /// Asks `is_done` at once, whenever memory is freed, and a last time when [`SharingSettings::wait`] has passed: then its second
-    /// argument is true, and its answer does not matter.
-    async fn wait_freed(&self, mut is_done: impl FnMut(&mut State, bool) -> bool) {
-        let deadline = self.clock.now() + self.settings.wait;
-        loop {
-            let freed = self.freed.notified();
-            tokio::pin!(freed);
-            freed.as_mut().enable();
-            let left = deadline.saturating_sub(self.clock.now());
-            if is_done(&mut self.state.lock(), left.is_zero()) || left.is_zero() {
-                return;
-            }
-            tokio::select! {
-                () = freed => {}
-                () = self.clock.sleep(left) => {}
-            }
-        }
     }
 
     /// Rows of a split have passed a point.
@@ -431,7 +337,7 @@ impl State {
     fn awaited_by(&self, member: u64) -> Vec<&Member> {
         let own = self.members.get(&member).map_or(0, |me| self.bytes_needed_by(me));
         let others = self.members.iter().filter(|(id, m)| **id != member && !m.is_out);
-        let is_awaited = |m: &&Member| !m.is_waiting || self.bytes_needed_by(m) > own;
+        let is_awaited = |m: &&Member| m.waiting == 0 || self.bytes_needed_by(m) > own;
         others.map(|(_, m)| m).filter(is_awaited).collect()
     }
 

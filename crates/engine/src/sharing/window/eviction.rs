@@ -53,17 +53,18 @@ impl State {
         }
     }
 
-    /// Removes splits until the window is within its bound: first those that no task needs, then the oldest whole ones, then
-    /// the last of those that tasks compute. What tasks read stays: else they would compute it again.
+    /// Removes splits until the window is within its bound: first those that no task needs, of these the oldest whole ones and then
+    /// the last of those that tasks compute; then the oldest whole ones that some task needs, and then the last ones that tasks
+    /// compute. What tasks read stays: else they would compute it again.
     pub(super) fn evict(&mut self, growing: &Arc<SharedSplit>, limit: u64) {
         while self.bytes > limit {
             let is_needed = |s: &SharedSplit| self.members.values().any(|m| m.needs(s));
             let is_free = |s: &SharedSplit| s.is_whole() && !s.is_read();
             let all = || self.resident.iter().filter_map(|number| self.splits.get(number));
-            let idle = self.idle.keys().filter_map(|number| self.splits.get(number));
-            let victim = idle
-                .into_iter()
-                .find(|s| s.is_whole() && s.bytes() > 0)
+            let idle = || self.idle.keys().filter_map(|n| self.splits.get(n)).filter(|s| s.bytes() > 0);
+            let victim = idle()
+                .find(|s| s.is_whole())
+                .or_else(|| idle().next_back())
                 .or_else(|| all().find(|s| is_free(s)))
                 .or_else(|| all().rev().find(|s| !s.is_whole() && !s.is_read()))
                 .unwrap_or(growing);

@@ -152,6 +152,55 @@ async fn rows_that_all_have_had_leave_first() {
     assert_eq!(window.usage().evicted_unread, 0);
 }
 
+/// A late job computes what it has missed. Nobody needs these rows, and those that it still needs stay.
+#[tokio::test]
+async fn rows_that_nobody_needs_leave_before_those_that_a_job_needs() {
+    let window = window(3 * SPLIT, SharingLag::Throttle, Duration::from_secs(600));
+    let (early, late) = (join(&window, &[(1, END)]), join(&window, &[(1, END)]));
+    drop(begin(&early, 9).await);
+    let mut missed = begin(&late, 9).await.write;
+    missed[0].pass(0, &[rows()]);
+    for split in 1..=3 {
+        assert!(!run(&early, split).await);
+    }
+    assert_eq!((window.usage().evicted_unread, late.unread_splits()), (0, vec![1, 2, 3]));
+    missed[0].pass(100, &[rows()]);
+    missed.remove(0).finish(0);
+    assert_eq!((window.usage().bytes, late.unread_splits()), (3 * SPLIT, vec![1, 2, 3]));
+}
+
+/// Two splits that wait for the same place: when it is free, one of them begins.
+#[tokio::test]
+async fn a_place_that_is_free_is_for_one_split() {
+    let window = window(3 * SPLIT, SharingLag::Throttle, Duration::from_secs(600));
+    let (ahead, behind) = (join(&window, &[(1, END)]), join(&window, &[(1, END)]));
+    for split in 0..3 {
+        assert!(!run(&ahead, split).await);
+    }
+    let mut waiting = [3, 4].map(|split| Box::pin(begin(&ahead, split)));
+    assert!(waiting.iter_mut().all(|w| w.as_mut().now_or_never().is_none()), "the window is full");
+    assert!(run(&behind, 0).await);
+    let mut begun: Vec<_> = waiting.iter_mut().filter_map(|w| w.as_mut().now_or_never()).collect();
+    assert_eq!(begun.len(), 1);
+    begun[0].write[0].pass(0, &[rows()]);
+    assert_eq!((window.usage().evicted_unread, window.usage().bytes), (0, 3 * SPLIT));
+}
+
+/// A split that another task begins needs no further place.
+#[tokio::test]
+async fn a_split_that_another_task_begins_is_read_without_space() {
+    let window = window(2 * SPLIT, SharingLag::Throttle, Duration::from_secs(600));
+    let (ahead, behind) = (join(&window, &[(1, END)]), join(&window, &[(1, END)]));
+    assert!(!run(&ahead, 0).await && !run(&ahead, 1).await);
+    let mut waiting = Box::pin(begin(&ahead, 2));
+    assert!(waiting.as_mut().now_or_never().is_none(), "the window is full");
+    let computed = begin(&behind, 2).await;
+    assert!(computed.read.is_none(), "nobody waits for a job that waits");
+    let reading = begin(&behind, 0).await;
+    assert!(reading.read.is_some());
+    assert!(waiting.as_mut().now_or_never().is_some_and(|begun| begun.read.is_some()));
+}
+
 /// Where another job is behind, a job waits before it begins a split, until the other one has caught up, has ended, or waits
 /// itself.
 #[tokio::test]
