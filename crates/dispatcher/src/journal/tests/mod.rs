@@ -158,12 +158,7 @@ fn plain_updates() -> Vec<Update> {
             sizes: vec![],
         },
         Update::TaskCreated { task: TaskId(1006), iteration, worker, feed: FeedId::SHARED, secret: None },
-        Update::FeedExhausted {
-            iteration,
-            feed: FeedId::SHARED,
-            listing: None,
-            source_changed: Some("cut".into()),
-        },
+        Update::FeedExhausted { iteration, feed: FeedId::SHARED, listing: None, source_changed: None },
         Update::Leased {
             task: TaskId(1006),
             request_no: 1,
