@@ -167,6 +167,9 @@ impl Client {
             ));
         }
         let learns = matches!(&request.dataset, DatasetRef::Definition(def) if def.unlearnt().is_some());
+        // Consumers of one launch know each other by its name, whether it restores states or not.
+        let names_attempt =
+            request.restored_beginning || !request.states.is_empty() || request.consumer.is_some();
         let mut open = v1::OpenIterationRequest {
             dataset_id,
             definition_json,
@@ -206,7 +209,7 @@ impl Client {
             attempt: attempt(
                 &request.states,
                 request.states_of_all,
-                request.attempt.filter(|_| request.restored_beginning || !request.states.is_empty()),
+                request.attempt.filter(|_| names_attempt),
             )?,
             restored_beginning: request.restored_beginning && request.states.is_empty(),
             after_iteration: request.after_iteration,

@@ -24,6 +24,8 @@ const ASKS_FOR_RESTART: [&str; 5] = [
 const WAITS_FOR_ENDED: &str = "of these were not given within";
 /// What a consumer says that has waited in vain for one that does not come.
 const WAITED_IN_VAIN: &str = "which has not come";
+/// What a consumer says that stood still for too long: it starts again from its state.
+const EXPELLED: [&str; 2] = ["client timeout of", "start the reader again from its last state"];
 /// How often all consumers of a run may be started again.
 const MAX_LAUNCHES: u64 = 12;
 
@@ -86,7 +88,7 @@ fn on_error(world: &World, reader: usize, error: Error) -> Result<()> {
         consumers.fall_out_of_step(reader);
         return Ok(());
     }
-    if world.plan().expels(reader) && message.contains("client timeout of") {
+    if world.plan().expels(reader) && EXPELLED.iter().any(|said| message.contains(said)) {
         consumers.kill(reader, Duration::ZERO);
         return Ok(());
     }
@@ -117,8 +119,8 @@ async fn read_from(world: &World, reader: usize, network: Network, start: Start)
     let client = world.client(reader, network).await?;
     let state = start.saved.map(|saved| saved.state);
     let first = state.as_ref().map_or(0, |s| s.epoch + u64::from(s.exhausted));
-    let attempt = (start.launch > 0 && world.plan().names_attempt)
-        .then(|| Attempt { id: format!("launch-{}", start.launch), rank: None });
+    let attempt =
+        world.plan().names_attempt.then(|| Attempt { id: format!("launch-{}", start.launch), rank: None });
     let mut after_iteration = 0;
     for epoch in first..world.plan().epochs() {
         let states: Vec<_> = state.iter().filter(|s| s.epoch == epoch).cloned().collect();

@@ -333,9 +333,10 @@ impl Plan {
         self.workers + self.faults.iter().filter(more).count()
     }
 
-    /// The number of classes of elements.
+    /// The number of classes of elements. The last elements, of rows that fill no batch of one worker, are of no class: they count as
+    /// one more.
     pub(crate) fn classes(&self) -> usize {
-        if self.is_in_rounds && !self.packs { CLASSES.len() + 1 } else { 1 }
+        if self.is_in_rounds && !self.packs { CLASSES.len() + 2 } else { 1 }
     }
 
     /// The class of lengths of a row that is read in rounds. Of classes whose boundaries are learnt the lengths of padded lists are

@@ -354,18 +354,19 @@ pub(crate) struct ReadArgs {
     pub(crate) lost_readers: LostReadersArg,
     /// Keep the reader's state in this file: written at the end of each epoch and on SIGINT or SIGTERM. If it is there,
     /// the reader continues from it, in any mode, with any number of workers
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, group = "of_launch")]
     pub(crate) state: Option<PathBuf>,
     /// With --state: fail if the file is not there
     #[arg(long, requires = "state")]
     pub(crate) resume: bool,
-    /// With --state: the launch that this reader belongs to. Readers of one launch give the same name, and a later launch gives
-    /// another one: it begins the epoch again behind its states, and readers of earlier launches are refused
-    #[arg(long, value_name = "NAME", requires = "state", value_parser = NonEmptyStringValueParser::new())]
+    /// With --state or --num-consumers: the launch that this reader belongs to. Readers of one launch give the same name, and a
+    /// later launch gives another one: it begins the epoch again behind its states, and readers of earlier launches are refused
+    #[arg(long, value_name = "NAME", requires = "of_launch", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) attempt: Option<String>,
     /// Number of consumers of the job. All of them get the same number of elements, and each says --consumer-index. Without
     /// it the readers of a job share its elements as they come
-    #[arg(long, value_name = "N", requires = "consumer_index", requires = "job", group = "consumers",
+    #[arg(long, value_name = "N", requires = "consumer_index", requires = "job",
+          groups = ["consumers", "of_launch"],
           value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) num_consumers: Option<u32>,
     /// Which of the consumers this reader is, from 0

@@ -3,7 +3,7 @@
 use caju_proto::v1;
 use caju_types::{ClientId, Error, JobName, Result};
 
-use crate::state::{Attempt, AttemptKey, Iteration, Job, MAX_RANKS};
+use crate::state::{Attempt, AttemptKey, AttemptRelation, Iteration, Job, MAX_RANKS};
 
 /// Bytes of the digest of states.
 const DIGEST_BYTES: usize = 16;
@@ -42,6 +42,28 @@ pub(super) fn rank(request: &v1::OpenIterationRequest) -> Result<Option<u32>> {
             Err(Error::invalid(format!("rank {rank} of an attempt: ranks below {MAX_RANKS} are possible")))
         }
         rank => Ok(rank),
+    }
+}
+
+/// The attempt of a consumer, which names it whenever it opens an epoch; none if the request is of no consumer.
+///
+/// # Errors
+/// Those of [`parse`].
+pub(super) fn of_consumer(request: &v1::OpenIterationRequest) -> Result<Option<Attempt>> {
+    if request.num_consumers == 0 { Ok(None) } else { parse(request) }
+}
+
+/// Whether a consumer that restores nothing is of a launch that came after that of the iteration. Its launch has read nothing
+/// of the epoch, so the epoch begins again.
+///
+/// # Errors
+/// `FailedPrecondition` for a launch that another one has replaced.
+pub(super) fn is_next_launch(iteration: Option<&Iteration>, given: Option<&Attempt>) -> Result<bool> {
+    let Some(iteration) = iteration else { return Ok(false) };
+    match Attempt::relation(iteration.attempt(), given) {
+        AttemptRelation::Former => Err(replaced(iteration, given)),
+        AttemptRelation::Other => Ok(true),
+        AttemptRelation::Same | AttemptRelation::Unknown => Ok(false),
     }
 }
 

@@ -270,7 +270,7 @@ fn expelled(timers: &Timers, client: ClientId, is_there: bool) -> Error {
         false => (
             "the epoch was opened again from a state under the same job name, or it ended and was forgotten since"
                 .to_owned(),
-            "read under another job name",
+            "start the reader again from its last state, or read under another job name",
         ),
     };
     Error::failed_precondition(format!("{client} is no reader of this epoch any more: {why}; {way_out}"))

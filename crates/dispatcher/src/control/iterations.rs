@@ -92,14 +92,21 @@ impl Iterations {
             reattach::check_bases(&given)?;
             return self.open_new(txn, job, epoch, at_ms, Begin::Behind(Box::new(given))).map(Some);
         }
-        let mut by = beginning.and_then(|b| b.attempt.clone());
+        let iteration = known.and_then(|id| txn.state.iterations.get(&id));
+        let (begins_again, mut by) = match beginning {
+            Some(given) => {
+                let begins_again = restored_beginning::begins_again(job, epoch, iteration, given)?;
+                (begins_again, given.attempt.clone())
+            }
+            None => {
+                let given = attempts::of_consumer(request)?;
+                (attempts::is_next_launch(iteration, given.as_ref())?, given)
+            }
+        };
         if let (Some(own), Some(before)) = (&mut by, &attempt) {
             own.replace(before);
         }
-        let iteration = known.and_then(|id| txn.state.iterations.get(&id));
-        if let Some(given) = beginning
-            && restored_beginning::begins_again(job, epoch, iteration, given)?
-        {
+        if begins_again {
             if let Some(id) = known {
                 resume::end_reading(txn, id);
             }

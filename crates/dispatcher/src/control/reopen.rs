@@ -10,8 +10,11 @@ use caju_types::{ClientId, IterationId, JobName, Result, RowRanges, TakenRows};
 
 use super::iterations::{Begin, Iterations};
 use super::reports::Reports;
-use super::{Txn, acknowledgements};
-use crate::state::{Failure, FallbackState, FallbackStates, Iteration, Resume, State, TaskState, Update};
+use super::{Txn, acknowledgements, attempts};
+use crate::state::{
+    Attempt, AttemptRelation, Failure, FallbackState, FallbackStates, Iteration, Resume, State, TaskState,
+    Update,
+};
 
 /// What a consumer reports as it leaves: what its user has taken beyond what it had acknowledged.
 #[derive(Debug, Clone, Default)]
@@ -186,6 +189,14 @@ fn holder(state: &State, request: &v1::OpenIterationRequest) -> Option<(Iteratio
     let is_new = request.client_id == 0 && request.num_consumers > 0;
     let job = JobName(request.job.clone());
     let iteration = state.find_iteration(&job, request.epoch).filter(|i| is_new && i.failure.is_none())?;
+    // The epoch begins again for a later launch, and one of an earlier launch is refused.
+    let attempt = attempts::of_consumer(request).ok().flatten();
+    if matches!(
+        Attempt::relation(iteration.attempt(), attempt.as_ref()),
+        AttemptRelation::Other | AttemptRelation::Former
+    ) {
+        return None;
+    }
     // An answer that was lost is given again, and a reader that comes back is not another one.
     if iteration.opened_by(&request.request_id).is_some() {
         return None;

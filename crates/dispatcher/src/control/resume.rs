@@ -141,6 +141,13 @@ pub(super) fn join(
     others: Others<impl Fn(ClientId) -> bool>,
 ) -> Result<Option<IterationId>> {
     let Some(known) = txn.state.iterations.get(&iteration) else { return Ok(None) };
+    // A consumer that comes back by itself is never of a later launch.
+    if given.reattached
+        && known.even.is_some()
+        && Attempt::relation(known.attempt(), given.attempt.as_deref()) == AttemptRelation::Other
+    {
+        return Err(attempts::replaced(known, given.attempt.as_deref()));
+    }
     if given.reattached && known.resume.is_some() {
         return reattach::join(txn, iteration, given).map(Some);
     }
@@ -243,6 +250,10 @@ fn decide_join(
         // All readers go back to these states.
         let is_same = known.of_all && given.given == known.given && given.taken == known.taken;
         return if is_same && has_readers { JoinDecision::Join } else { JoinDecision::Replace };
+    }
+    // Nobody has got a row since a consumer gave this state, and the process that gave it was killed.
+    if known.missing() > 0 && known.has_state_of_consumer(given) {
+        return JoinDecision::Join;
     }
     if !given.given.is_disjoint(&known.given) {
         // A reader gives its state once: this is its next attempt. But readers that loaded the states of all and have taken

@@ -177,6 +177,9 @@ class Epochs:
 
         restored = self._restored
         begin = None if restored is None else restored.request(epoch)
+        if begin is None and service.consumer is not None:
+            # Consumers say which launch they belong to whenever they open an epoch.
+            begin = {"attempt": attempt_named(None) if restored is None else restored.attempt}
         try:
             reader: _caju.Reader | FailedPrecondition = self._read(self._connect(service), service, epoch, begin)
         except FailedPrecondition as e:

@@ -16,6 +16,10 @@ use super::url::StoreUrl;
 use super::{local, settled};
 use crate::tasks::blocking;
 
+/// Objects whose first bytes are read concurrently, to find out whether a cache or a save wrote them. A folder may have a cache with
+/// many thousand records below it, and each read is a request.
+const RECORD_READS: usize = 64;
+
 impl Stores {
     /// The files that `path` names, sorted by key. They are found while the stream is polled.
     ///
@@ -177,7 +181,7 @@ fn below(at: &Location, filter: Filter, io: &Arc<IoCounters>) -> Result<BoxStrea
             std::future::ready(Ok(key < literal.as_str() || key.starts_with(&literal)))
         })
         .map_err(move |e| store_error(&url, e))
-        .try_filter_map(move |m| {
+        .map_ok(move |m| {
             let key = m.location.as_ref();
             let origin = if filter.accepts(key) { filter.origin(key) } else { Origin::Stored };
             let (records, url) = (Arc::clone(&records), records_url.clone());
@@ -189,7 +193,9 @@ fn below(at: &Location, filter: Filter, io: &Arc<IoCounters>) -> Result<BoxStrea
                 };
                 Ok(is_users.then_some(m))
             }
-        });
+        })
+        .try_buffered(RECORD_READS)
+        .try_filter_map(|m| std::future::ready(Ok(m)));
     if !ordered {
         let all = async move {
             let mut all: Vec<_> = found.try_collect::<Vec<_>>().await?;
