@@ -119,8 +119,9 @@ async fn read_from(world: &World, reader: usize, network: Network, start: Start)
     let client = world.client(reader, network).await?;
     let state = start.saved.map(|saved| saved.state);
     let first = state.as_ref().map_or(0, |s| s.epoch + u64::from(s.exhausted));
+    let rank = u32::try_from(reader).ok().filter(|_| world.plan().names_ranks);
     let attempt =
-        world.plan().names_attempt.then(|| Attempt { id: format!("launch-{}", start.launch), rank: None });
+        world.plan().names_attempt.then(|| Attempt { id: format!("launch-{}", start.launch), rank });
     let mut after_iteration = 0;
     for epoch in first..world.plan().epochs() {
         let states: Vec<_> = state.iter().filter(|s| s.epoch == epoch).cloned().collect();

@@ -93,6 +93,8 @@ pub(crate) struct Plan {
     pub(crate) resumes_after: Option<u64>,
     /// Readers that read on say that they belong to one attempt.
     pub(crate) names_attempt: bool,
+    /// Consumers say their ranks with it, as programs in Python do.
+    pub(crate) names_ranks: bool,
     pub(crate) is_deterministic: bool,
     pub(crate) shuffles: bool,
     pub(crate) filters: bool,
@@ -163,6 +165,7 @@ impl Plan {
             names_attempt: is_of_consumers
                 || scenario == Scenario::Counting
                 || resumes && ((seed / 2).is_multiple_of(2) || seed % 5 == 2 || shares),
+            names_ranks: is_of_consumers && seed % 2 == 1,
             is_deterministic: r.permille(150) && is_dynamic,
             shuffles: r.permille(250),
             filters: r.permille(250),

@@ -35,8 +35,9 @@ pub(super) fn parse(request: &v1::OpenIterationRequest) -> Result<Option<Attempt
 /// # Errors
 /// `InvalidArgument` for a rank beyond [`MAX_RANKS`].
 pub(super) fn rank(request: &v1::OpenIterationRequest) -> Result<Option<u32>> {
-    let restores = request.restored_beginning || !request.states.is_empty();
-    let given = request.attempt.as_ref().filter(|a| !a.id.is_empty() && restores);
+    // Consumers name their launch whenever they open an epoch, and other readers where they restore something.
+    let names_launch = request.num_consumers > 0 || request.restored_beginning || !request.states.is_empty();
+    let given = request.attempt.as_ref().filter(|a| !a.id.is_empty() && names_launch);
     match given.and_then(|a| a.rank.checked_sub(1)) {
         Some(rank) if rank >= MAX_RANKS => {
             Err(Error::invalid(format!("rank {rank} of an attempt: ranks below {MAX_RANKS} are possible")))

@@ -125,6 +125,32 @@ fn a_consumer_that_comes_late_joins_its_launch_although_the_others_are_silent() 
     });
 }
 
+/// torchrun gives the launch after a crash the name of the one before. A rank that comes again is known by that.
+#[test]
+fn consumers_that_are_started_again_under_the_same_name_begin_again() {
+    run(async {
+        let w = World::new();
+        let worker = w.worker("a:1").await;
+        let ranked = |index: u32, restored_beginning| {
+            let attempt = v1::Attempt { id: "one".to_string(), rank: index + 1, ..Default::default() };
+            v1::OpenIterationRequest { attempt: Some(attempt), restored_beginning, ..consumer(index) }
+        };
+        let first = w.core.epochs.open_iteration(ranked(0, false)).await.unwrap();
+        let (a, id) = (first.client_id, first.iteration_id);
+        let second = w.core.epochs.open_iteration(ranked(1, false)).await.unwrap();
+        let task = beat(&w, (a, id), &[], 0).await.tasks[0].task_id;
+        w.next(task, worker, 1, 4).await.unwrap();
+        beat(&w, (a, id), &[(0, 0, 2)], 1).await;
+        beat(&w, (second.client_id, id), &[(1, 0, 2)], 1).await;
+        // Both are killed, and restore the end of the epoch before.
+        let again = restored_beginning::open(&w, ranked(1, true), &[]).await.unwrap();
+        assert_ne!(again.iteration_id, id, "what was taken is read again");
+        let alive = [(again.client_id, again.iteration_id)];
+        let other = restored_beginning::open(&w, ranked(0, true), &alive).await.unwrap();
+        assert_eq!(other.iteration_id, again.iteration_id);
+    });
+}
+
 /// Consumers name their launch also where they restore nothing.
 #[test]
 fn a_launch_that_restores_nothing_begins_the_epoch_again_and_ends_those_before_it() {
