@@ -195,7 +195,7 @@ impl Client {
             local_workers,
             states: request.states.iter().map(ReaderState::to_proto).collect(),
             num_states: request.num_states,
-            states_of_all: request.states_of_all,
+            states_of_all: request.states_of_all && !request.states.is_empty(),
             num_consumers: request.consumer.map_or(0, |c| c.count),
             consumer_index: request.consumer.map_or(0, |c| c.index),
             uneven: request.consumer.map_or("", |c| c.uneven.as_str()).to_string(),
@@ -238,7 +238,7 @@ impl Client {
 /// `InvalidArgument` for states that are not of one reading.
 fn attempt(states: &[ReaderState], of_all: bool, given: Option<Attempt>) -> Result<Option<v1::Attempt>> {
     let Some(Attempt { id, rank }) = given else { return Ok(None) };
-    let states_digest = match of_all {
+    let states_digest = match of_all && !states.is_empty() {
         true => ReaderState::union(states)?.digest().to_vec().into(),
         false => Bytes::new(),
     };

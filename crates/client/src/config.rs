@@ -181,8 +181,8 @@ pub struct ReadRequest {
     /// With `restored_beginning`: the iteration of an earlier epoch that this launch of the program has opened behind states. Then a
     /// later epoch that an earlier launch has read to its end begins again, too. 0: it has opened none.
     pub after_iteration: u64,
-    /// With `states` or `restored_beginning`: the launch of the user's program that restores them. It distinguishes a rank that comes late, which goes on
-    /// with the others, from a program that goes back to these states once more. None: it is not known.
+    /// With `states`, `restored_beginning` or `consumer`: the launch of the user's program. It distinguishes a rank that comes
+    /// late, which goes on with the others, from a program that goes back to these states once more. None: it is not known.
     pub attempt: Option<Attempt>,
 }
 

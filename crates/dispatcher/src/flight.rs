@@ -25,6 +25,9 @@ use crate::definition::Definition;
 /// The keys of a command, and of a ticket less `worker`.
 const KEYS: [&str; 5] = ["pipeline", "job", "epoch", "seed", "mode"];
 
+/// Bytes of a ticket's message besides the ticket.
+const TICKET_FRAME: usize = 16;
+
 /// The Flight service, over the control plane.
 pub(crate) struct FlightOnDispatcher {
     core: Arc<Core>,
@@ -59,10 +62,17 @@ impl FlightOnDispatcher {
             ));
         }
         // Each ticket holds the definition.
+        let most = self.core.context.config.connections.flight_message_bytes().saturating_sub(TICKET_FRAME);
         let tickets = move || {
             let endpoint = |(worker, address, secret): &(WorkerId, String, Secret)| {
                 command.insert("worker".to_string(), json!(worker.0));
                 let ticket = sign_flight_ticket(secret, &json_text(&command)?);
+                if ticket.len() > most {
+                    return Err(Error::invalid(format!(
+                        "the definition is too large for a ticket of Arrow Flight (over {most} bytes); register it, and name the \
+                         dataset in the command"
+                    )));
+                }
                 Ok(FlightEndpoint::new()
                     .with_ticket(Ticket::new(ticket))
                     .with_location(format!("grpc+tcp://{address}")))

@@ -21,7 +21,7 @@ use caju_client::{Balance, Compression, TransferProtocol};
 use caju_proto::v1::{ProcessingMode, TargetWorkers};
 use clap::builder::NonEmptyStringValueParser;
 use clap::builder::ValueHint;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 
 use crate::rank::Launcher;
 pub(crate) use bench::{
@@ -338,6 +338,7 @@ Examples:
   caju read pipeline.yaml --dispatcher 127.0.0.1:7070 --job run-1 --epochs 3 --report run.json
 
 Readers with one --job share each epoch's rows among them.")]
+#[command(group(ArgGroup::new("of_launch").multiple(true).args(["state", "num_consumers", "rank_from_env"])))]
 pub(crate) struct ReadArgs {
     /// Pipeline file (YAML or JSON)
     #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
@@ -354,7 +355,7 @@ pub(crate) struct ReadArgs {
     pub(crate) lost_readers: LostReadersArg,
     /// Keep the reader's state in this file: written at the end of each epoch and on SIGINT or SIGTERM. If it is there,
     /// the reader continues from it, in any mode, with any number of workers
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, group = "of_launch")]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) state: Option<PathBuf>,
     /// With --state: fail if the file is not there
     #[arg(long, requires = "state")]
@@ -365,8 +366,7 @@ pub(crate) struct ReadArgs {
     pub(crate) attempt: Option<String>,
     /// Number of consumers of the job. All of them get the same number of elements, and each says --consumer-index. Without
     /// it the readers of a job share its elements as they come
-    #[arg(long, value_name = "N", requires = "consumer_index", requires = "job",
-          groups = ["consumers", "of_launch"],
+    #[arg(long, value_name = "N", requires = "consumer_index", requires = "job", group = "consumers",
           value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) num_consumers: Option<u32>,
     /// Which of the consumers this reader is, from 0

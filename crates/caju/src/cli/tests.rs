@@ -37,3 +37,21 @@ fn the_help_of_every_command_is_wrapped_once() {
     cli.build();
     assert_eq!(lines_wrapped_twice(&mut cli, "caju"), Vec::<String>::new());
 }
+
+/// The name of a launch belongs to a state or to consumers, and to both.
+#[test]
+fn a_launch_is_named_with_a_state_and_with_consumers() {
+    let consumer = ["--num-consumers", "2", "--consumer-index", "0"];
+    let is_read = |args: &[&str], attempt: &[&str]| {
+        let read = ["caju", "read", "x.yaml", "--dispatcher", "a:1", "--job", "j"];
+        Cli::command().try_get_matches_from([&read[..], args, attempt].concat()).is_ok()
+    };
+    for given in [&["--state", "s"][..], &consumer, &["--rank-from-env=slurm"]] {
+        assert!(is_read(given, &[]) && is_read(given, &["--attempt", "a"]), "{given:?}");
+    }
+    for given in [&consumer[..], &["--rank-from-env=slurm"]] {
+        let both = [given, &["--state", "s"]].concat();
+        assert!(is_read(&both, &[]) && is_read(&both, &["--attempt", "a"]), "{both:?}");
+    }
+    assert!(!is_read(&[], &["--attempt", "a"]));
+}

@@ -54,17 +54,15 @@ pub(super) fn of_consumer(request: &v1::OpenIterationRequest) -> Result<Option<A
     if request.num_consumers == 0 { Ok(None) } else { parse(request) }
 }
 
-/// Whether a consumer that restores nothing is of a launch that came after that of the iteration. Its launch has read nothing
-/// of the epoch, so the epoch begins again.
+/// Checks the launch of a consumer that restores nothing. It joins the epoch: names of launches have no order, so one that another
+/// launch has not replaced may be the earlier one.
 ///
 /// # Errors
 /// `FailedPrecondition` for a launch that another one has replaced.
-pub(super) fn is_next_launch(iteration: Option<&Iteration>, given: Option<&Attempt>) -> Result<bool> {
-    let Some(iteration) = iteration else { return Ok(false) };
+pub(super) fn check_not_replaced(iteration: &Iteration, given: Option<&Attempt>) -> Result<()> {
     match Attempt::relation(iteration.attempt(), given) {
         AttemptRelation::Former => Err(replaced(iteration, given)),
-        AttemptRelation::Other => Ok(true),
-        AttemptRelation::Same | AttemptRelation::Unknown => Ok(false),
+        AttemptRelation::Other | AttemptRelation::Same | AttemptRelation::Unknown => Ok(()),
     }
 }
 

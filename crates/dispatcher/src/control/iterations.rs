@@ -100,7 +100,8 @@ impl Iterations {
             }
             None => {
                 let given = attempts::of_consumer(request)?;
-                (attempts::is_next_launch(iteration, given.as_ref())?, given)
+                iteration.map_or(Ok(()), |known| attempts::check_not_replaced(known, given.as_ref()))?;
+                (false, given)
             }
         };
         if let (Some(own), Some(before)) = (&mut by, &attempt) {

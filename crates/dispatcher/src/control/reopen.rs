@@ -189,13 +189,13 @@ fn holder(state: &State, request: &v1::OpenIterationRequest) -> Option<(Iteratio
     let is_new = request.client_id == 0 && request.num_consumers > 0;
     let job = JobName(request.job.clone());
     let iteration = state.find_iteration(&job, request.epoch).filter(|i| is_new && i.failure.is_none())?;
-    // The epoch begins again for a later launch, and one of an earlier launch is refused.
+    // The epoch begins again for another launch that restores something, and an earlier launch is refused.
     let attempt = attempts::of_consumer(request).ok().flatten();
-    if matches!(
-        Attempt::relation(iteration.attempt(), attempt.as_ref()),
-        AttemptRelation::Other | AttemptRelation::Former
-    ) {
-        return None;
+    let restores = request.restored_beginning || !request.states.is_empty();
+    match Attempt::relation(iteration.attempt(), attempt.as_ref()) {
+        AttemptRelation::Former => return None,
+        AttemptRelation::Other if restores => return None,
+        _ => {}
     }
     // An answer that was lost is given again, and a reader that comes back is not another one.
     if iteration.opened_by(&request.request_id).is_some() {

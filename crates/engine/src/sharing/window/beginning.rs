@@ -85,6 +85,8 @@ impl SharingWindow {
             true
         })
         .await;
+        // Another split of this task, or the same one of another task, may wait.
+        self.freed.notify_waiters();
         begun.unwrap_or_default()
     }
 
