@@ -251,16 +251,14 @@ fn decide_join(
         let is_same = known.of_all && given.given == known.given && given.taken == known.taken;
         return if is_same && has_readers { JoinDecision::Join } else { JoinDecision::Replace };
     }
-    // Nobody has got a row since a consumer gave this state, and the process that gave it was killed.
-    if known.missing() > 0 && known.has_state_of_consumer(given) {
-        return JoinDecision::Join;
-    }
     if !given.given.is_disjoint(&known.given) {
         // A reader gives its state once: this is its next attempt. But readers that loaded the states of all and have taken
         // nothing since all give the same one.
         return match is_union_of(known, given) && has_readers {
             true if known.missing() > 0 => JoinDecision::AddStates,
             true => JoinDecision::Join,
+            // Nobody has got a row since a consumer gave this state, and the process that gave it was killed.
+            false if known.missing() > 0 && known.has_state_of_consumer(given) => JoinDecision::Join,
             false => JoinDecision::Replace,
         };
     }

@@ -178,10 +178,13 @@ impl Resume {
         self.taken.contains(&more.taken)
     }
 
-    /// Whether the states of consumers are among those that were given.
+    /// Whether the state of one consumer is among those that were given.
     pub fn has_state_of_consumer(&self, given: &Resume) -> bool {
         let is_given = |(consumer, elements): (&u32, &u64)| self.steps.get(consumer) == Some(elements);
-        !given.steps.is_empty() && given.steps.iter().all(is_given) && self.has_rows_of(given)
+        given.steps.len() == 1
+            && !given.is_union()
+            && given.steps.iter().all(is_given)
+            && self.has_rows_of(given)
     }
 
     /// One reader for each state of an earlier iteration: which of its readers that one was does not matter.
