@@ -28,7 +28,7 @@ impl Sharer {
         self.request(world, want, window, &[]).await
     }
 
-    /// Asks for splits twice, as a request that is repeated.
+    /// Asks for splits, with those in the worker's window and those that it skips. The request is sent twice, and the answers are equal.
     async fn request(&mut self, world: &World, want: u32, window: &[u64], skips: &[u64]) -> Result<Vec<u64>> {
         self.requests += 1;
         let name = |i: &u64| split_name(&json!({ "i": i, "v": 0 }).to_string());
