@@ -13,7 +13,9 @@ use super::resume::{Facts, mode_of};
 use super::store::draw_secret;
 use super::usage::admit_reader;
 use super::{Txn, attempts, consumers, secrets, targets};
-use crate::state::{Iteration, Job, State, Task, TaskState, Update, Worker, owed_tasks};
+use crate::state::{
+    Attempt, AttemptRelation, Iteration, Job, State, Task, TaskState, Update, Worker, owed_tasks,
+};
 
 /// The reader of a request.
 struct Reader {
@@ -82,6 +84,14 @@ fn add_reader(
     admit_reader(&context.config.memory, txn.state)?;
     // Its user says when it asks for elements: until then it may load a state.
     let may_load = consumer.is_some() && request.states.is_empty() && request.announces_asking;
+    // A consumer that restores nothing joins the epoch of another launch, too. Its rank is none of that launch.
+    let given = attempts::of_consumer(request)?;
+    let is_of_other =
+        |i: &Iteration| Attempt::relation(i.attempt(), given.as_ref()) == AttemptRelation::Other;
+    let rank = match txn.state.iterations.get(&id).is_some_and(is_of_other) {
+        true => None,
+        false => attempts::rank(request)?,
+    };
     txn.apply(Update::ClientJoined {
         client,
         iteration: id,
@@ -92,7 +102,7 @@ fn add_reader(
         consumer,
         was,
         may_load,
-        rank: attempts::rank(request)?,
+        rank,
         request_id: request_id(request)?,
         is_journaled: true,
     });

@@ -164,8 +164,12 @@ fn a_launch_that_restores_the_beginning_ends_one_that_restored_nothing() {
         let restored = |index| v1::OpenIterationRequest { restored_beginning: true, ..consumer(index) };
         let old = w.core.epochs.open_iteration(of_launch("one", consumer(0))).await.unwrap();
         // Names have no order, so one that restores nothing joins: each node may have a launcher of its own.
-        let joined = w.core.epochs.open_iteration(of_launch("node 2", consumer(1))).await.unwrap();
+        let mut other = of_launch("node 2", consumer(1));
+        other.attempt.as_mut().unwrap().rank = 2;
+        let joined = w.core.epochs.open_iteration(other).await.unwrap();
         assert_eq!(joined.iteration_id, old.iteration_id);
+        let iteration = w.core.snapshot().iterations[&IterationId(old.iteration_id)].clone();
+        assert!(iteration.attempt().unwrap().ranks.is_empty(), "a rank of another launch");
         let new = w.core.epochs.open_iteration(of_launch("two", restored(0))).await.unwrap();
         assert_ne!(new.iteration_id, old.iteration_id, "at once: nothing depends on who is silent");
         let refused = w.core.epochs.open_iteration(of_launch("one", consumer(1))).await.unwrap_err();
