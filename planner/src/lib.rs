@@ -55,10 +55,9 @@ pub use profile::{
 };
 pub use reported_times::ReportedTimes;
 pub use scaling::{
-    CachewScaler, DEFAULT_MAX_WORKERS, Hpa, JobPriority, JobSample, JobShare, LocalWorkers, PoolJob,
-    PoolScaling, SCALING_POLICIES, SCALING_SCHEMA, Scaling, ScalingCandidate, ScalingEvent, ScalingLoop,
-    ScalingPolicy, ScalingSample, ScalingSettings, ScalingTarget, TargetRange, WorkerLimits, scale,
-    scale_pool,
+    CachewScaler, DEFAULT_MAX_WORKERS, Hpa, JobSample, JobShare, LocalWorkers, PoolJob, PoolScaling,
+    SCALING_POLICIES, SCALING_SCHEMA, Scaling, ScalingCandidate, ScalingEvent, ScalingLoop, ScalingPolicy,
+    ScalingSample, ScalingSettings, ScalingTarget, TargetRange, WorkerLimits, scale, scale_pool,
 };
 pub use tuning::{
     BufferBounds, QueueSample, ThreadSample, TunedJob, TunedSetting, Tuner, TuningBounds, TuningChange,

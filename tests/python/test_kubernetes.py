@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import custom_kinds
 import kubernetes_validate
 import pytest
 import yaml
@@ -42,13 +43,17 @@ VARIANTS = [
 
 @pytest.mark.parametrize("args", VARIANTS)
 def test_every_manifest_fits_the_schemas_of_kubernetes(args):
-    """Strictly: a field that the schema does not have is an error. The two kinds that are not Kubernetes' own are below."""
-    checked = 0
+    """Strictly: a field that the schema does not have is an error. So are those of KEDA and of the Prometheus operator."""
+    own = foreign = 0
     for (kind, _), manifest in manifests(*args).items():
-        if kind not in ("ScaledObject", "ServiceMonitor"):
+        if kind in ("ScaledObject", "ServiceMonitor"):
+            assert custom_kinds.errors(manifest) == []
+            foreign += 1
+        else:
             kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
-            checked += 1
-    assert checked == (6 if "networkPolicy.enabled=false" in args or "namespace.create=false" in args else 7)
+            own += 1
+    assert own == (6 if "networkPolicy.enabled=false" in args or "namespace.create=false" in args else 7)
+    assert foreign == (0 if "keda.enabled=false" in args else 2)
 
 
 def test_a_wrong_field_would_be_noticed():
@@ -56,6 +61,26 @@ def test_a_wrong_field_would_be_noticed():
     deployment["spec"]["template"]["spec"]["containers"][0]["resource"] = {}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(deployment, kubernetes_validate.latest_version(), strict=True)
+
+
+@pytest.mark.parametrize(
+    "kind, change, says",
+    [
+        ("ScaledObject", lambda spec: spec.update(maxReplicas=3), "spec: Additional properties are not allowed ('maxReplicas' "),
+        ("ScaledObject", lambda spec: spec.pop("triggers"), "spec: 'triggers' is a required property"),
+        (
+            "ScaledObject",
+            lambda spec: spec["triggers"][0]["metadata"].update(port=7070),
+            "spec.triggers.0.metadata.port: 7070 is not of type 'string'",
+        ),
+        ("ServiceMonitor", lambda spec: spec["endpoints"][0].update(interval="15"), "spec.endpoints.0.interval: '15' does not "),
+    ],
+)
+def test_a_wrong_field_of_keda_or_prometheus_would_be_noticed(kind, change, says):
+    [manifest] = [m for (of, _), m in manifests().items() if of == kind]
+    change(manifest["spec"])
+    [error] = custom_kinds.errors(manifest)
+    assert error.startswith(says)
 
 
 def test_keda_gets_where_the_dispatcher_is():

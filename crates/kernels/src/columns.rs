@@ -3,12 +3,8 @@
 use std::collections::HashSet;
 
 use arrow::datatypes::{DataType, Field, Fields, Schema};
-use caju_pipeline::reserved_prefix;
+use caju_pipeline::{MAX_TYPE_LEVELS, reserved_prefix};
 use caju_types::{Error, Result};
-
-/// The most levels of lists, structs and maps around a value. Schemas travel and are stored as Arrow IPC, whose verifier gives
-/// up at 64 nested tables: four of them are around a column and within its innermost field.
-pub const MAX_TYPE_LEVELS: usize = 60;
 
 /// Checks the columns of rows.
 ///
@@ -121,25 +117,8 @@ mod tests {
             let e = check_columns(&nested(MAX_TYPE_LEVELS + 1, wrap)).unwrap_err();
             assert_eq!(
                 e.message(),
-                "the column `x` is nested deeper than 60 levels of lists, structs and maps; flatten it"
+                "the column `x` is nested deeper than 32 levels of lists, structs and maps; flatten it"
             );
-        }
-    }
-
-    /// The verifier of IPC schemas accepts the deepest type.
-    #[test]
-    fn the_deepest_type_has_a_schema_in_ipc() {
-        for wrap in [&|f: Field| DataType::List(Arc::new(f)), &|f: Field| DataType::Struct(vec![f].into())]
-            as [&dyn Fn(Field) -> DataType; 2]
-        {
-            let read = |levels: usize| {
-                let schema = nested(levels, wrap);
-                let mut writer = arrow::ipc::writer::StreamWriter::try_new(Vec::new(), &schema).unwrap();
-                writer.finish().unwrap();
-                arrow::ipc::reader::StreamReader::try_new(writer.into_inner().unwrap().as_slice(), None)
-                    .is_ok()
-            };
-            assert!(read(MAX_TYPE_LEVELS) && !read(MAX_TYPE_LEVELS + 1));
         }
     }
 

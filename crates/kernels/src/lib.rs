@@ -34,7 +34,7 @@ mod udf;
 mod versions;
 
 pub use catalog::reference_markdown;
-pub use columns::{MAX_TYPE_LEVELS, check_columns, too_deep};
+pub use columns::{check_columns, too_deep};
 pub use eval::{BoundExprs, RowError};
 pub use limits::Limits;
 pub use registry::Registry;

@@ -41,4 +41,4 @@ pub use functions::Functions;
 pub use reorder::Reorder;
 pub use saving::{SAVE_HINT, SavedForm};
 pub use shape::Hint;
-pub use validate::{MAX_DEPTH, reserved_prefix, validate};
+pub use validate::{MAX_DEPTH, MAX_TYPE_LEVELS, reserved_prefix, validate};

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use caju_types::{Error, Result};
+use caju_types::{Error, JobPriority, Result};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
@@ -35,13 +35,15 @@ pub fn handover_cpu_time() -> Duration {
 /// ([`CpuPool::elastic`]).
 ///
 /// Each job has a queue of its own ([`CpuPool::of_job`]). A thread that becomes free takes the next closure of the job that has
-/// the fewest threads, so that each of several jobs gets its share of them. The closures of one job run in the order of their
-/// submission. If closures that take long hold all threads, spare threads work for the jobs that have none.
+/// had the least thread time for its priority and weight, so that each of several jobs gets its share of the threads. The
+/// closures of one job run in the order of their submission. If closures that take long hold all threads, spare threads work for
+/// the jobs that have none.
 #[derive(Clone, Debug)]
 pub struct CpuPool {
     inner: Arc<Inner>,
     /// Whose queue this handle submits to.
     job: Arc<str>,
+    priority: JobPriority,
 }
 
 #[derive(Debug)]
@@ -102,13 +104,28 @@ impl CpuPool {
         let inner = Inner { shared, threads, count, running, max, is_tuned };
         (0..SPARE_THREADS).try_for_each(|i| inner.spawn(i, true))?;
         (0..count).try_for_each(|i| inner.spawn(i, false))?;
-        Ok(Self { inner: Arc::new(inner), job })
+        Ok(Self { inner: Arc::new(inner), job, priority: JobPriority::default() })
     }
 
     /// A handle on these threads with the queue of a job.
     #[must_use]
     pub fn of_job(&self, job: &str) -> Self {
-        Self { inner: Arc::clone(&self.inner), job: job.into() }
+        Self { inner: Arc::clone(&self.inner), job: job.into(), priority: self.priority }
+    }
+
+    /// The same handle with another priority. That of the last submission holds for the whole queue.
+    ///
+    /// ```
+    /// # use caju_runtime::CpuPool;
+    /// # use caju_types::JobPriority;
+    /// let pool = CpuPool::new(2)?;
+    /// let urgent = JobPriority { level: 1, ..JobPriority::default() };
+    /// let training = pool.of_job("training").with_priority(urgent);
+    /// # Ok::<(), caju_types::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_priority(self, priority: JobPriority) -> Self {
+        Self { priority, ..self }
     }
 
     /// The number of threads that the pool was made with.
@@ -154,7 +171,7 @@ impl CpuPool {
             drop(tx.send(result));
         });
         let accepted = match &self.inner.shared {
-            Some(shared) => shared.submit(&self.job, job),
+            Some(shared) => shared.submit(&self.job, self.priority, job),
             None if is_simulated() => {
                 job();
                 true

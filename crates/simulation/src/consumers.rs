@@ -22,8 +22,9 @@ const ASKS_FOR_RESTART: [&str; 5] = [
 ];
 /// What a consumer says that waits for others that have left the epoch: it came back by itself, or they have ended.
 const WAITS_FOR_ENDED: &str = "of these were not given within";
-/// What a consumer says that has waited in vain for one that does not come.
-const WAITED_IN_VAIN: &str = "which has not come";
+/// What consumers say while all are to be started again, because another one has ended: that they have waited for it in vain, or
+/// that the epoch went on without them.
+const ENDS_WITH_OTHERS: [&str; 2] = ["which has not come", "is no reader of this epoch any more"];
 /// What a consumer says that stood still for too long: it starts again from its state.
 const EXPELLED: [&str; 2] = ["client timeout of", "start the reader again from its last state"];
 /// How often all consumers of a run may be started again.
@@ -83,7 +84,7 @@ fn on_error(world: &World, reader: usize, error: Error) -> Result<()> {
         return Ok(());
     }
     // Another one has ended, and asks for a start of all.
-    let is_due = message.contains(WAITED_IN_VAIN) && consumers.awaits_restart();
+    let is_due = ENDS_WITH_OTHERS.iter().any(|said| message.contains(said)) && consumers.awaits_restart();
     if is_due || ASKS_FOR_RESTART.iter().any(|said| message.contains(said)) {
         consumers.fall_out_of_step(reader);
         return Ok(());

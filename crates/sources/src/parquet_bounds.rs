@@ -5,7 +5,8 @@
 
 use std::sync::Arc;
 
-use caju_kernels::{MAX_TYPE_LEVELS, too_deep};
+use caju_kernels::too_deep;
+use caju_pipeline::MAX_TYPE_LEVELS;
 use caju_runtime::budget;
 use caju_types::{Error, ErrorKind, Result};
 use parquet::basic::Compression;

@@ -109,20 +109,20 @@ fn a_schema_that_is_nested_too_deep_is_refused_before_it_is_built() {
     // The library that writes the file builds the schema by recursion, too.
     let files = std::thread::Builder::new()
         .stack_size(256 << 20)
-        .spawn(|| [60, 61, 100, 1000, 4000].map(|n| (n, nested(n))));
+        .spawn(|| [32, 33, 100, 1000, 4000].map(|n| (n, nested(n))));
     for (levels, file) in files.unwrap().join().unwrap() {
         run(async move {
             let ctx = context();
             let url = format!("{}/x.parquet", fresh());
             put(&ctx, &url, file).await;
             let opened = open(&ctx, &def(format(), &url)).await.map(drop);
-            if levels <= 60 {
+            if levels <= 32 {
                 return opened.unwrap();
             }
             let e = opened.unwrap_err();
             assert_eq!(e.kind(), ErrorKind::InvalidArgument, "{levels}: {e}");
             assert!(
-                e.message().starts_with(&url) && e.message().contains("nested deeper than 60 levels"),
+                e.message().starts_with(&url) && e.message().contains("nested deeper than 32 levels"),
                 "{e}"
             );
         });

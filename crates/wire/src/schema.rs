@@ -5,22 +5,26 @@ use std::sync::Arc;
 use arrow::ipc::reader::StreamReader;
 use arrow::ipc::writer::StreamWriter;
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
+use caju_pipeline::MAX_TYPE_LEVELS;
 use caju_runtime::catch;
 use caju_types::{Error, Result};
 
 use crate::frame::{SchemaHeader, damaged};
 
-/// Types nested deeper than this are refused.
-const MAX_DEPTH: usize = 32;
-
 /// The header of a schema frame.
 ///
 /// # Errors
-/// `Unimplemented` naming the column whose type cannot travel.
+/// `Unimplemented` naming the column whose type cannot travel, or for types that are nested too deep together.
 pub fn encode_schema(schema: &Schema) -> Result<SchemaHeader> {
     check_schema(schema)?;
     let schema_json = serde_json::to_string(schema)
         .map_err(|e| Error::internal(format!("cannot write the schema of the rows: {e}")))?;
+    // Dictionaries, which are no levels of a type, are levels of JSON.
+    if serde_json::from_str::<Schema>(&schema_json).is_err() {
+        return Err(Error::unimplemented(
+            "the types of the columns are nested too deep to be sent to a reader: convert their dictionaries in a `map`",
+        ));
+    }
     Ok(SchemaHeader { schema_json })
 }
 
@@ -90,8 +94,8 @@ fn check_field(field: &Field, depth: usize) -> Result<(), String> {
 }
 
 fn check_type(data_type: &DataType, depth: usize) -> Result<(), String> {
-    if depth > MAX_DEPTH {
-        return Err(format!("types may be nested {MAX_DEPTH} deep at most"));
+    if depth > MAX_TYPE_LEVELS {
+        return Err(format!("types may be nested {MAX_TYPE_LEVELS} levels deep at most"));
     }
     match data_type {
         DataType::Union(..)
@@ -116,7 +120,8 @@ fn check_type(data_type: &DataType, depth: usize) -> Result<(), String> {
             if !k.is_dictionary_key_type() {
                 return Err("its keys are not integers".to_string());
             }
-            check_type(v, depth + 1)
+            // No level, as elsewhere. Dictionaries of dictionaries end where JSON does.
+            check_type(v, depth)
         }
         _ => Ok(()),
     }

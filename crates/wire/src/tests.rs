@@ -234,6 +234,42 @@ fn receive(bytes: &[u8], schema: &arrow_schema::SchemaRef) -> caju_types::Result
     })
 }
 
+/// Rows of the deepest types that sources and stages give travel, also without rows in them.
+#[test]
+fn rows_of_the_deepest_types_travel() {
+    let field = |of: DataType| Field::new("x", of, true);
+    let nested = |wrap: &dyn Fn(Field) -> DataType, levels| {
+        let inner = (0..levels).fold(field(DataType::Int32), |inner, _| field(wrap(inner)));
+        Arc::new(Schema::new(vec![inner]))
+    };
+    let deepest = caju_pipeline::MAX_TYPE_LEVELS;
+    let wraps: [&dyn Fn(Field) -> DataType; 2] =
+        [&|inner| DataType::List(Arc::new(inner)), &|inner| DataType::Struct(vec![inner].into())];
+    for wrap in wraps {
+        let schema = nested(wrap, deepest);
+        let back = decode_schema(&encode_schema(&schema).unwrap()).unwrap();
+        assert_eq!(back, schema);
+        let rows = RecordBatch::try_new(schema.clone(), vec![new_null_array(schema.field(0).data_type(), 2)]);
+        let chunk = Chunk {
+            pieces: vec![rows.unwrap()],
+            runs: vec![Run { split: 0, start: 0, len: 2 }],
+            elements: Elements::Rows,
+            remainder: false,
+            round: RoundMark::default(),
+        };
+        let received = receive(&bytes_of(&encode_chunk(&chunk).unwrap()), &back).unwrap();
+        assert_eq!(received.pieces, chunk.pieces);
+        let refused = encode_schema(&nested(wrap, deepest + 1)).unwrap_err();
+        assert!(refused.message().contains("may be nested 32 levels deep at most"), "{refused}");
+    }
+    let dictionary = |inner| DataType::Dictionary(Box::new(DataType::Int8), Box::new(wraps[1](inner)));
+    let refused = encode_schema(&nested(&dictionary, deepest)).unwrap_err();
+    assert!(
+        refused.kind() == ErrorKind::Unimplemented && refused.message().contains("dictionaries"),
+        "{refused}"
+    );
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 192, ..ProptestConfig::default() })]
 

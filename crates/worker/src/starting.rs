@@ -10,7 +10,7 @@ use caju_engine::{
 };
 use caju_proto::v1;
 use caju_runtime::{LockRank, OrderedMutex, caught};
-use caju_types::{Error, ErrorKind, IterationId, Result, Secret, TaskId, hash128};
+use caju_types::{Error, ErrorKind, IterationId, JobPriority, Result, Secret, TaskId, hash128};
 use caju_wire::Dispatcher;
 
 use crate::body_files::TaskBodies;
@@ -24,6 +24,15 @@ use crate::profiling::{ProcessOverhead, Profiled};
 use crate::round_robin::{DispatcherCalls, RoundRobin};
 use crate::running::{Finished, RunningTask, TaskParts};
 use crate::task_output::TaskOutput;
+
+/// The priority of a task's job among the others of this worker. A dispatcher of an earlier version names none.
+fn priority(def: &v1::TaskDef) -> JobPriority {
+    let default = JobPriority::default().weight_milli;
+    JobPriority {
+        level: def.priority,
+        weight_milli: if def.weight_milli == 0 { default } else { def.weight_milli },
+    }
+}
 
 /// Names the tasks whose elements may be equal: those of one pipeline, with one seed, in one epoch.
 fn body_group(def: &v1::TaskDef) -> u128 {
@@ -211,7 +220,8 @@ impl Manager {
     }
 
     async fn options(&self, def: &v1::TaskDef) -> Result<TaskOptions> {
-        let mut options = TaskOptions::new(self.pool.of_job(&def.job), Arc::clone(&self.config.clock));
+        let pool = self.pool.of_job(&def.job).with_priority(priority(def));
+        let mut options = TaskOptions::new(pool, Arc::clone(&self.config.clock));
         options.job.clone_from(&def.job);
         options.seed = def.seed;
         options.epoch = def.epoch;

@@ -1,5 +1,6 @@
 //! What is known of one iteration: rates over the windows between samples.
 
+use super::load::JobLoad;
 use super::sample::JobSample;
 use crate::format::{percent, rate};
 
@@ -14,6 +15,8 @@ const NEWEST: f64 = 0.5;
 const OTHER_PIPELINE: f64 = 0.3;
 /// Readers that wait for a smaller fraction of their time do not need more rows.
 const SATISFIED_WAIT: f64 = 0.02;
+/// A job that gets a smaller fraction of its workers counts as one that gets so much: its rate is known too badly.
+const MIN_FRACTION: f64 = 1e-3;
 /// Added workers that bring less than this fraction of the rows that were predicted are not the bottleneck.
 const MIN_MARGINAL_GAIN: f64 = 0.3;
 
@@ -128,21 +131,21 @@ impl IterationRates {
         }
     }
 
-    /// The workers that it keeps busy if its readers do not wait, as a fractional number. `total_busy` is the fraction of
-    /// the workers' time in which the jobs were busy, added up.
-    pub(super) fn need(&self, total_busy: f64) -> Option<f64> {
+    /// How it loads the workers, where `highest` is the highest priority of the jobs.
+    pub(super) fn load(&self, highest: i32) -> JobLoad {
+        JobLoad { share: self.last.priority.share_among(highest), busy: self.busy }
+    }
+
+    /// The workers that it keeps busy if its readers do not wait, as a fractional number. `fraction` is what it gets of a worker
+    /// while others use it, too.
+    pub(super) fn need(&self, fraction: f64) -> Option<f64> {
         let (per_worker, (demand, bound)) = (self.per_worker?, self.demand?);
-        let need = demand / self.rate_alone(per_worker, total_busy);
+        let need = demand / rate_alone(per_worker, fraction);
         let need = if bound { need.min(MAX_GROWTH * self.workers.max(1.0)) } else { need };
         Some(match self.ceiling {
             Some((ceiling, alone)) => need.min(ceiling / alone),
             None => need,
         })
-    }
-
-    /// A worker's rate for this job alone: a worker that is busy for other jobs, too, gives it less.
-    fn rate_alone(&self, per_worker: f64, total_busy: f64) -> f64 {
-        per_worker * (1.0 + (total_busy - self.busy).max(0.0))
     }
 
     /// What is left of a need beyond the workers in the readers' own processes.
@@ -157,9 +160,9 @@ impl IterationRates {
     }
 
     /// What it takes, what a worker gives it, and the need that follows, for a person.
-    pub(super) fn describe(&self, need: f64, total_busy: f64) -> String {
+    pub(super) fn describe(&self, need: f64, fraction: f64) -> String {
         let (demand, bound) = self.demand.unwrap_or_default();
-        let alone = self.rate_alone(self.per_worker.unwrap_or(0.0), total_busy);
+        let alone = rate_alone(self.per_worker.unwrap_or(0.0), fraction);
         if let Some((ceiling, _)) = self.ceiling {
             return format!(
                 "reached {} rows/s, and more workers did not bring more: something that they share is the bottleneck, so \
@@ -188,6 +191,11 @@ impl IterationRates {
             percent(self.wait)
         )
     }
+}
+
+/// A worker's rate for a job alone: a worker that is busy for other jobs, too, gives it a fraction of that.
+fn rate_alone(per_worker: f64, fraction: f64) -> f64 {
+    per_worker / fraction.max(MIN_FRACTION)
 }
 
 /// A running mean, which begins again where the value has changed by much.

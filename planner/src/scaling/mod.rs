@@ -8,6 +8,7 @@ mod choose;
 mod curve;
 mod explain;
 mod known;
+mod load;
 mod policy;
 mod pool;
 mod range;
@@ -25,7 +26,7 @@ use curve::{Curve, Point};
 pub use policy::{CachewScaler, Hpa, SCALING_POLICIES, ScalingPolicy, ScalingSample};
 pub use pool::{JobShare, PoolJob, PoolScaling, scale_pool};
 pub use range::TargetRange;
-pub use sample::{JobPriority, JobSample, LocalWorkers};
+pub use sample::{JobSample, LocalWorkers};
 pub use target::{ScalingEvent, ScalingLoop, ScalingSettings, ScalingTarget};
 
 /// The schema of a serialised [`Scaling`].

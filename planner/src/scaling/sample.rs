@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use caju_types::JobPriority;
 
 /// The workers in the processes of a job's readers. They run in any case, so the target counts only the workers that are
 /// needed in addition.
@@ -14,30 +14,6 @@ pub struct LocalWorkers {
     pub busy_s: f64,
     /// What one of them is worth, in workers that the target counts: a fourth, if it has a fourth of their cores.
     pub worth: f64,
-}
-
-/// The priority of a job, and its weight among jobs of the same priority. They count where the workers are too few for all
-/// jobs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct JobPriority {
-    /// The priority. Jobs of a higher one are served first.
-    #[serde(rename = "priority")]
-    pub level: i32,
-    /// The weight in thousandths, above 0.
-    pub weight_milli: u32,
-}
-
-impl Default for JobPriority {
-    fn default() -> Self {
-        Self { level: 0, weight_milli: 1000 }
-    }
-}
-
-impl JobPriority {
-    /// The fraction of the workers that the job gets, relative to those of other jobs of the same priority.
-    pub fn weight(self) -> f64 {
-        f64::from(self.weight_milli) / 1000.0
-    }
 }
 
 /// What a job has done since it began.

@@ -15,7 +15,7 @@ use super::known::IterationRates;
 use super::pool::{JobShare, PoolJob, scale_pool, share, whole};
 use super::range::TargetRange;
 use super::sample::JobSample;
-use super::{DEFAULT_MAX_WORKERS, WorkerLimits};
+use super::{DEFAULT_MAX_WORKERS, WorkerLimits, load};
 use crate::format::count;
 
 /// Readers that wait for a larger fraction of their time get the number that was computed, whatever the error.
@@ -151,8 +151,9 @@ impl ScalingLoop {
             return self.idle();
         }
         let known: Vec<&IterationRates> = running.iter().filter_map(|i| self.jobs.get(i)).collect();
-        let total_busy: f64 = known.iter().map(|k| k.busy).sum();
-        let needs: Vec<Option<f64>> = known.iter().map(|k| k.need(total_busy)).collect();
+        let highest = known.iter().map(|k| k.last.priority.level).max().unwrap_or_default();
+        let fractions = load::fractions(&known.iter().map(|k| k.load(highest)).collect::<Vec<_>>());
+        let needs: Vec<Option<f64>> = known.iter().zip(&fractions).map(|(k, of)| k.need(*of)).collect();
         let jobs = (known.iter().zip(&needs))
             .map(|(k, need)| (k.last.job.clone(), need.map_or(0, |need| whole(k.beyond_local(need)))))
             .collect();
@@ -165,7 +166,7 @@ impl ScalingLoop {
         };
         let error = self.settings.relative_error;
         let mut range = TargetRange { low: total(1.0 - error), best: total(1.0), high: total(1.0 + error) };
-        let reason = self.reason(&known, &needs, total_busy, range.best);
+        let reason = self.reason(&known, &needs, &fractions, range.best);
         let begins = self.target.jobs.is_empty();
         if begins {
             self.fewer_since = None;
@@ -231,12 +232,19 @@ impl ScalingLoop {
         self.target = ScalingTarget { workers, reason: next.reason + &held, ..next };
     }
 
-    fn reason(&self, known: &[&IterationRates], needs: &[Option<f64>], total_busy: f64, best: u64) -> String {
-        let of_job = |(k, need): (&&IterationRates, &Option<f64>)| match need {
+    fn reason(
+        &self,
+        known: &[&IterationRates],
+        needs: &[Option<f64>],
+        fractions: &[f64],
+        best: u64,
+    ) -> String {
+        let of_job = |((k, need), fraction): ((&&IterationRates, &Option<f64>), &f64)| match need {
             None => format!("`{}` has shown no rates yet", k.last.job),
-            Some(need) => format!("`{}` {}", k.last.job, k.describe(*need, total_busy)),
+            Some(need) => format!("`{}` {}", k.last.job, k.describe(*need, *fraction)),
         };
-        let mut jobs: Vec<String> = known.iter().zip(needs).take(SHOWN_JOBS).map(of_job).collect();
+        let mut jobs: Vec<String> =
+            known.iter().zip(needs).zip(fractions).take(SHOWN_JOBS).map(of_job).collect();
         if known.len() > SHOWN_JOBS {
             jobs.push(count((known.len() - SHOWN_JOBS) as u64, "more job"));
         }

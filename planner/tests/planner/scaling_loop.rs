@@ -4,7 +4,8 @@
 
 use std::time::Duration;
 
-use caju_planner::{JobPriority, JobSample, LocalWorkers, ScalingEvent, ScalingLoop, ScalingSettings};
+use caju_planner::{JobSample, LocalWorkers, ScalingEvent, ScalingLoop, ScalingSettings};
+use caju_types::JobPriority;
 
 /// Seconds between two samples.
 const EVERY_S: f64 = 5.0;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use caju_proto::externalscaler::external_scaler_client::ExternalScalerClient;
 use caju_proto::externalscaler::{GetMetricsRequest, ScaledObjectRef};
 use caju_tests::http::get;
+use caju_tests::pipeline::Report;
 use caju_tests::{Cluster, Pipeline, caju};
 use serde_json::{Value, json};
 
@@ -145,6 +146,33 @@ fn settings_of_the_target_are_checked() {
             .expect_code(2)
             .expect_error(&[says]);
     }
+}
+
+/// Two jobs whose expressions keep all threads of one worker busy. When the one with a higher priority or weight ends, the other
+/// one is as far as its share of the threads allows. Equal jobs are equally far.
+#[test]
+fn a_worker_divides_its_threads_by_the_priorities_and_weights_of_the_jobs() {
+    let cluster = Cluster::start_with(1, &[], &["--cpu-threads", "2"]);
+    let p = Pipeline::of(
+        json!({ "range": { "start": 0, "end": 40_000 } }),
+        json!([{ "map": { "hash": "md5(repeat(cast(id as varchar), 2000))" } }, { "batch": 10 }]),
+    );
+    // A 16th and a third of the rows, and a little before the other job begins.
+    for (option, value, rows) in [("--priority", "1", 0..12_000), ("--weight", "3", 6_000..26_000)] {
+        let [slower, faster] = ["slower", "faster"].map(|name| format!("{name}{option}"));
+        let other = cluster.start_read(&p, &["--job", &slower]);
+        let first = cluster.start_read(&p, &["--job", &faster, option, value, "--report", "first.json"]);
+        first.wait().expect_code(0);
+        let status = cluster.status();
+        let of_other =
+            status["jobs"].as_array().unwrap().iter().find(|j| j["job"] == slower.as_str()).unwrap();
+        let readers = of_other["readers"].as_array().unwrap();
+        let found = readers.iter().map(|r| r["rows"].as_u64().unwrap()).sum::<u64>();
+        assert!(!readers.is_empty() && rows.contains(&found), "{option} {value}: {found} of 40000");
+        other.wait().expect_code(0);
+        assert_eq!(Report::load(&p.folder().join("first.json")).rows(), [40_000]);
+    }
+    cluster.stop();
 }
 
 /// `--priority` and `--weight`: they belong to the job, and the status has them with its share of the target.

@@ -1,6 +1,6 @@
 //! Consumers: readers of a job that all get the same number of elements.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -236,17 +236,21 @@ pub(super) fn absent_consumers(
     now: Duration,
 ) -> Vec<Update> {
     let mut out = Vec::new();
-    let mut waiting = BTreeSet::new();
+    let mut all = BTreeMap::new();
     for iteration in state.iterations.values() {
         let Some(even) = iteration.even.as_ref().filter(|_| iteration.is_running()) else { continue };
-        let absent: Vec<String> = iteration.absent_consumers().map(|c| c.to_string()).collect();
-        if absent.is_empty() || iteration.members.is_empty() {
+        if iteration.members.is_empty() {
             continue;
         }
-        waiting.insert(iteration.id);
-        let since = *reports.incomplete_groups.entry(iteration.id).or_insert(now);
-        if now.saturating_sub(since) > timers.consumer_wait {
-            let reopen_reason = iteration.resume.as_deref().map_or("", |r| r.reopen_reason.as_str());
+        let reopened = iteration.resume.as_deref().filter(|r| !r.reopen_reason.is_empty());
+        let known = |id| reports.absent_consumers.get(&id);
+        // One that was waited for before the epoch was opened again is waited for no longer because of that.
+        let known = known(iteration.id).or_else(|| known(reopened?.of));
+        let since = |consumer| known.and_then(|known| known.get(&consumer)).copied().unwrap_or(now);
+        let absent: BTreeMap<u32, Duration> = iteration.absent_consumers().map(|c| (c, since(c))).collect();
+        if absent.values().any(|since| now.saturating_sub(*since) > timers.consumer_wait) {
+            let absent: Vec<String> = absent.keys().map(u32::to_string).collect();
+            let reopen_reason = reopened.map_or("", |r| r.reopen_reason.as_str());
             let error = Error::deadline(format!(
                 "{}: of {} consumers these have not come within {}: {}; start them, or raise the dispatcher's \
                  --consumer-wait{}{reopen_reason}",
@@ -258,8 +262,9 @@ pub(super) fn absent_consumers(
             ));
             out.push(Update::IterationFailed { iteration: iteration.id, failure: Failure::from(&error) });
         }
+        all.insert(iteration.id, absent);
     }
-    reports.incomplete_groups.retain(|id, _| waiting.contains(id));
+    reports.absent_consumers = all;
     out
 }
 

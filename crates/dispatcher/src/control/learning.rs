@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use caju_pipeline::LearntBoundaries;
-use caju_planner::{JobPriority, JobSample, LocalWorkers};
+use caju_planner::{JobSample, LocalWorkers};
 use caju_proto::v1;
 use caju_runtime::OrderedMutex;
-use caju_types::{Error, ErrorKind, Fingerprint, Result, WorkerId, format_bytes};
+use caju_types::{Error, ErrorKind, Fingerprint, JobPriority, Result, WorkerId, format_bytes};
 use tokio::sync::watch;
 
 use super::context::Context;

@@ -1,8 +1,7 @@
 //! The priority and the weight that a reader asks for its job.
 
-use caju_planner::JobPriority;
 use caju_proto::v1;
-use caju_types::{Error, Result};
+use caju_types::{Error, JobPriority, Result};
 
 use crate::state::Job;
 

@@ -38,8 +38,8 @@ pub(crate) struct Reports {
     pub(crate) starved: BTreeMap<IterationId, Duration>,
     /// Since when an iteration waits for readers to come back after a dispatcher had lost its state.
     pub(crate) awaiting_states: BTreeMap<IterationId, Duration>,
-    /// Since when an iteration lacks consumers.
-    pub(crate) incomplete_groups: BTreeMap<IterationId, Duration>,
+    /// The consumers that iterations wait for, and since when.
+    pub(crate) absent_consumers: BTreeMap<IterationId, BTreeMap<u32, Duration>>,
     /// What the stages of iterations did, and when that was added up.
     stage_sums: BTreeMap<IterationId, (Duration, Vec<StageStats>)>,
     /// What ended tasks reported.

@@ -61,6 +61,8 @@ pub(super) fn task_def(
         shard_by: shard.map_or("", |s| s.by.as_str()).to_string(),
         num_shards: shard.map_or(0, |_| iteration.num_shards),
         shard_index: shard.map_or(0, |_| task.feed.0),
+        priority: job.spec.priority.level,
+        weight_milli: job.spec.priority.weight_milli,
         secret: task.secret.map(|s| s.to_vec().into()).unwrap_or_default(),
     })
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use caju_autocache::{CachePlan, Document, Encoding, HintDef, Policy, ReplanState};
 use caju_engine::ShardBy;
-use caju_planner::{Decision, JobPriority, Profile};
-use caju_types::{DatasetId, Fingerprint, IterationId, JobName, RowRanges};
+use caju_planner::{Decision, Profile};
+use caju_types::{DatasetId, Fingerprint, IterationId, JobName, JobPriority, RowRanges};
 use serde::{Deserialize, Serialize};
 
 use super::{Attempt, Consumers, Mode, SaveTarget, Sharing, TargetWorkers};

@@ -209,3 +209,45 @@ fn a_consumer_that_leaves_at_its_end_after_a_task_was_lost_is_not_waited_for() {
         assert_eq!(left, [2, 2, 2, 2, 2, 0, 0, 0], "and nothing else is computed again");
     });
 }
+
+/// One of three consumers never comes. When another one leaves, the epoch is opened again: the wait for the first does not begin
+/// with that.
+#[test]
+fn the_wait_for_a_consumer_goes_on_when_the_epoch_is_opened_again() {
+    run(async {
+        for comes in [false, true] {
+            let w = World::new();
+            let worker = [(w.worker("a:1").await, "a:1")];
+            let of_three = |index| v1::OpenIterationRequest { num_consumers: 3, ..consumer(index) };
+            let open = async |index| {
+                let opened = w.core.epochs.open_iteration(of_three(index)).await.unwrap();
+                beat(&w, (opened.client_id, opened.iteration_id), &[], 0).await;
+                (opened.client_id, opened.iteration_id)
+            };
+            let (first, second) = (open(0).await, open(1).await);
+            w.silence(S * 400, &worker, &[first, second]).await;
+            w.close(second.0, second.1, Vec::new()).await;
+            let mut here = vec![open(0).await];
+            assert_ne!(here[0].1, first.1, "the epoch is opened again");
+            if comes {
+                here.push(open(2).await);
+            }
+            w.silence(S * 199, &worker, &here).await;
+            let failure = || w.core.snapshot().iterations[&IterationId(here[0].1)].failure.clone();
+            assert_eq!(failure(), None);
+            w.silence(S * 3, &worker, &here).await;
+            assert_eq!(failure().is_some(), !comes, "one that came is waited for no longer");
+            if !comes {
+                let error = caju_types::Error::from(&failure().unwrap());
+                assert!(
+                    error.message().contains("of 3 consumers these have not come within 10 min 0 s: 1, 2"),
+                    "{error}"
+                );
+                continue;
+            }
+            w.silence(S * 399, &worker, &here).await;
+            let error = caju_types::Error::from(&failure().expect("the one that left is waited for as long"));
+            assert!(error.message().contains("these have not come within 10 min 0 s: 1;"), "{error}");
+        }
+    });
+}

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use caju_autocache::Document;
-use caju_planner::{Choice, Decision, JobPriority, Profile, plan};
+use caju_planner::{Choice, Decision, Profile, plan};
 use caju_proto::v1;
-use caju_types::{DatasetId, JobName};
+use caju_types::{DatasetId, JobName, JobPriority};
 use serde_json::{Value, json};
 
 use super::fake::{World, run};

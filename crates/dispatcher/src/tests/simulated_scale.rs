@@ -1,8 +1,8 @@
 //! The loop that scales workers, at the size of a large cluster: the dispatcher's own code under simulated workers and readers.
 //!
 //! Workers and readers are a fluid model that calls the dispatcher as real ones do: registrations, heartbeats with what was
-//! served, drains, and silence. A worker gives its time to the jobs whose tasks it has in equal shares, up to what each of them
-//! needs; a reader takes rows at its own rate and waits for the rest. The hands start a worker in [`START_S`] seconds, and
+//! served, drains, and silence. A worker divides its time among the jobs whose tasks it has by their priorities and weights, up to
+//! what each of them needs; a reader takes rows at its own rate and waits for the rest. The hands start a worker in [`START_S`] seconds, and
 //! drain workers at once. The suite runs a small cluster. Five hundred workers and two hundred jobs:
 //!
 //! ```sh
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use caju_planner::ScalingSettings;
 use caju_proto::{Bytes, v1};
-use caju_types::mix64;
+use caju_types::{JobPriority, mix64};
 use serde_json::json;
 
 use super::fake::{World, open_request};
@@ -48,6 +48,7 @@ struct SimJob {
     client: u64,
     iteration: u64,
     secret: Bytes,
+    priority: JobPriority,
     /// Rows per second of a worker that is busy with it, and that its reader takes while it does not wait.
     per_worker: f64,
     demand: f64,
@@ -158,9 +159,17 @@ impl Sim {
 
     /// A job that needs 0.5 to 4.5 workers opens its epoch.
     async fn arrive(&mut self, steps: u64) {
+        self.arrive_with(steps, JobPriority::default()).await;
+    }
+
+    async fn arrive_with(&mut self, steps: u64, priority: JobPriority) {
         self.named += 1;
         let name = format!("job-{}", self.named);
-        let request = open_request(&json!({ "splits": 1000, "name": name }), &name);
+        let request = v1::OpenIterationRequest {
+            priority: Some(priority.level),
+            weight: Some(priority.weight()),
+            ..open_request(&json!({ "splits": 1000, "name": name }), &name)
+        };
         let opened = self.world.core.epochs.open_iteration(request).await.unwrap();
         let per_worker = 100.0 + 900.0 * self.draw();
         let demand = per_worker * (0.5 + 4.0 * self.draw());
@@ -168,6 +177,7 @@ impl Sim {
             client: opened.client_id,
             iteration: opened.iteration_id,
             secret: opened.client_secret,
+            priority,
             per_worker,
             demand,
             ends: self.step + steps,
@@ -234,19 +244,21 @@ impl Sim {
         self.starting.extend(std::iter::repeat_n(self.step + START_S / STEP_S, missing));
     }
 
-    /// The workers' time is divided: the most equal shares of which no job gets more than it needs.
+    /// The workers' time is divided: by the jobs' shares, and no job gets more than it needs.
     fn serve(&mut self, phase: &mut Phase) {
         let live: Vec<u64> = self.workers.keys().copied().collect();
-        let (mut left, mut open) = (live.len() as f64, self.jobs.len() as f64);
+        let of = self.shares();
+        let (mut left, mut open) = (live.len() as f64, of.iter().sum::<f64>());
         let mut order: Vec<usize> = (0..self.jobs.len()).collect();
-        order.sort_by(|a, b| self.jobs[*a].need().total_cmp(&self.jobs[*b].need()));
+        let per_share = |at: usize| self.jobs[at].need() / of[at];
+        order.sort_by(|a, b| per_share(*a).total_cmp(&per_share(*b)));
         let dt = STEP_S as f64;
         let mut shares = vec![0.0; self.jobs.len()];
         for at in order {
             let job = &self.jobs[at];
             let mine = live.iter().filter(|w| job.tasks.contains_key(*w)).count() as f64;
-            let got = (left / open).min(job.need()).min(mine);
-            (left, open) = (left - got, open - 1.0);
+            let got = (left * (of[at] / open).min(1.0)).min(job.need()).min(mine);
+            (left, open) = (left - got, open - of[at]);
             shares[at] = got;
         }
         let busy = self.busy_fractions(&shares, live.len() as f64);
@@ -274,17 +286,23 @@ impl Sim {
 
     /// The fraction of the time in which each job's tasks are busy: those in whose steps a row of it is at work or waits for a
     /// core. A task that others slow down is busy for longer, and one that cannot give enough is busy all the time.
-    fn busy_fractions(&self, shares: &[f64], workers: f64) -> Vec<f64> {
-        let mut busy = vec![0.0; shares.len()];
-        for _ in 0..100 {
-            let all: f64 = busy.iter().sum();
-            for (at, got) in shares.iter().enumerate() {
+    fn busy_fractions(&self, got: &[f64], workers: f64) -> Vec<f64> {
+        let (shares, mut busy) = (self.shares(), vec![0.0; got.len()]);
+        for _ in 0..30 {
+            let fractions = fractions(&shares, &busy);
+            for (at, got) in got.iter().enumerate() {
                 let is_short = *got < self.jobs[at].need() * (1.0 - 1e-9);
-                let slowed = got / workers.max(1e-9) * (1.0 + all - busy[at]);
+                let slowed = got / workers.max(1e-9) / fractions[at].max(1e-6);
                 busy[at] = if is_short { 1.0 } else { slowed.min(1.0) };
             }
         }
         busy
+    }
+
+    /// The jobs' parts of a worker that all of them want.
+    fn shares(&self) -> Vec<f64> {
+        let highest = self.jobs.iter().map(|job| job.priority.level).max().unwrap_or_default();
+        self.jobs.iter().map(|job| job.priority.share_among(highest)).collect()
     }
 
     async fn report(&mut self) {
@@ -384,6 +402,23 @@ impl SimJob {
     }
 }
 
+/// What each job gets of a worker while it wants it, where the others want it for these fractions of the time: the mean of
+/// `share / (share + those of the others that want it)`, as an integral over `exp(-x)`.
+fn fractions(shares: &[f64], busy: &[f64]) -> Vec<f64> {
+    const STEP: f64 = 0.25;
+    let mut sums = vec![0.0; shares.len()];
+    for at in -60..40 {
+        let x = (f64::from(at) * STEP).exp();
+        let factor = |(share, busy): (&f64, &f64)| (1.0 - busy + busy * (-share * x).exp()).max(1e-300).ln();
+        let factors: Vec<f64> = shares.iter().zip(busy).map(factor).collect();
+        let all: f64 = factors.iter().sum();
+        for ((sum, share), factor) in sums.iter_mut().zip(shares).zip(factors) {
+            *sum += STEP * share * x * (all - factor - share * x).exp();
+        }
+    }
+    sums
+}
+
 /// The number of jobs at once: of the suite, or as asked for.
 #[expect(clippy::disallowed_methods, reason = "the size of a long run")]
 fn jobs() -> u64 {
@@ -479,4 +514,55 @@ async fn simulated_scale_stays_at_the_limit_and_knows_each_need() {
         let need = job.need();
         assert!((known.workers as f64 - need.ceil()).abs() <= 1.0 + 0.12 * need, "{known:?} needs {need:.1}");
     }
+}
+
+/// Half of the jobs have a higher priority, and the limit is enough for these and for a little of the others. Each job's need is
+/// known, also of those that get a small part of each worker. The shares of the target say what the workers do: all for the
+/// first, and the rest by weight.
+#[tokio::test]
+async fn simulated_scale_serves_higher_priorities_first_where_workers_are_too_few() {
+    let jobs = jobs();
+    let priority = |n: u64| JobPriority {
+        level: i32::from(n.is_multiple_of(2)),
+        weight_milli: if n % 4 < 2 { 3000 } else { 1000 },
+    };
+    let begin = async |max_workers| {
+        let mut sim = Sim::new(17, max_workers);
+        for n in 0..jobs {
+            sim.arrive_with(FOR_EVER, priority(n)).await;
+        }
+        sim
+    };
+    let of = |sim: &Sim, level: i32| {
+        sim.jobs.iter().filter(|j| j.priority.level == level).map(SimJob::need).sum::<f64>()
+    };
+    let unbounded = begin(u64::MAX).await;
+    let most = (of(&unbounded, 1) + 0.25 * of(&unbounded, 0)).ceil() as u64;
+    // The same jobs again.
+    let mut sim = begin(most).await;
+    sim.phase("two priorities, begins", 240).await;
+    for job in &mut sim.jobs {
+        (job.waited_s, job.elapsed_s) = (0.0, 0.0);
+    }
+    let scarce = sim.phase("two priorities", 240).await;
+    assert_eq!((sim.target, scarce.changes), (most, 0), "{scarce}");
+    let status = sim.world.core.status.get_status().await.unwrap().scaling.unwrap();
+    let per_weight = |known: &v1::JobWorkers| known.share / known.weight;
+    let mut of_low = Vec::new();
+    for (job, known) in sim.jobs.iter().zip(&status.jobs) {
+        let need = job.need();
+        assert!((known.workers as f64 - need.ceil()).abs() <= 1.0 + 0.12 * need, "{known:?} needs {need:.1}");
+        let waited = job.waited_s / job.elapsed_s;
+        if job.priority.level == 1 {
+            assert!(
+                waited < 0.1 && known.share > 0.85 * need,
+                "{known:?} needs {need:.1}, and waits {waited:.2}"
+            );
+        } else if known.share < 0.9 * need {
+            assert!(waited > 0.1, "{known:?} needs {need:.1}, and waits {waited:.2}");
+            of_low.push(per_weight(known));
+        }
+    }
+    let mean = of_low.iter().sum::<f64>() / of_low.len() as f64;
+    assert!(of_low.len() > 1 && of_low.iter().all(|share| (share / mean - 1.0).abs() < 0.01), "{of_low:?}");
 }

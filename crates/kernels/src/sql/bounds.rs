@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 
+use caju_pipeline::MAX_TYPE_LEVELS;
 use caju_types::{Error, Result};
 use datafusion_sql::sqlparser::ast::{
     ArrayElemTypeDef, BinaryOperator, DataType, Expr, Function, FunctionArg, FunctionArgExpr,
@@ -9,7 +10,7 @@ use datafusion_sql::sqlparser::ast::{
 };
 
 use super::context::Builtins;
-use crate::columns::{MAX_TYPE_LEVELS, too_deep};
+use crate::columns::too_deep;
 use crate::guard::{Patterns, Steps, steps};
 
 /// Checks one expression without those in it.

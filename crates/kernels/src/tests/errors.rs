@@ -213,20 +213,20 @@ fn types_that_are_nested_too_deep_are_refused() {
     let arrow = |n: usize| format!("arrow_cast(null, '{}Int32{}')", "List(".repeat(n), ")".repeat(n));
     let sql = |n: usize| format!("cast(null as int{})", "[]".repeat(n));
     let angles = |n: usize| format!("cast(null as {}int{})", "array<".repeat(n), ">".repeat(n));
-    for deepest in [arrow(60), sql(60)] {
+    for deepest in [arrow(32), sql(32)] {
         bind(&b, &deepest).unwrap();
     }
     for (sql, what) in [
         (arrow(100), "the type of `arrow_cast`"),
         (arrow(100_000), "the type of `arrow_cast`"),
         (arrow(100).replace("arrow_cast", "ARROW_TRY_CAST"), "the type of `arrow_try_cast`"),
-        (sql(61), "the type of a cast"),
+        (sql(33), "the type of a cast"),
         (sql(1900), "the type of a cast"),
         (sql(1900).replace("cast(", "try_cast("), "the type of a cast"),
         (angles(100), "the type of a cast"),
     ] {
         let e = bind_error(&b, &sql);
-        let want = format!("steps[0].map.y: {what} is nested deeper than 60 levels");
+        let want = format!("steps[0].map.y: {what} is nested deeper than 32 levels");
         assert!(e.starts_with(&want), "{sql:.60}: {e:.300}");
     }
 }

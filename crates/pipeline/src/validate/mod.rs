@@ -14,6 +14,10 @@ use crate::reorder::Reorder;
 /// The most levels of datasets nested in combinators. Reading and checking are recursive.
 pub const MAX_DEPTH: usize = 8;
 
+/// The most levels of lists, structs and maps around a column's values. Schemas travel as JSON, whose reader gives up at 128
+/// levels: three for a struct, and a few around it. They are stored as Arrow IPC, whose verifier gives up at 64.
+pub const MAX_TYPE_LEVELS: usize = 32;
+
 /// The prefixes of the names of internal columns: of expressions and functions, and of stored rows.
 const RESERVED_PREFIXES: [&str; 2] = ["__caju", "caju."];
 

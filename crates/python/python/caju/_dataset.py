@@ -143,8 +143,8 @@ class Dataset(Stages, Epochs):
         that read one `job_name` with different `trainer_id`s get all rows each, as jobs of different names do.
 
         `priority` (0) and `weight` (1) belong to the job. Where the dispatcher may ask for too few workers for all jobs, its
-        status serves jobs of a higher priority first, and divides the rest by weight. Workers do not follow that: they divide
-        their time among the jobs that they have.
+        status serves jobs of a higher priority first, and divides the rest by weight. Workers divide their CPU threads
+        accordingly among the jobs that want them at the same time.
 
         `balance` says what the n-th elements of all consumers, a round, have in common. "bucket": they are of one worker and
         one class of `bucket_by_length`, and their padded lists have one length. "tokens": rows are packed so that they have

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use caju_types::JobPriority;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::process::{this_thread_stats, wanted_cpu_time};
@@ -15,6 +16,9 @@ const MAX_QUEUED: usize = 4096;
 /// How long closures have to hold all threads until spare threads work for other jobs. Almost all closures take less: the
 /// engine gives rows to threads in pieces of some milliseconds.
 const STALL: Duration = Duration::from_millis(500);
+
+/// The least thread time that a closure counts, in seconds: to take it and to hand over its result takes time, too.
+const MIN_COST_S: f64 = 1e-4;
 
 pub(super) type Work = Box<dyn FnOnce() + Send>;
 
@@ -47,6 +51,8 @@ pub(super) struct State {
     pub(super) queues: BTreeMap<Arc<str>, Queue>,
     /// The number of closures begun so far: which job was served longest ago.
     pub(super) begun: u64,
+    /// The largest [`Queue::served_s`] at which a closure began. A job that comes counts as served so much.
+    pub(super) virtual_s: f64,
     /// For each thread that is not spare: when it began the closure that it runs.
     pub(super) busy_since: Vec<Option<Instant>>,
     /// The number of these threads that take closures: the first ones.
@@ -58,12 +64,33 @@ pub(super) struct State {
     pub(super) closed: bool,
 }
 
-/// The closures of one job. There is none without closures.
+/// The closures of one job. One without closures is there while the job is ahead of the others.
 #[derive(Default)]
 pub(super) struct Queue {
     pub(super) waiting: VecDeque<Work>,
     pub(super) running: usize,
     pub(super) served: u64,
+    priority: JobPriority,
+    /// The job's thread time, in seconds over its share of the threads. This is start-time fair queueing (Goyal, Vin and Cheng,
+    /// 1996): the job with the least of it is next.
+    served_s: f64,
+    /// What its next closure is expected to take, in seconds of a thread, from those before it.
+    expected_s: f64,
+}
+
+/// A closure that a thread has taken.
+pub(super) struct Taken {
+    job: Arc<str>,
+    pub(super) work: Work,
+    /// What the job was charged for it, in seconds of a thread, and the job's share of the threads.
+    charged_s: f64,
+    share: f64,
+}
+
+impl Queue {
+    fn is_in_use(&self) -> bool {
+        self.running > 0 || !self.waiting.is_empty()
+    }
 }
 
 impl std::fmt::Debug for Queue {
@@ -77,6 +104,7 @@ impl Shared {
         let state = State {
             queues: BTreeMap::new(),
             begun: 0,
+            virtual_s: 0.0,
             busy_since: Vec::new(),
             active: threads,
             busy: Duration::ZERO,
@@ -99,7 +127,7 @@ impl Shared {
     }
 
     /// Queues a closure; false if the pool stops.
-    pub(super) fn submit(&self, job: &Arc<str>, work: Work) -> bool {
+    pub(super) fn submit(&self, job: &Arc<str>, priority: JobPriority, work: Work) -> bool {
         let mut state = self.state.lock();
         while !state.closed && state.queues.get(job).is_some_and(|q| q.waiting.len() >= MAX_QUEUED) {
             self.taken.wait(&mut state);
@@ -107,7 +135,7 @@ impl Shared {
         if state.closed {
             return false;
         }
-        state.queues.entry(Arc::clone(job)).or_default().waiting.push_back(work);
+        state.push(job, priority, work);
         self.queued.notify_one();
         self.call_spare(&state);
         true
@@ -144,7 +172,7 @@ impl Shared {
                 Some(Duration::ZERO) => state.starved(),
                 _ => None,
             };
-            let Some((job, work)) = job.and_then(|job| Some((Arc::clone(&job), state.take(&job)?))) else {
+            let Some(mut taken) = job.and_then(|job| state.take(&job)) else {
                 if state.closed {
                     return;
                 }
@@ -162,25 +190,45 @@ impl Shared {
             }
             self.taken.notify_all();
             self.call_spare(&state);
+            let (began, work) = (Instant::now(), std::mem::replace(&mut taken.work, Box::new(|| ())));
             MutexGuard::unlocked(&mut state, work);
             if !is_spare {
                 state.end(thread);
             }
-            state.ended(&job);
+            state.ended(&taken, began.elapsed());
         }
     }
 }
 
 impl State {
-    /// The job with waiting closures that has the fewest threads; of several the one that was served longest ago.
-    pub(super) fn next(&self) -> Option<Arc<str>> {
-        let waiting = self.queues.iter().filter(|(_, q)| !q.waiting.is_empty());
-        waiting.min_by_key(|(_, q)| (q.running, q.served)).map(|(job, _)| Arc::clone(job))
+    /// Queues a closure.
+    pub(super) fn push(&mut self, job: &Arc<str>, priority: JobPriority, work: Work) {
+        let queue = self.queues.entry(Arc::clone(job)).or_default();
+        queue.priority = priority;
+        if !queue.is_in_use() {
+            // What it could have had before is not made up for.
+            queue.served_s = queue.served_s.max(self.virtual_s);
+        }
+        queue.waiting.push_back(work);
     }
 
-    /// The next job, if it has no thread.
+    /// The job with waiting closures that has had least for its share; of several the one with the fewest threads, and of those
+    /// the one that was served longest ago.
+    pub(super) fn next(&self) -> Option<Arc<str>> {
+        self.first(|queue| !queue.waiting.is_empty())
+    }
+
+    /// The next of the jobs without a thread.
     pub(super) fn starved(&self) -> Option<Arc<str>> {
-        self.next().filter(|job| self.queues.get(job).is_some_and(|q| q.running == 0))
+        self.first(|queue| !queue.waiting.is_empty() && queue.running == 0)
+    }
+
+    fn first(&self, of: impl Fn(&Queue) -> bool) -> Option<Arc<str>> {
+        let order = |a: &Queue, b: &Queue| {
+            a.served_s.total_cmp(&b.served_s).then((a.running, a.served).cmp(&(b.running, b.served)))
+        };
+        let queues = self.queues.iter().filter(|(_, queue)| of(queue));
+        queues.min_by(|(_, a), (_, b)| order(a, b)).map(|(job, _)| Arc::clone(job))
     }
 
     /// How long until all threads have been held for [`STALL`], unless one becomes free; none while one is.
@@ -201,20 +249,35 @@ impl State {
         self.busy += since.map_or(Duration::ZERO, |since| since.elapsed());
     }
 
-    pub(super) fn take(&mut self, job: &Arc<str>) -> Option<Work> {
+    /// Takes the next closure of a job, which is charged for it at once: else it would get all threads that are free.
+    pub(super) fn take(&mut self, job: &Arc<str>) -> Option<Taken> {
+        let in_use = self.queues.values().filter(|queue| queue.is_in_use());
+        let highest = in_use.map(|queue| queue.priority.level).max().unwrap_or_default();
         let queue = self.queues.get_mut(job)?;
         let work = queue.waiting.pop_front()?;
         self.begun += 1;
         (queue.served, queue.running) = (self.begun, queue.running + 1);
-        Some(work)
+        self.virtual_s = self.virtual_s.max(queue.served_s);
+        let (share, charged_s) = (queue.priority.share_among(highest), queue.expected_s.max(MIN_COST_S));
+        queue.served_s += charged_s / share;
+        Some(Taken { job: Arc::clone(job), work, charged_s, share })
     }
 
-    pub(super) fn ended(&mut self, job: &Arc<str>) {
-        if let Some(queue) = self.queues.get_mut(job) {
-            queue.running = queue.running.saturating_sub(1);
-            if queue.running == 0 && queue.waiting.is_empty() {
-                self.queues.remove(job);
-            }
+    /// A closure has ended on its thread after this time.
+    pub(super) fn ended(&mut self, taken: &Taken, time: Duration) {
+        let Some(queue) = self.queues.get_mut(&taken.job) else { return };
+        let took_s = time.as_secs_f64().max(MIN_COST_S);
+        queue.running = queue.running.saturating_sub(1);
+        queue.served_s += (took_s - taken.charged_s) / taken.share;
+        queue.expected_s = if queue.expected_s > 0.0 { (queue.expected_s + took_s) / 2.0 } else { took_s };
+        if queue.is_in_use() {
+            return;
+        }
+        let virtual_s = self.virtual_s;
+        self.queues.retain(|_, queue| queue.is_in_use() || queue.served_s > virtual_s);
+        if self.queues.values().all(|queue| !queue.is_in_use()) {
+            self.queues.clear();
+            self.virtual_s = 0.0;
         }
     }
 }

@@ -33,6 +33,98 @@ async fn jobs_take_turns() {
     assert_eq!(*order.lock(), ["a", "b", "c", "a", "b", "a"]);
 }
 
+/// The queues of a pool that has no threads.
+fn queues() -> queues::State {
+    Shared::new(1).state.into_inner()
+}
+
+/// The jobs that one thread serves first, each with the time that its closures take. All of them always have closures waiting.
+fn served(jobs: &[(&'static str, JobPriority, u64)], count: usize) -> Vec<&'static str> {
+    let mut state = queues();
+    for (job, priority, _) in jobs {
+        (0..count).for_each(|_| state.push(&Arc::from(*job), *priority, Box::new(|| ())));
+    }
+    let mut next = || {
+        let job = state.next().unwrap();
+        let (name, _, ms) = jobs.iter().find(|(name, ..)| **name == *job).unwrap();
+        let taken = state.take(&job).unwrap();
+        state.ended(&taken, Duration::from_millis(*ms));
+        *name
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+fn count(order: &[&str], job: &str) -> usize {
+    order.iter().filter(|of| **of == job).count()
+}
+
+#[test]
+fn jobs_get_thread_time_by_priority_and_weight() {
+    let normal = JobPriority::default();
+    let heavy = JobPriority { weight_milli: 3000, ..normal };
+    let (urgent, most) = (JobPriority { level: 1, ..normal }, JobPriority { level: i32::MAX, ..normal });
+    let least = JobPriority { level: i32::MIN, ..normal };
+    for (one, other, of_one, of_both) in
+        [(normal, normal, 20, 40), (heavy, normal, 30, 40), (urgent, normal, 32, 34), (most, least, 510, 512)]
+    {
+        let found = count(&served(&[("one", one, 1), ("other", other, 1)], of_both), "one");
+        assert!(found.abs_diff(of_one) <= 1, "{found} of {of_both} instead of {of_one}");
+    }
+}
+
+/// A job whose closures take long does not get the threads of one whose closures are short.
+#[test]
+fn jobs_get_equal_times_and_not_equal_counts() {
+    let normal = JobPriority::default();
+    let order = served(&[("slow", normal, 20), ("fast", normal, 1)], 210);
+    assert!(count(&order, "slow").abs_diff(10) <= 1, "{order:?}");
+}
+
+/// A job that comes back is not ahead of those that worked meanwhile, and nothing is remembered of jobs that are gone.
+#[test]
+fn a_job_that_comes_back_makes_up_for_nothing() {
+    let (mut state, normal) = (queues(), JobPriority::default());
+    let [early, late] = ["early", "late"].map(Arc::<str>::from);
+    let push = |state: &mut queues::State, job| state.push(job, normal, Box::new(|| ()));
+    let serve = |state: &mut queues::State| {
+        let job = state.next().unwrap();
+        let taken = state.take(&job).unwrap();
+        state.ended(&taken, Duration::from_millis(10));
+        job
+    };
+    push(&mut state, &early);
+    (0..12).for_each(|_| push(&mut state, &late));
+    (0..10).for_each(|_| drop(serve(&mut state)));
+    (0..4).for_each(|_| push(&mut state, &early));
+    let order: Vec<_> = (0..4).map(|_| serve(&mut state)).collect();
+    assert_eq!(order.iter().filter(|job| **job == early).count(), 2, "{order:?}");
+    while state.next().is_some() {
+        serve(&mut state);
+    }
+    assert!(state.queues.is_empty() && state.virtual_s == 0.0, "{:?}", state.queues);
+}
+
+/// A job that has had more than its share, and stops for a moment, is still ahead when it comes back.
+#[test]
+fn a_job_that_stops_for_a_moment_gets_no_more_than_its_share() {
+    let (mut state, normal) = (queues(), JobPriority::default());
+    let [brief, long] = ["brief", "long"].map(Arc::<str>::from);
+    (0..100).for_each(|_| state.push(&long, normal, Box::new(|| ())));
+    let mut of_brief = 0;
+    for _ in 0..40 {
+        // It has no second closure while the first one runs.
+        if !state.queues.contains_key(&brief) || state.queues[&brief].waiting.is_empty() {
+            state.push(&brief, normal, Box::new(|| ()));
+        }
+        let job = state.next().unwrap();
+        let taken = state.take(&job).unwrap();
+        let is_brief = job == brief;
+        of_brief += usize::from(is_brief);
+        state.ended(&taken, Duration::from_millis(if is_brief { 30 } else { 10 }));
+    }
+    assert!((8..=11).contains(&of_brief), "a fourth of the closures takes half of the time: {of_brief}");
+}
+
 /// Jobs whose closures do not end hold all threads: another one still runs.
 #[tokio::test]
 async fn jobs_that_hold_all_threads_do_not_stop_others() {

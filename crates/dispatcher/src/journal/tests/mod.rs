@@ -6,8 +6,7 @@ mod damage;
 mod writing;
 
 use caju_autocache::{Document, ReplanState};
-use caju_planner::JobPriority;
-use caju_types::{ClientId, ErrorKind, Fingerprint, IterationId, TaskId, WorkerId};
+use caju_types::{ClientId, ErrorKind, Fingerprint, IterationId, JobPriority, TaskId, WorkerId};
 
 use super::{SCHEMA, codec};
 use crate::Definition;
