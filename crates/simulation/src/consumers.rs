@@ -24,7 +24,8 @@ const ASKS_FOR_RESTART: [&str; 5] = [
 const WAITS_FOR_ENDED: &str = "of these were not given within";
 /// What consumers say while all are to be started again, because another one has ended: that they have waited for it in vain, or
 /// that the epoch went on without them.
-const ENDS_WITH_OTHERS: [&str; 2] = ["which has not come", "is no reader of this epoch any more"];
+const ENDS_WITH_OTHERS: [&str; 3] =
+    ["which has not come", "these have not come within", "is no reader of this epoch any more"];
 /// What a consumer says that stood still for too long: it starts again from its state.
 const EXPELLED: [&str; 2] = ["client timeout of", "start the reader again from its last state"];
 /// How often all consumers of a run may be started again.
