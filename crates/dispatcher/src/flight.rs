@@ -61,16 +61,27 @@ impl FlightOnDispatcher {
                 "no worker is registered: start one with `caju worker --dispatcher ADDRESS`",
             ));
         }
-        // Each ticket holds the definition.
-        let most = self.core.context.config.connections.flight_message_bytes().saturating_sub(TICKET_FRAME);
+        // Each ticket holds the definition, and the answer has a ticket for each worker.
+        let limits = &self.core.context.config.connections;
+        let most = limits.flight_message_bytes().saturating_sub(TICKET_FRAME);
+        let most_together = limits.message_bytes;
         let tickets = move || {
+            let mut together = 0;
+            let count = workers.len();
             let endpoint = |(worker, address, secret): &(WorkerId, String, Secret)| {
                 command.insert("worker".to_string(), json!(worker.0));
                 let ticket = sign_flight_ticket(secret, &json_text(&command)?);
-                if ticket.len() > most {
+                together += ticket.len();
+                let what = match ticket.len() > most {
+                    true => format!("a ticket of Arrow Flight (over {most} bytes)"),
+                    false if together > most_together => {
+                        format!("the tickets of {count} workers (over {most_together} bytes together)")
+                    }
+                    false => String::new(),
+                };
+                if !what.is_empty() {
                     return Err(Error::invalid(format!(
-                        "the definition is too large for a ticket of Arrow Flight (over {most} bytes); register it, and name the \
-                         dataset in the command"
+                        "the definition is too large for {what}; register it, and name the dataset in the command"
                     )));
                 }
                 Ok(FlightEndpoint::new()

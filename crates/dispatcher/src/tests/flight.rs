@@ -1,10 +1,16 @@
 //! Flight readers, from the side of the control plane.
 
+use std::sync::Arc;
+
+use arrow_flight::FlightDescriptor;
+use arrow_flight::flight_service_server::FlightService;
 use caju_proto::v1;
 use caju_types::ErrorKind;
 use serde_json::json;
+use tonic::Request;
 
 use super::fake::{World, indices, open_request, run};
+use crate::flight::FlightOnDispatcher;
 
 fn ticket(job: &str, worker: u64) -> v1::OpenIterationRequest {
     v1::OpenIterationRequest {
@@ -183,5 +189,43 @@ fn under_off_our_own_client_gets_what_flight_readers_left() {
         let own = w.open_flight(own).await.unwrap();
         let workers: Vec<u64> = own.tasks.iter().filter(|t| !t.ended).map(|t| t.worker_id).collect();
         assert_eq!((workers, own.finished), (vec![b], false));
+    });
+}
+
+/// A ticket holds the command, and a reader's call with it is as large as one message at the most. A command that fits, and
+/// whose ticket would not, is refused where it is given, and not when the rows are asked for.
+#[test]
+fn a_definition_that_is_too_large_for_a_ticket_is_refused_with_its_command() {
+    run(async {
+        let w = World::with(|mut config| {
+            config.connections.message_bytes = 4096;
+            config
+        });
+        w.worker("a:1").await;
+        let flight = FlightOnDispatcher::new(Arc::clone(&w.core));
+        let info = async |bytes: usize| {
+            let command = json!({ "pipeline": { "splits": 4, "name": "x".repeat(bytes) }, "job": "train" });
+            flight.get_flight_info(Request::new(FlightDescriptor::new_cmd(command.to_string()))).await
+        };
+        let found = info(3000).await.unwrap().into_inner();
+        let ticket = found.endpoint[0].ticket.as_ref().unwrap();
+        assert!((3000..=4080).contains(&ticket.ticket.len()));
+        let refused = info(4000).await.unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::InvalidArgument);
+        assert!(
+            refused.message().contains("too large for a ticket of Arrow Flight (over 4080 bytes)"),
+            "{refused}"
+        );
+        assert!(refused.message().contains("register it, and name the dataset in the command"), "{refused}");
+        // The answer has a ticket for each worker.
+        assert!(info(1500).await.is_ok());
+        w.worker("b:1").await;
+        w.worker("c:1").await;
+        let refused = info(1500).await.unwrap_err();
+        let wanted = "too large for the tickets of 3 workers (over 4096 bytes together); register it";
+        assert!(
+            refused.code() == tonic::Code::InvalidArgument && refused.message().contains(wanted),
+            "{refused}"
+        );
     });
 }
