@@ -29,6 +29,8 @@ def items(of):
     return {"type": "array", "items": of}
 
 
+# Of the Prometheus operator: each unit once, from years to milliseconds.
+INTERVAL = "^(0|" + "".join(f"(([0-9]+){unit})?" for unit in ("y", "w", "d", "h", "m", "s", "ms")) + ")$"
 POLICY = fields(("type", "value", "periodSeconds"), type=STRING, value=COUNT, periodSeconds=COUNT)
 RULES = fields(stabilizationWindowSeconds=COUNT, selectPolicy=STRING, policies=items(POLICY))
 FIELDS = {
@@ -45,7 +47,7 @@ FIELDS = {
     ("ServiceMonitor", "monitoring.coreos.com/v1"): fields(
         ("endpoints", "selector"),
         selector=fields(matchLabels=STRINGS),
-        endpoints=items(fields(port=STRING, path=STRING, interval={"type": "string", "pattern": "^([0-9]+(ms|[smhdwy]))+$"})),
+        endpoints=items(fields(port=STRING, path=STRING, interval={"type": "string", "pattern": INTERVAL})),
     ),
 }
 

@@ -151,6 +151,11 @@ impl CpuPool {
         has_it.then(|| PoolTuner { pool: self.clone() })
     }
 
+    /// Time for which threads were held by closures, summed over the threads: [`PoolUsage::busy`] alone, which reads no file.
+    pub fn busy(&self) -> Duration {
+        self.inner.shared.as_ref().map_or(Duration::ZERO, |shared| shared.busy().0)
+    }
+
     /// What the threads did so far.
     pub fn usage(&self) -> PoolUsage {
         self.inner.shared.as_ref().map_or_else(PoolUsage::default, |shared| shared.usage())

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// How many times as much of a contended worker a job gets as one that is a level below it.
 const LEVEL: f64 = 16.0;
-/// The most levels that count between two jobs: a job that is far below others still gets a little, and does not stand still.
+/// The most levels that count between two jobs: a job that is far below others still gets a little.
 const MAX_LEVELS: i64 = 2;
 
 /// The priority of a job, and its weight among jobs of the same priority. They count where the workers are too few for all

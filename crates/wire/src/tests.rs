@@ -249,7 +249,8 @@ fn rows_of_the_deepest_types_travel() {
         let schema = nested(wrap, deepest);
         let back = decode_schema(&encode_schema(&schema).unwrap()).unwrap();
         assert_eq!(back, schema);
-        let rows = RecordBatch::try_new(schema.clone(), vec![new_null_array(schema.field(0).data_type(), 2)]);
+        let rows =
+            RecordBatch::try_new(Arc::clone(&schema), vec![new_null_array(schema.field(0).data_type(), 2)]);
         let chunk = Chunk {
             pieces: vec![rows.unwrap()],
             runs: vec![Run { split: 0, start: 0, len: 2 }],

@@ -159,7 +159,7 @@ async fn send<W: AsyncWrite + Unpin>(
         return Ok(None);
     };
     let codec = Compression::codec(open.compression, to.is_same_host);
-    let mut outgoing = Outgoing::new(codec, manager.pool.clone());
+    let mut outgoing = Outgoing::new(codec, attachment.task.output_pool.clone());
     // For one reader alone a file costs more than the socket.
     if to.takes_files && codec.is_none() && attachment.task.bodies.are_shared() {
         outgoing = outgoing.in_files(Arc::clone(&attachment.task.bodies), open.window_bytes);

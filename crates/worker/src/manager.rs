@@ -125,6 +125,8 @@ impl Manager {
             memory_tier_limit: tiers.memory_limit,
             disk_tier_bytes: tiers.disk_bytes,
             disk_tier_limit: tiers.disk_limit,
+            threads_busy_s: self.pool.busy().as_secs_f64(),
+            threads: self.pool.running_threads() as u64,
             sharing: Some(v1::SharingUsage {
                 bytes: shared.bytes,
                 limit_bytes: shared.limit_bytes,

@@ -9,7 +9,7 @@ use caju_engine::{
     CachePlan, Demand, ReadLimit, RowChecks, SharedCounts, SharingMember, SplitModes, TaskRun, TaskStats,
 };
 use caju_proto::v1::{self, SplitCount, StageStats, TaskStatus};
-use caju_runtime::{LockRank, OrderedMutex, Tasks};
+use caju_runtime::{CpuPool, LockRank, OrderedMutex, Tasks};
 use caju_types::{Error, IterationId, Result, Secret, TaskId};
 use caju_wire::{Chunk, Run};
 
@@ -41,6 +41,9 @@ pub(crate) struct RunningTask {
     sharing: Option<Arc<SharingMember>>,
     /// Lagging consumers.
     lagging: Arc<LaggingConsumers>,
+    /// Threads for its frames, with the priority of its job. They have a queue of their own, so that rows that are there do not
+    /// wait for those that are computed.
+    pub(crate) output_pool: CpuPool,
     /// What its readers on this host get in shared memory.
     pub(crate) bodies: Arc<TaskBodies>,
     pub(crate) group: Tasks,
@@ -83,6 +86,7 @@ pub(crate) struct TaskParts {
     pub(crate) profiled: Option<Profiled>,
     pub(crate) sharing: Option<Arc<SharingMember>>,
     pub(crate) bodies: TaskBodies,
+    pub(crate) output_pool: CpuPool,
     pub(crate) lagging: Arc<LaggingConsumers>,
     pub(crate) emitted_rows: Arc<OrderedMutex<EmittedRows>>,
 }
@@ -94,7 +98,7 @@ impl RunningTask {
         schema: SchemaRef,
         run: &TaskRun,
         queue: TaskOutput,
-        TaskParts { profiled, sharing, bodies, lagging, emitted_rows }: TaskParts,
+        TaskParts { profiled, sharing, bodies, output_pool, lagging, emitted_rows }: TaskParts,
         group: Tasks,
     ) -> Self {
         Self {
@@ -111,6 +115,7 @@ impl RunningTask {
             sharing,
             lagging,
             bodies: Arc::new(bodies),
+            output_pool,
             group,
             readers: Readers::default(),
             rows_out: AtomicU64::new(0),

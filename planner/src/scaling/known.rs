@@ -15,7 +15,7 @@ const NEWEST: f64 = 0.5;
 const OTHER_PIPELINE: f64 = 0.3;
 /// Readers that wait for a smaller fraction of their time do not need more rows.
 const SATISFIED_WAIT: f64 = 0.02;
-/// A job that gets a smaller fraction of its workers counts as one that gets so much: its rate is known too badly.
+/// The least fraction of its workers that a job counts as getting: the rate of one that gets less is known too badly.
 const MIN_FRACTION: f64 = 1e-3;
 /// Added workers that bring less than this fraction of the rows that were predicted are not the bottleneck.
 const MIN_MARGINAL_GAIN: f64 = 0.3;

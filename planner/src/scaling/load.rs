@@ -17,12 +17,25 @@ pub(super) struct JobLoad {
 
 /// What each of several jobs gets of a worker while it wants it, as a fraction of what it would get alone.
 ///
-/// A worker divides its time among the jobs that want it, by their shares. Whether another job wants it is taken for
-/// independent of whether this one does. A job with the share `w` then gets the mean of `w / (w + S)`, where `S` is the sum of
-/// the shares of those others that want the worker. Since `1 / a` is the integral of `exp(-a x)` over `x`, that is the integral of
+/// Workers divide their threads by the shares, and what else jobs wait for equally. Where threads are not short, the larger
+/// fraction counts: which of them a job waits for is not known. A need may be taken for too large then, which further workers
+/// show, and never for too small because of a priority, which nothing would show.
+pub(super) fn fractions(jobs: &[JobLoad], are_threads_short: bool) -> Vec<f64> {
+    let equal: Vec<JobLoad> = jobs.iter().map(|job| JobLoad { share: 1.0, ..*job }).collect();
+    let by_share = divided(jobs);
+    if are_threads_short || equal == jobs {
+        return by_share;
+    }
+    by_share.into_iter().zip(divided(&equal)).map(|(by_share, equal)| by_share.max(equal)).collect()
+}
+
+/// What each of several jobs gets of what is divided by their shares, while it wants it.
+///
+/// Whether another job wants it is taken for independent of whether this one does. A job with the share `w` then gets the mean of
+/// `w / (w + S)`, where `S` is the sum of the shares of those others that want it. Since `1 / a` is the integral of `exp(-a x)` over `x`, that is the integral of
 /// `w exp(-w x)` times a factor for each other job: `1 - busy + busy exp(-share x)`. It is summed over `ln x`, which makes one
 /// sum of all jobs' factors enough for all of them.
-pub(super) fn fractions(jobs: &[JobLoad]) -> Vec<f64> {
+fn divided(jobs: &[JobLoad]) -> Vec<f64> {
     let shares = || jobs.iter().map(|job| job.share);
     let (least, most) = (shares().fold(f64::INFINITY, f64::min), shares().fold(0.0, f64::max));
     let alone = vec![1.0; jobs.len()];
@@ -55,9 +68,7 @@ mod tests {
     use super::*;
 
     fn of(jobs: &[(f64, f64)]) -> Vec<f64> {
-        fractions(
-            &jobs.iter().map(|(share, busy)| JobLoad { share: *share, busy: *busy }).collect::<Vec<_>>(),
-        )
+        divided(&jobs.iter().map(|(share, busy)| JobLoad { share: *share, busy: *busy }).collect::<Vec<_>>())
     }
 
     fn is_near(found: &[f64], wanted: &[f64]) -> bool {
@@ -73,6 +84,14 @@ mod tests {
         assert!(is_near(&of(&[(1.0, 1.0), (1.0, 0.0)]), &[1.0, 0.5]), "one that wants nothing");
         assert!(is_near(&of(&[(1.0, 1.0), (1.0, 0.5)]), &[0.75, 0.5]));
         assert!(is_near(&of(&[(256e6, 1.0), (1e-3, 1.0)]), &[1.0, 0.0]));
+    }
+
+    /// A job that waits for storage is not slowed down by the priority of another one.
+    #[test]
+    fn a_low_priority_makes_no_need_smaller() {
+        let jobs = [JobLoad { share: 1.0, busy: 1.0 }, JobLoad { share: 1.0 / 256.0, busy: 1.0 }];
+        assert!(is_near(&fractions(&jobs, false), &[256.0 / 257.0, 0.5]));
+        assert!(is_near(&fractions(&jobs, true), &[256.0 / 257.0, 1.0 / 257.0]), "it waits for threads");
     }
 
     proptest! {

@@ -18,6 +18,8 @@ use super::sample::JobSample;
 use super::{DEFAULT_MAX_WORKERS, WorkerLimits, load};
 use crate::format::count;
 
+/// Jobs that hold a larger fraction of the threads wait for threads, and get them by their priorities and weights.
+const THREADS_SHORT: f64 = 0.85;
 /// Readers that wait for a larger fraction of their time get the number that was computed, whatever the error.
 const MAX_WAIT: f64 = 0.05;
 
@@ -56,6 +58,8 @@ pub enum ScalingEvent {
         at: Duration,
         /// Workers that run and that the target counts.
         workers: u64,
+        /// The fraction of their CPU threads that jobs held since the sample before; none if it is not known.
+        threads_busy: Option<f64>,
         /// The jobs that run.
         jobs: Vec<JobSample>,
     },
@@ -86,6 +90,7 @@ pub struct ScalingTarget {
 /// let at = |s: u64| ScalingEvent::Sampled {
 ///     at: Duration::from_secs(s),
 ///     workers: 1,
+///     threads_busy: None,
 ///     // The worker gives 100 rows/s. The reader waits three quarters of its time: it could take 400.
 ///     jobs: vec![JobSample {
 ///         iteration: 1, job: "train".into(), rows: 100 * s, busy_s: s as f64, workers: 1,
@@ -105,6 +110,8 @@ pub struct ScalingLoop {
     target: ScalingTarget,
     /// Since when fewer workers would be enough.
     fewer_since: Option<Duration>,
+    /// Whether jobs held nearly all threads of the workers before the last sample.
+    are_threads_short: bool,
 }
 
 impl ScalingLoop {
@@ -122,7 +129,7 @@ impl ScalingLoop {
 
     /// Takes an event, and returns the target that follows from it.
     pub fn apply(&mut self, event: ScalingEvent) -> &ScalingTarget {
-        let ScalingEvent::Sampled { at, workers, jobs } = event;
+        let ScalingEvent::Sampled { at, workers, threads_busy, jobs } = event;
         let window_s = at.saturating_sub(self.at).as_secs_f64();
         let running: Vec<u64> = jobs.iter().map(|j| j.iteration).collect();
         self.jobs.retain(|iteration, _| running.contains(iteration));
@@ -131,6 +138,7 @@ impl ScalingLoop {
             known.record(job, window_s);
         }
         (self.at, self.workers) = (at, workers);
+        self.are_threads_short = threads_busy.is_some_and(|busy| busy > THREADS_SHORT);
         self.decide(&running);
         &self.target
     }
@@ -152,7 +160,10 @@ impl ScalingLoop {
         }
         let known: Vec<&IterationRates> = running.iter().filter_map(|i| self.jobs.get(i)).collect();
         let highest = known.iter().map(|k| k.last.priority.level).max().unwrap_or_default();
-        let fractions = load::fractions(&known.iter().map(|k| k.load(highest)).collect::<Vec<_>>());
+        let fractions = {
+            let loads: Vec<_> = known.iter().map(|k| k.load(highest)).collect();
+            load::fractions(&loads, self.are_threads_short)
+        };
         let needs: Vec<Option<f64>> = known.iter().zip(&fractions).map(|(k, of)| k.need(*of)).collect();
         let jobs = (known.iter().zip(&needs))
             .map(|(k, need)| (k.last.job.clone(), need.map_or(0, |need| whole(k.beyond_local(need)))))

@@ -65,6 +65,7 @@ impl Cluster {
         let target = self.scaling.apply(ScalingEvent::Sampled {
             at: Duration::from_secs_f64(self.at_s),
             workers: self.workers,
+            threads_busy: None,
             jobs: self.jobs.iter().map(|j| j.sample.clone()).collect(),
         });
         let target = target.workers;

@@ -77,29 +77,29 @@ fn servers_answer_health_checks() {
     cluster.stop();
 }
 
-/// KEDA's trigger `external-push` listens to this call, and starts the first worker when it hears of a job.
+/// KEDA's trigger `external-push` listens to this call, and starts the first worker when a job runs.
 #[test]
-fn keda_hears_at_once_that_a_job_begins_and_that_none_runs_any_more() {
+fn keda_learns_when_a_job_begins_and_when_none_runs_any_more() {
     let cluster =
         Cluster::start_with(0, &["--scaling-interval", "200ms", "--scale-down-after", "500ms"], &[]);
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let address = format!("http://{}", cluster.address());
     let mut keda = runtime.block_on(ExternalScalerClient::connect(address)).unwrap();
     let object = ScaledObjectRef { name: "caju-worker".into(), ..Default::default() };
-    let mut news = runtime.block_on(keda.stream_is_active(object)).unwrap().into_inner();
-    let mut hears = || {
-        let next = async { tokio::time::timeout(Duration::from_secs(60), news.message()).await };
-        runtime.block_on(next).expect("news within a minute").unwrap().map(|answer| answer.result)
+    let mut answers = runtime.block_on(keda.stream_is_active(object)).unwrap().into_inner();
+    let mut next_answer = || {
+        let next = async { tokio::time::timeout(Duration::from_secs(60), answers.message()).await };
+        runtime.block_on(next).expect("an answer within a minute").unwrap().map(|answer| answer.result)
     };
-    assert_eq!(hears(), Some(false), "the state as the call begins");
+    assert_eq!(next_answer(), Some(false), "the state as the call begins");
     let p = Pipeline::of(json!({ "range": 10 }), json!([]));
     let reader = cluster.start_read(&p, &["--job", "train"]);
-    assert_eq!(hears(), Some(true), "a job waits for its first worker");
+    assert_eq!(next_answer(), Some(true), "a job waits for its first worker");
     reader.signal("INT");
     reader.wait_for_end();
-    assert_eq!(hears(), Some(false), "its reader has left");
+    assert_eq!(next_answer(), Some(false), "its reader has left");
     cluster.stop();
-    assert_eq!(hears(), None, "the call ends with the dispatcher");
+    assert_eq!(next_answer(), None, "the call ends with the dispatcher");
 }
 
 /// From no worker to the target and back to none, while a job reads its epoch: each row comes once.

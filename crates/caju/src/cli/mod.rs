@@ -390,11 +390,12 @@ pub(crate) struct ReadArgs {
     /// With --sharing exact or relaxed: one of several trainers that read the job under this --job and other ids. Each gets all rows
     #[arg(long, value_name = "ID", requires = "sharing", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) trainer_id: Option<String>,
-    /// Priority of the job: where the dispatcher may ask for too few workers for all jobs, its answer serves those of a higher
-    /// priority first. 0 for a new job
+    /// Priority of the job: where there are too few workers for all jobs, those of a higher priority are served first, and workers
+    /// give them 16 times the thread time. 0 for a new job
     #[arg(long, value_name = "N", requires = "job", allow_negative_numbers = true)]
     pub(crate) priority: Option<i32>,
-    /// Weight of the job among jobs of the same priority: with 2 it counts for twice the workers of one with 1, the default
+    /// Weight of the job among jobs of the same priority: with 2 it gets twice the workers and the thread time of one with 1, the
+    /// default
     #[arg(long, value_name = "X", requires = "job")]
     pub(crate) weight: Option<f64>,
     /// What the n-th elements of all consumers have in common: `bucket`, the class of bucket_by_length and the length of

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use arrow_schema::{DataType, Field};
 use caju_pipeline::{StageDef, StageOp};
@@ -14,10 +13,9 @@ use super::context::Context;
 use super::reports::Reports;
 use super::splits::running_task;
 use super::{Txn, secrets};
-use crate::config::Timers;
 use crate::state::{
     Consumers, Dataset, Even, Failure, Iteration, Job, Mode, Remainder, RemainderElement, RemainderPiece,
-    State, TargetWorkers, Update, describe_steps,
+    TargetWorkers, Update, describe_steps,
 };
 
 /// The most consumers of one job. A task keeps a queue for each.
@@ -226,46 +224,6 @@ pub(super) fn index(
         ))),
         None => Ok(Some(index)),
     }
-}
-
-/// Epochs that wait for a consumer that does not come.
-pub(super) fn absent_consumers(
-    state: &State,
-    reports: &mut Reports,
-    timers: &Timers,
-    now: Duration,
-) -> Vec<Update> {
-    let mut out = Vec::new();
-    let mut all = BTreeMap::new();
-    for iteration in state.iterations.values() {
-        let Some(even) = iteration.even.as_ref().filter(|_| iteration.is_running()) else { continue };
-        if iteration.members.is_empty() {
-            continue;
-        }
-        let reopened = iteration.resume.as_deref().filter(|r| !r.reopen_reason.is_empty());
-        let known = |id| reports.absent_consumers.get(&id);
-        // One that was waited for before the epoch was opened again is waited for no longer because of that.
-        let known = known(iteration.id).or_else(|| known(reopened?.of));
-        let since = |consumer| known.and_then(|known| known.get(&consumer)).copied().unwrap_or(now);
-        let absent: BTreeMap<u32, Duration> = iteration.absent_consumers().map(|c| (c, since(c))).collect();
-        if absent.values().any(|since| now.saturating_sub(*since) > timers.consumer_wait) {
-            let absent: Vec<String> = absent.keys().map(u32::to_string).collect();
-            let reopen_reason = reopened.map_or("", |r| r.reopen_reason.as_str());
-            let error = Error::deadline(format!(
-                "{}: of {} consumers these have not come within {}: {}; start them, or raise the dispatcher's \
-                 --consumer-wait{}{reopen_reason}",
-                iteration.describe(),
-                even.consumers.count,
-                caju_types::format_duration(timers.consumer_wait),
-                absent.join(", "),
-                if reopen_reason.is_empty() { "" } else { "; the epoch was waiting, because " }
-            ));
-            out.push(Update::IterationFailed { iteration: iteration.id, failure: Failure::from(&error) });
-        }
-        all.insert(iteration.id, absent);
-    }
-    reports.absent_consumers = all;
-    out
 }
 
 /// The consumer that holds up `waiter`: one that has not come, or the one of the others whose user took the fewest elements.

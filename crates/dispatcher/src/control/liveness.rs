@@ -13,7 +13,7 @@ use super::iterations::Iterations;
 use super::reopen::{self, FinalReport};
 use super::reports::Reports;
 use super::shards::{lacks_workers, orphans};
-use super::{Txn, acknowledgements, consumers, reattach, stragglers};
+use super::{Txn, absent_consumers, acknowledgements, reattach, stragglers};
 use crate::config::Timers;
 use crate::state::{Iteration, State, TargetWorkers, Update, Worker, WorkerState};
 
@@ -43,7 +43,7 @@ impl LivenessChecks {
         let timers = &self.context.config.timers;
         self.context.transact(|txn| {
             let mut reports = self.context.reports.lock();
-            ignore_own_pause(&mut reports, timers, now);
+            let passed = ignore_own_pause(&mut reports, timers, now);
             let mut updates = silent_workers(txn.state, &mut reports, timers, now, unix_ms);
             let has_list = !self.context.config.workers.is_open();
             updates.extend(confirmed_workers(txn.state, &reports, has_list));
@@ -52,7 +52,7 @@ impl LivenessChecks {
             updates.extend(self.starved_iterations(txn.state, &mut reports, now));
             updates.extend(stragglers::take_overs(txn.state, &mut reports, timers, now));
             updates.extend(reattach::overdue(txn.state, &mut reports, timers, now));
-            updates.extend(consumers::absent_consumers(txn.state, &mut reports, timers, now));
+            updates.extend(absent_consumers::overdue(txn.state, &mut reports, timers, passed));
             let mut to_reopen = Vec::new();
             updates.retain(|update| match update {
                 Update::ClientGone { client, iteration, reason, .. }
@@ -108,13 +108,16 @@ fn apply(txn: &mut Txn<'_>, updates: Vec<Update>) {
     }
 }
 
-/// If this process itself was paused (a suspended machine), its peers were not silent.
-fn ignore_own_pause(reports: &mut Reports, timers: &Timers, now: Duration) {
+/// If this process itself was paused (a suspended machine), its peers were not silent. The time since the last check, less such a
+/// pause.
+fn ignore_own_pause(reports: &mut Reports, timers: &Timers, now: Duration) -> Duration {
     let gap = reports.last_check.map_or(Duration::ZERO, |last| now.saturating_sub(last));
-    if gap > timers.check_every * 2 + timers.worker_timeout / 2 {
+    let is_pause = gap > timers.check_every * 2 + timers.worker_timeout / 2;
+    if is_pause {
         reports.forgive(gap);
     }
     reports.last_check = Some(now);
+    if is_pause { Duration::ZERO } else { gap }
 }
 
 fn silent_workers(

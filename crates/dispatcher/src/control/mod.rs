@@ -5,6 +5,7 @@
 //! lock of the state ([`store::Store`]), which takes microseconds; the answer leaves when what was decided, and all that it
 //! rests on, is durable. Who waits for news of an iteration, or for its splits, waits at its notifier.
 
+mod absent_consumers;
 mod acknowledged_rows;
 mod acknowledgements;
 mod attempts;

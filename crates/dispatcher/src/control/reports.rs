@@ -7,6 +7,7 @@ use std::time::Duration;
 use caju_proto::v1::{StageStats, TaskServed, TunedSetting, WorkerUsage};
 use caju_types::{ClientId, IterationId, TaskId, WorkerId};
 
+use super::absent_consumers::AbsentConsumers;
 use super::call_times::{CallTimes, Leaves, ReaderCall};
 use super::completed_splits::CompletedSplits;
 use super::ended_tasks::EndedTasks;
@@ -38,8 +39,8 @@ pub(crate) struct Reports {
     pub(crate) starved: BTreeMap<IterationId, Duration>,
     /// Since when an iteration waits for readers to come back after a dispatcher had lost its state.
     pub(crate) awaiting_states: BTreeMap<IterationId, Duration>,
-    /// The consumers that iterations wait for, and since when.
-    pub(crate) absent_consumers: BTreeMap<IterationId, BTreeMap<u32, Duration>>,
+    /// The consumers that iterations wait for, and for how long.
+    pub(crate) absent_consumers: BTreeMap<IterationId, AbsentConsumers>,
     /// What the stages of iterations did, and when that was added up.
     stage_sums: BTreeMap<IterationId, (Duration, Vec<StageStats>)>,
     /// What ended tasks reported.
@@ -73,6 +74,8 @@ pub(crate) struct WorkerReport {
     pub(crate) tasks: Vec<u64>,
     /// When it registered, by the monotonic clock.
     pub(crate) registered: Duration,
+    /// When it reported, and what it had reported of its CPU threads, at the last sample of the loop that scales.
+    pub(crate) threads_sampled: Option<(Duration, f64)>,
     /// Memory and caches of its process; none if it does not report them.
     pub(crate) usage: Option<WorkerUsage>,
     /// The numbers that it tunes.

@@ -83,19 +83,20 @@ impl Scaling {
     /// Takes one sample, and publishes the target that follows.
     pub(crate) fn sample_for_scaling(&self) {
         let at = self.context.clock.now();
-        let (workers, jobs) = self.context.store.read(|state| {
-            let reports = self.context.reports.lock();
+        let (workers, threads_busy, jobs) = self.context.store.read(|state| {
+            let mut reports = self.context.reports.lock();
+            let threads_busy = threads_busy(state, &mut reports);
             let running = state.iterations.values().filter(is_scaled);
             let is_silent = |id: WorkerId| is_silent(&self.context.config.timers, &reports, id, at);
             let counted =
                 state.active_workers().filter(|w| !w.is_in_reader() && !is_silent(w.id)).count() as u64;
             let jobs: Vec<_> = running.map(|i| sample(state, &reports, i, is_silent)).collect();
-            (counted, jobs)
+            (counted, threads_busy, jobs)
         });
         // Readers that wait for boundaries have no epoch yet, and need a worker.
         let jobs = jobs.into_iter().chain(self.learning.samples(at)).collect();
         let mut planner = self.planner.lock();
-        let target = planner.apply(ScalingEvent::Sampled { at, workers, jobs }).clone();
+        let target = planner.apply(ScalingEvent::Sampled { at, workers, threads_busy, jobs }).clone();
         drop(planner);
         let before = self.target.borrow().workers;
         if target.workers != before {
@@ -139,6 +140,21 @@ impl Scaling {
             (state.active_workers().count() as u64, running.count() as u64)
         })
     }
+}
+
+/// The fraction of the workers' CPU threads that jobs held since the last sample; none if no worker has reported it twice.
+fn threads_busy(state: &State, reports: &mut Reports) -> Option<f64> {
+    let (mut busy_s, mut all_s) = (0.0, 0.0);
+    for worker in state.active_workers().filter(|w| !w.is_in_reader()) {
+        let Some(report) = reports.workers.get_mut(&worker.id) else { continue };
+        let Some(usage) = report.usage.as_ref().filter(|usage| usage.threads > 0) else { continue };
+        let now = (report.at, usage.threads_busy_s);
+        if let Some(before) = report.threads_sampled.replace(now) {
+            busy_s += (now.1 - before.1).max(0.0);
+            all_s += now.0.saturating_sub(before.0).as_secs_f64() * usage.threads as f64;
+        }
+    }
+    (all_s > 0.0).then(|| busy_s / all_s)
 }
 
 /// Whether a worker has missed some heartbeats. It may be dead, and it would count as one that stands idle until the worker

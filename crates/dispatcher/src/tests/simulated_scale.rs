@@ -121,6 +121,8 @@ struct Sim {
     jobs: Vec<SimJob>,
     named: u64,
     target: u64,
+    /// Seconds in which each thread of each worker was held.
+    threads_busy_s: f64,
 }
 
 impl Sim {
@@ -148,6 +150,7 @@ impl Sim {
             jobs: Vec::new(),
             named: 0,
             target: 0,
+            threads_busy_s: 0.0,
         }
     }
 
@@ -261,6 +264,7 @@ impl Sim {
             (left, open) = (left - got, open - of[at]);
             shares[at] = got;
         }
+        self.threads_busy_s += dt * shares.iter().sum::<f64>() / (live.len() as f64).max(1.0);
         let busy = self.busy_fractions(&shares, live.len() as f64);
         for (at, got) in shares.into_iter().enumerate() {
             let noise = 1.0 + NOISE * (2.0 * self.draw() - 1.0);
@@ -318,6 +322,11 @@ impl Sim {
                 secret: worker.secret.clone(),
                 tasks: served.iter().map(|s| s.task_id).collect(),
                 served,
+                usage: Some(v1::WorkerUsage {
+                    threads: 8,
+                    threads_busy_s: 8.0 * self.threads_busy_s,
+                    ..Default::default()
+                }),
                 ..Default::default()
             };
             let answer = self.world.core.workers.worker_heartbeat(beat).await.unwrap();

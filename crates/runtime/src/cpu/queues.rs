@@ -51,8 +51,10 @@ pub(super) struct State {
     pub(super) queues: BTreeMap<Arc<str>, Queue>,
     /// The number of closures begun so far: which job was served longest ago.
     pub(super) begun: u64,
-    /// The largest [`Queue::served_s`] at which a closure began. A job that comes counts as served so much.
+    /// The largest [`Queue::served_s`] at which a closure began: where the jobs are.
     pub(super) virtual_s: f64,
+    /// The highest priority of the jobs with closures. Shares are relative to it.
+    highest: i32,
     /// For each thread that is not spare: when it began the closure that it runs.
     pub(super) busy_since: Vec<Option<Instant>>,
     /// The number of these threads that take closures: the first ones.
@@ -82,9 +84,8 @@ pub(super) struct Queue {
 pub(super) struct Taken {
     job: Arc<str>,
     pub(super) work: Work,
-    /// What the job was charged for it, in seconds of a thread, and the job's share of the threads.
+    /// What the job was charged for it, in seconds of a thread.
     charged_s: f64,
-    share: f64,
 }
 
 impl Queue {
@@ -105,6 +106,7 @@ impl Shared {
             queues: BTreeMap::new(),
             begun: 0,
             virtual_s: 0.0,
+            highest: i32::MIN,
             busy_since: Vec::new(),
             active: threads,
             busy: Duration::ZERO,
@@ -115,12 +117,15 @@ impl Shared {
         Self { state: Mutex::new(state), queued, starved, taken, resized }
     }
 
+    /// The time of closures, and where the system counts that of the threads.
+    pub(super) fn busy(&self) -> (Duration, Vec<PathBuf>) {
+        let state = self.state.lock();
+        let running = state.busy_since.iter().flatten().map(Instant::elapsed).sum::<Duration>();
+        (state.busy + running, state.stats.clone())
+    }
+
     pub(super) fn usage(&self) -> PoolUsage {
-        let (busy, stats) = {
-            let state = self.state.lock();
-            let running = state.busy_since.iter().flatten().map(Instant::elapsed).sum::<Duration>();
-            (state.busy + running, state.stats.clone())
-        };
+        let (busy, stats) = self.busy();
         // The files are read without the lock.
         let wanted = stats.iter().map(|path| wanted_cpu_time(path)).collect::<Option<Vec<_>>>();
         PoolUsage { busy, wanted: wanted.filter(|w| !w.is_empty()).map(|w| w.iter().sum()) }
@@ -203,13 +208,35 @@ impl Shared {
 impl State {
     /// Queues a closure.
     pub(super) fn push(&mut self, job: &Arc<str>, priority: JobPriority, work: Work) {
-        let queue = self.queues.entry(Arc::clone(job)).or_default();
+        // A job whose first closures take long must not get all threads before that is known.
+        let expected_s = self.queues.values().map(|queue| queue.expected_s).fold(0.0, f64::max);
+        let new = || Queue { expected_s, ..Queue::default() };
+        let queue = self.queues.entry(Arc::clone(job)).or_insert_with(new);
+        let begins = !queue.is_in_use();
         queue.priority = priority;
-        if !queue.is_in_use() {
-            // What it could have had before is not made up for.
+        if queue.waiting.is_empty() {
+            // What it could have had before, and did not want, is not made up for.
             queue.served_s = queue.served_s.max(self.virtual_s);
         }
         queue.waiting.push_back(work);
+        if begins {
+            self.update_highest();
+        }
+    }
+
+    /// The highest priority of the jobs with closures may be another one. What a job is ahead of the others stays the same thread
+    /// time.
+    fn update_highest(&mut self) {
+        let in_use = self.queues.values().filter(|queue| queue.is_in_use());
+        let highest = in_use.map(|queue| queue.priority.level).max().unwrap_or(i32::MIN);
+        let before = std::mem::replace(&mut self.highest, highest);
+        if before == highest {
+            return;
+        }
+        for queue in self.queues.values_mut() {
+            let (old, new) = (queue.priority.share_among(before), queue.priority.share_among(highest));
+            queue.served_s = self.virtual_s + (queue.served_s - self.virtual_s) * old / new;
+        }
     }
 
     /// The job with waiting closures that has had least for its share; of several the one with the fewest threads, and of those
@@ -251,16 +278,14 @@ impl State {
 
     /// Takes the next closure of a job, which is charged for it at once: else it would get all threads that are free.
     pub(super) fn take(&mut self, job: &Arc<str>) -> Option<Taken> {
-        let in_use = self.queues.values().filter(|queue| queue.is_in_use());
-        let highest = in_use.map(|queue| queue.priority.level).max().unwrap_or_default();
         let queue = self.queues.get_mut(job)?;
         let work = queue.waiting.pop_front()?;
         self.begun += 1;
         (queue.served, queue.running) = (self.begun, queue.running + 1);
         self.virtual_s = self.virtual_s.max(queue.served_s);
-        let (share, charged_s) = (queue.priority.share_among(highest), queue.expected_s.max(MIN_COST_S));
-        queue.served_s += charged_s / share;
-        Some(Taken { job: Arc::clone(job), work, charged_s, share })
+        let charged_s = queue.expected_s.max(MIN_COST_S);
+        queue.served_s += charged_s / queue.priority.share_among(self.highest);
+        Some(Taken { job: Arc::clone(job), work, charged_s })
     }
 
     /// A closure has ended on its thread after this time.
@@ -268,7 +293,7 @@ impl State {
         let Some(queue) = self.queues.get_mut(&taken.job) else { return };
         let took_s = time.as_secs_f64().max(MIN_COST_S);
         queue.running = queue.running.saturating_sub(1);
-        queue.served_s += (took_s - taken.charged_s) / taken.share;
+        queue.served_s += (took_s - taken.charged_s) / queue.priority.share_among(self.highest);
         queue.expected_s = if queue.expected_s > 0.0 { (queue.expected_s + took_s) / 2.0 } else { took_s };
         if queue.is_in_use() {
             return;
@@ -279,5 +304,6 @@ impl State {
             self.queues.clear();
             self.virtual_s = 0.0;
         }
+        self.update_highest();
     }
 }

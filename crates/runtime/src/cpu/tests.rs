@@ -104,6 +104,81 @@ fn a_job_that_comes_back_makes_up_for_nothing() {
     assert!(state.queues.is_empty() && state.virtual_s == 0.0, "{:?}", state.queues);
 }
 
+/// A job that has few closures for a long time always has one at work. Then it has many, and gets its share and no more.
+#[test]
+fn a_job_that_wanted_little_makes_up_for_nothing() {
+    let (mut state, normal) = (queues(), JobPriority::default());
+    let [frugal, greedy] = ["frugal", "greedy"].map(Arc::<str>::from);
+    let push = |state: &mut queues::State, job| state.push(job, normal, Box::new(|| ()));
+    (0..4000).for_each(|_| push(&mut state, &greedy));
+    let (took, mut before) = (Duration::from_millis(10), None);
+    for _ in 0..1000 {
+        push(&mut state, &frugal);
+        let now = state.take(&frugal).unwrap();
+        // It is never without a closure.
+        before.replace(now).iter().for_each(|ended| state.ended(ended, took));
+        for _ in 0..3 {
+            let taken = state.take(&greedy).unwrap();
+            state.ended(&taken, took);
+        }
+    }
+    (0..100).for_each(|_| push(&mut state, &frugal));
+    let mut next = || {
+        let job = state.next().unwrap();
+        let taken = state.take(&job).unwrap();
+        state.ended(&taken, took);
+        job
+    };
+    let order: Vec<_> = (0..40).map(|_| next()).collect();
+    let of_frugal = order.iter().filter(|job| **job == frugal).count();
+    assert!((18..=26).contains(&of_frugal), "{of_frugal} of 40");
+}
+
+/// What jobs are ahead of each other is a time, whatever their shares are: it is not paid back 256 times when a job of a higher
+/// priority is gone.
+#[test]
+fn a_lead_is_kept_when_the_highest_priority_changes() {
+    let (mut state, normal) = (queues(), JobPriority::default());
+    let urgent = JobPriority { level: 2, ..normal };
+    let [slow, fast, high] = ["slow", "fast", "high"].map(Arc::<str>::from);
+    state.push(&high, urgent, Box::new(|| ()));
+    for job in [&slow, &fast] {
+        (0..1000).for_each(|_| state.push(job, normal, Box::new(|| ())));
+    }
+    let of_high = state.take(&high).unwrap();
+    // One closure of the slow job, while the urgent one is there.
+    let of_slow = state.take(&slow).unwrap();
+    state.ended(&of_slow, Duration::from_secs(1));
+    state.ended(&of_high, Duration::from_millis(5));
+    let mut waited = Duration::ZERO;
+    loop {
+        let job = state.next().unwrap();
+        if job == slow {
+            break;
+        }
+        let taken = state.take(&job).unwrap();
+        state.ended(&taken, Duration::from_millis(5));
+        waited += Duration::from_millis(5);
+    }
+    assert!(waited < Duration::from_millis(1100), "{waited:?} for the second that it had");
+}
+
+/// How long the closures of a new job take is not known. It gets no more threads than one whose closures take as long.
+#[test]
+fn a_new_job_does_not_get_all_threads_at_once() {
+    let (mut state, normal) = (queues(), JobPriority::default());
+    let [old, new] = ["old", "new"].map(Arc::<str>::from);
+    (0..100).for_each(|_| state.push(&old, normal, Box::new(|| ())));
+    for _ in 0..10 {
+        let taken = state.take(&old).unwrap();
+        state.ended(&taken, Duration::from_millis(5));
+    }
+    (0..100).for_each(|_| state.push(&new, normal, Box::new(|| ())));
+    let taken: Vec<_> =
+        (0..16).map(|_| state.next().and_then(|job| state.take(&job).map(|_| job)).unwrap()).collect();
+    assert!(taken.iter().filter(|job| **job == new).count() <= 10, "{taken:?}");
+}
+
 /// A job that has had more than its share, and stops for a moment, is still ahead when it comes back.
 #[test]
 fn a_job_that_stops_for_a_moment_gets_no_more_than_its_share() {
