@@ -174,7 +174,7 @@ impl Sim {
             ..open_request(&json!({ "splits": 1000, "name": name }), &name)
         };
         let opened = self.world.core.epochs.open_iteration(request).await.unwrap();
-        let per_worker = 100.0 + 900.0 * self.draw();
+        let per_worker = 1e4 + 9e4 * self.draw();
         let demand = per_worker * (0.5 + 4.0 * self.draw());
         let mut job = SimJob {
             client: opened.client_id,
