@@ -85,7 +85,7 @@ impl Manager {
         let may_repeat = sharing.is_some() && pipeline.single_task();
         let group = may_repeat.then(|| body_group(&def));
         let bodies = TaskBodies::new(id, Arc::clone(&self.body_files), group);
-        let output_pool = self.pool.of_job(&format!("{} output", def.job)).with_priority(priority(&def));
+        let output_pool = self.pool.of_job(&format!("{}\0output", def.job)).with_priority(priority(&def));
         let parts = TaskParts { profiled, sharing, bodies, output_pool, lagging, emitted_rows };
         let running = RunningTask::new(id, whose, schema, &run, output, parts, tasks);
         let running = Arc::new(running);

@@ -112,6 +112,8 @@ pub struct ScalingLoop {
     fewer_since: Option<Duration>,
     /// Whether jobs held nearly all threads of the workers before the last sample.
     are_threads_short: bool,
+    /// The samples since then without that.
+    samples_with_free_threads: u32,
 }
 
 impl ScalingLoop {
@@ -137,10 +139,24 @@ impl ScalingLoop {
             let known = self.jobs.entry(job.iteration).or_default();
             known.record(job, window_s);
         }
+        self.record_threads(threads_busy, workers > self.workers);
         (self.at, self.workers) = (at, workers);
-        self.are_threads_short = threads_busy.is_some_and(|busy| busy > THREADS_SHORT);
         self.decide(&running);
         &self.target
+    }
+
+    /// Whether threads are short is known from several samples: the rates of jobs are means over some, and new workers begin with
+    /// free threads.
+    fn record_threads(&mut self, busy: Option<f64>, have_workers_come: bool) {
+        let Some(busy) = busy else { return };
+        if busy > THREADS_SHORT {
+            (self.are_threads_short, self.samples_with_free_threads) = (true, 0);
+        } else if have_workers_come {
+            self.samples_with_free_threads = 0;
+        } else {
+            self.samples_with_free_threads += 1;
+            self.are_threads_short &= self.samples_with_free_threads < 2;
+        }
     }
 
     fn limits(&self) -> WorkerLimits {
@@ -287,3 +303,27 @@ fn shares(pool: &[PoolJob], workers: u64) -> Vec<JobShare> {
 
 /// The jobs that a reason describes.
 const SHOWN_JOBS: usize = 3;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_are_short_until_two_samples_show_free_ones() {
+        let mut scaling = ScalingLoop::default();
+        for (busy, have_workers_come, are_short) in [
+            (None, false, false),
+            (Some(0.9), false, true),
+            (None, false, true),
+            (Some(0.5), false, true),
+            // New workers have free threads.
+            (Some(0.5), true, true),
+            (Some(0.5), false, true),
+            (Some(0.5), false, false),
+            (Some(0.8), false, false),
+        ] {
+            scaling.record_threads(busy, have_workers_come);
+            assert_eq!(scaling.are_threads_short, are_short, "{busy:?}");
+        }
+    }
+}

@@ -3,9 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use caju_types::Error;
+use caju_types::{Error, IterationId};
 
-use super::reports::Reports;
 use crate::config::Timers;
 use crate::state::{Failure, State, Update};
 
@@ -25,7 +24,7 @@ pub(crate) struct AbsentConsumers {
 /// the next ones.
 pub(super) fn overdue(
     state: &State,
-    reports: &mut Reports,
+    iterations: &mut BTreeMap<IterationId, AbsentConsumers>,
     timers: &Timers,
     passed: Duration,
 ) -> Vec<Update> {
@@ -34,8 +33,11 @@ pub(super) fn overdue(
     for iteration in state.iterations.values() {
         let Some(even) = iteration.even.as_ref().filter(|_| iteration.is_running()) else { continue };
         let reopened = iteration.resume.as_deref().filter(|r| !r.reopen_reason.is_empty());
-        let known = |id| reports.absent_consumers.get(&id);
-        let known = known(iteration.id).or_else(|| known(reopened?.of)).cloned().unwrap_or_default();
+        let known = |id| iterations.get(&id);
+        let before =
+            || reopened.into_iter().flat_map(|r| std::iter::once(&r.of).chain(r.behind.iter().rev()));
+        let known = known(iteration.id).or_else(|| before().find_map(|id| known(*id)));
+        let known = known.cloned().unwrap_or_default();
         let is_read = !iteration.members.is_empty();
         let unread = if is_read { Duration::ZERO } else { known.unread + passed };
         let passed = if is_read { passed } else { Duration::ZERO };
@@ -63,6 +65,6 @@ pub(super) fn overdue(
         }
         all.insert(iteration.id, AbsentConsumers { waited, unread });
     }
-    reports.absent_consumers = all;
+    *iterations = all;
     out
 }

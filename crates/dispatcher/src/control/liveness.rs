@@ -52,7 +52,12 @@ impl LivenessChecks {
             updates.extend(self.starved_iterations(txn.state, &mut reports, now));
             updates.extend(stragglers::take_overs(txn.state, &mut reports, timers, now));
             updates.extend(reattach::overdue(txn.state, &mut reports, timers, now));
-            updates.extend(absent_consumers::overdue(txn.state, &mut reports, timers, passed));
+            updates.extend(absent_consumers::overdue(
+                txn.state,
+                &mut reports.absent_consumers,
+                timers,
+                passed,
+            ));
             let mut to_reopen = Vec::new();
             updates.retain(|update| match update {
                 Update::ClientGone { client, iteration, reason, .. }

@@ -74,7 +74,9 @@ pub(crate) struct WorkerReport {
     pub(crate) tasks: Vec<u64>,
     /// When it registered, by the monotonic clock.
     pub(crate) registered: Duration,
-    /// When it reported, and what it had reported of its CPU threads, at the last sample of the loop that scales.
+    /// When it reported its usage.
+    pub(crate) usage_at: Duration,
+    /// That, and what it had reported of its CPU threads, at the last sample of the loop that scales.
     pub(crate) threads_sampled: Option<(Duration, f64)>,
     /// Memory and caches of its process; none if it does not report them.
     pub(crate) usage: Option<WorkerUsage>,

@@ -148,10 +148,12 @@ fn threads_busy(state: &State, reports: &mut Reports) -> Option<f64> {
     for worker in state.active_workers().filter(|w| !w.is_in_reader()) {
         let Some(report) = reports.workers.get_mut(&worker.id) else { continue };
         let Some(usage) = report.usage.as_ref().filter(|usage| usage.threads > 0) else { continue };
-        let now = (report.at, usage.threads_busy_s);
+        let now = (report.usage_at, usage.threads_busy_s);
         if let Some(before) = report.threads_sampled.replace(now) {
-            busy_s += (now.1 - before.1).max(0.0);
-            all_s += now.0.saturating_sub(before.0).as_secs_f64() * usage.threads as f64;
+            let of_worker = now.0.saturating_sub(before.0).as_secs_f64() * usage.threads as f64;
+            // The number of threads may have changed since.
+            busy_s += (now.1 - before.1).max(0.0).min(of_worker);
+            all_s += of_worker;
         }
     }
     (all_s > 0.0).then(|| busy_s / all_s)

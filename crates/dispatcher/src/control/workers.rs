@@ -129,7 +129,7 @@ impl Workers {
             report.at = self.context.clock.now();
             report.stages = request.stages;
             report.tasks = request.tasks;
-            report.usage = request.usage;
+            (report.usage, report.usage_at) = (request.usage, report.at);
             report.tuned = request.tuned;
         }
         if !(request.checksums.is_empty() && request.served.is_empty()) {

@@ -51,7 +51,7 @@ pub(super) struct State {
     pub(super) queues: BTreeMap<Arc<str>, Queue>,
     /// The number of closures begun so far: which job was served longest ago.
     pub(super) begun: u64,
-    /// The largest [`Queue::served_s`] at which a closure began: where the jobs are.
+    /// The least [`Queue::served_s`] of the jobs with waiting closures when a thread last took one: where the jobs are.
     pub(super) virtual_s: f64,
     /// The highest priority of the jobs with closures. Shares are relative to it.
     highest: i32,
@@ -73,9 +73,11 @@ pub(super) struct Queue {
     pub(super) running: usize,
     pub(super) served: u64,
     priority: JobPriority,
-    /// The job's thread time, in seconds over its share of the threads. This is start-time fair queueing (Goyal, Vin and Cheng,
-    /// 1996): the job with the least of it is next.
+    /// The thread time of closures that have ended, in seconds over the job's share of the threads. With that of the closures at
+    /// work it says which job is next, as in start-time fair queueing (Goyal, Vin and Cheng, 1996).
     served_s: f64,
+    /// What the closures at work are expected to take, in seconds of a thread.
+    pending_s: f64,
     /// What its next closure is expected to take, in seconds of a thread, from those before it.
     expected_s: f64,
 }
@@ -84,13 +86,18 @@ pub(super) struct Queue {
 pub(super) struct Taken {
     job: Arc<str>,
     pub(super) work: Work,
-    /// What the job was charged for it, in seconds of a thread.
-    charged_s: f64,
+    /// What it is expected to take, in seconds of a thread.
+    expected_s: f64,
 }
 
 impl Queue {
     fn is_in_use(&self) -> bool {
         self.running > 0 || !self.waiting.is_empty()
+    }
+
+    /// The thread time that it has had, and that its closures at work are expected to take, over its share.
+    fn charged_s(&self, highest: i32) -> f64 {
+        self.served_s + self.pending_s / self.priority.share_among(highest)
     }
 }
 
@@ -212,14 +219,14 @@ impl State {
         let expected_s = self.queues.values().map(|queue| queue.expected_s).fold(0.0, f64::max);
         let new = || Queue { expected_s, ..Queue::default() };
         let queue = self.queues.entry(Arc::clone(job)).or_insert_with(new);
-        let begins = !queue.is_in_use();
+        let changes_highest = !queue.is_in_use() || queue.priority.level != priority.level;
         queue.priority = priority;
         if queue.waiting.is_empty() {
             // What it could have had before, and did not want, is not made up for.
             queue.served_s = queue.served_s.max(self.virtual_s);
         }
         queue.waiting.push_back(work);
-        if begins {
+        if changes_highest {
             self.update_highest();
         }
     }
@@ -252,7 +259,8 @@ impl State {
 
     fn first(&self, of: impl Fn(&Queue) -> bool) -> Option<Arc<str>> {
         let order = |a: &Queue, b: &Queue| {
-            a.served_s.total_cmp(&b.served_s).then((a.running, a.served).cmp(&(b.running, b.served)))
+            let charged = a.charged_s(self.highest).total_cmp(&b.charged_s(self.highest));
+            charged.then((a.running, a.served).cmp(&(b.running, b.served)))
         };
         let queues = self.queues.iter().filter(|(_, queue)| of(queue));
         queues.min_by(|(_, a), (_, b)| order(a, b)).map(|(job, _)| Arc::clone(job))
@@ -278,14 +286,17 @@ impl State {
 
     /// Takes the next closure of a job, which is charged for it at once: else it would get all threads that are free.
     pub(super) fn take(&mut self, job: &Arc<str>) -> Option<Taken> {
+        let waiting = self.queues.values().filter(|queue| !queue.waiting.is_empty());
+        let least_s = waiting.map(|queue| queue.served_s).fold(f64::INFINITY, f64::min);
         let queue = self.queues.get_mut(job)?;
         let work = queue.waiting.pop_front()?;
         self.begun += 1;
         (queue.served, queue.running) = (self.begun, queue.running + 1);
-        self.virtual_s = self.virtual_s.max(queue.served_s);
-        let charged_s = queue.expected_s.max(MIN_COST_S);
-        queue.served_s += charged_s / queue.priority.share_among(self.highest);
-        Some(Taken { job: Arc::clone(job), work, charged_s })
+        // Of all that wait: a spare thread may take a closure of a job that is far ahead.
+        self.virtual_s = least_s.min(queue.served_s);
+        let expected_s = queue.expected_s.max(MIN_COST_S);
+        queue.pending_s += expected_s;
+        Some(Taken { job: Arc::clone(job), work, expected_s })
     }
 
     /// A closure has ended on its thread after this time.
@@ -293,7 +304,10 @@ impl State {
         let Some(queue) = self.queues.get_mut(&taken.job) else { return };
         let took_s = time.as_secs_f64().max(MIN_COST_S);
         queue.running = queue.running.saturating_sub(1);
-        queue.served_s += (took_s - taken.charged_s) / queue.priority.share_among(self.highest);
+        // Sums of rounded numbers end at zero all the same.
+        queue.pending_s =
+            if queue.running == 0 { 0.0 } else { (queue.pending_s - taken.expected_s).max(0.0) };
+        queue.served_s += took_s / queue.priority.share_among(self.highest);
         queue.expected_s = if queue.expected_s > 0.0 { (queue.expected_s + took_s) / 2.0 } else { took_s };
         if queue.is_in_use() {
             return;

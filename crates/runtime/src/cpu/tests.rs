@@ -134,6 +134,60 @@ fn a_job_that_wanted_little_makes_up_for_nothing() {
     assert!((18..=26).contains(&of_frugal), "{of_frugal} of 40");
 }
 
+/// Spare threads serve a job of a low priority while the threads stand still. Another one that has no closure waiting for a moment
+/// is not put behind all that was charged for that.
+#[test]
+fn what_spare_threads_serve_does_not_put_others_behind() {
+    let (mut state, normal) = (queues(), JobPriority::default());
+    let low = JobPriority { level: -2, ..normal };
+    let [backlogged, brief, lowest] = ["backlogged", "brief", "lowest"].map(Arc::<str>::from);
+    let push = |state: &mut queues::State, job, priority| state.push(job, priority, Box::new(|| ()));
+    (0..200).for_each(|_| push(&mut state, &backlogged, normal));
+    let stalled = state.take(&backlogged).unwrap();
+    for _ in 0..32 {
+        push(&mut state, &lowest, low);
+        assert_eq!(state.starved(), Some(Arc::clone(&lowest)));
+        let taken = state.take(&lowest).unwrap();
+        state.ended(&taken, Duration::from_millis(20));
+    }
+    state.ended(&stalled, Duration::from_millis(20));
+    let mut of_brief = 0;
+    for _ in 0..40 {
+        if state.queues.get(&brief).is_none_or(|queue| queue.waiting.is_empty()) {
+            push(&mut state, &brief, normal);
+        }
+        let job = state.next().unwrap();
+        let taken = state.take(&job).unwrap();
+        of_brief += usize::from(job == brief);
+        state.ended(&taken, Duration::from_millis(10));
+    }
+    assert!((15..=25).contains(&of_brief), "{of_brief} of 40");
+}
+
+/// The first closures of a job took long, and later ones do not. A job of a higher priority that comes is served at once.
+#[test]
+fn an_urgent_job_does_not_wait_because_the_first_closures_of_another_one_took_long() {
+    let (mut state, normal) = (queues(), JobPriority::default());
+    let urgent = JobPriority { level: 2, ..normal };
+    let [old, new] = ["old", "new"].map(Arc::<str>::from);
+    (0..1000).for_each(|_| state.push(&old, normal, Box::new(|| ())));
+    let first: Vec<_> = (0..8).map(|_| state.take(&old).unwrap()).collect();
+    first.iter().for_each(|taken| state.ended(taken, Duration::from_secs(5)));
+    for _ in 0..100 {
+        let taken = state.take(&old).unwrap();
+        state.ended(&taken, Duration::from_millis(5));
+    }
+    (0..12).for_each(|_| state.push(&new, urgent, Box::new(|| ())));
+    let mut next = || {
+        let job = state.next().unwrap();
+        let taken = state.take(&job).unwrap();
+        state.ended(&taken, Duration::from_millis(5));
+        job
+    };
+    let order: Vec<_> = (0..12).map(|_| next()).collect();
+    assert!(order.iter().filter(|job| **job == new).count() >= 11, "{order:?}");
+}
+
 /// What jobs are ahead of each other is a time, whatever their shares are: it is not paid back 256 times when a job of a higher
 /// priority is gone.
 #[test]
