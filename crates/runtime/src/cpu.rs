@@ -153,7 +153,7 @@ impl CpuPool {
 
     /// Time for which threads were held by closures, summed over the threads: [`PoolUsage::busy`] alone, which reads no file.
     pub fn busy(&self) -> Duration {
-        self.inner.shared.as_ref().map_or(Duration::ZERO, |shared| shared.busy().0)
+        self.inner.shared.as_ref().map_or(Duration::ZERO, |shared| shared.state.lock().busy())
     }
 
     /// What the threads did so far.

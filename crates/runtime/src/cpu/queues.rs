@@ -124,15 +124,11 @@ impl Shared {
         Self { state: Mutex::new(state), queued, starved, taken, resized }
     }
 
-    /// The time of closures, and where the system counts that of the threads.
-    pub(super) fn busy(&self) -> (Duration, Vec<PathBuf>) {
-        let state = self.state.lock();
-        let running = state.busy_since.iter().flatten().map(Instant::elapsed).sum::<Duration>();
-        (state.busy + running, state.stats.clone())
-    }
-
     pub(super) fn usage(&self) -> PoolUsage {
-        let (busy, stats) = self.busy();
+        let (busy, stats) = {
+            let state = self.state.lock();
+            (state.busy(), state.stats.clone())
+        };
         // The files are read without the lock.
         let wanted = stats.iter().map(|path| wanted_cpu_time(path)).collect::<Option<Vec<_>>>();
         PoolUsage { busy, wanted: wanted.filter(|w| !w.is_empty()).map(|w| w.iter().sum()) }
@@ -213,12 +209,19 @@ impl Shared {
 }
 
 impl State {
+    /// Time for which threads were held, also by closures that have not ended.
+    pub(super) fn busy(&self) -> Duration {
+        self.busy + self.busy_since.iter().flatten().map(Instant::elapsed).sum::<Duration>()
+    }
+
     /// Queues a closure.
     pub(super) fn push(&mut self, job: &Arc<str>, priority: JobPriority, work: Work) {
-        // A job whose first closures take long must not get all threads before that is known.
-        let expected_s = self.queues.values().map(|queue| queue.expected_s).fold(0.0, f64::max);
-        let new = || Queue { expected_s, ..Queue::default() };
-        let queue = self.queues.entry(Arc::clone(job)).or_insert_with(new);
+        if !self.queues.contains_key(job) {
+            // A job whose first closures take long must not get all threads before that is known.
+            let expected_s = self.queues.values().map(|queue| queue.expected_s).fold(0.0, f64::max);
+            self.queues.insert(Arc::clone(job), Queue { expected_s, ..Queue::default() });
+        }
+        let queue = self.queues.entry(Arc::clone(job)).or_default();
         let changes_highest = !queue.is_in_use() || queue.priority.level != priority.level;
         queue.priority = priority;
         if queue.waiting.is_empty() {

@@ -13,24 +13,42 @@ async fn runs_and_survives_panics() {
     assert_eq!(pool.run(|| 1).await.unwrap(), 1);
 }
 
-/// The first job has queued its closures before the others come. Nothing is timed: one thread runs all in turn.
+/// The first job has queued its closures before the others come.
+#[test]
+fn jobs_take_turns() {
+    let (mut state, normal) = (queues(), JobPriority::default());
+    for job in ["a", "a", "a", "b", "b", "c"] {
+        state.push(&Arc::from(job), normal, Box::new(|| ()));
+    }
+    let mut order = Vec::new();
+    while let Some(job) = state.next() {
+        let taken = state.take(&job).unwrap();
+        state.ended(&taken, Duration::from_millis(1));
+        order.push(job.to_string());
+    }
+    assert_eq!(order, ["a", "b", "c", "a", "b", "a"]);
+}
+
+/// The closures of one job run in the order of their submission, and those of others with them: one thread runs all.
 #[tokio::test]
-async fn jobs_take_turns() {
+async fn all_closures_of_all_jobs_run() {
     let pool = CpuPool::new(1).unwrap();
     let (release, held) = crossbeam_channel::bounded::<()>(0);
     let order = Arc::new(Mutex::new(Vec::new()));
     let first = pool.run(move || held.recv().is_ok());
-    let queued: Vec<_> = ["a", "a", "a", "b", "b", "c"]
+    let queued: Vec<_> = [("a", 1), ("a", 2), ("a", 3), ("b", 1), ("b", 2), ("c", 1)]
         .into_iter()
-        .map(|job| {
+        .map(|of| {
             let order = Arc::clone(&order);
-            pool.of_job(job).run(move || order.lock().push(job))
+            pool.of_job(of.0).run(move || order.lock().push(of))
         })
         .collect();
     drop(release);
     assert!(!first.await.unwrap());
     futures::future::join_all(queued).await;
-    assert_eq!(*order.lock(), ["a", "b", "c", "a", "b", "a"]);
+    let mut found = order.lock().clone();
+    found.sort_by_key(|of| of.0);
+    assert_eq!(found, [("a", 1), ("a", 2), ("a", 3), ("b", 1), ("b", 2), ("c", 1)]);
 }
 
 /// The queues of a pool that has no threads.
