@@ -253,3 +253,29 @@ fn the_wait_for_a_consumer_goes_on_when_the_epoch_is_opened_again() {
         }
     });
 }
+
+/// Nobody reads the epoch for longer than the client timeout: who comes then has not waited yet. A shorter absence counts as none.
+#[test]
+fn the_wait_for_a_consumer_begins_again_when_nobody_has_read_for_the_client_timeout() {
+    run(async {
+        for (away, is_forgotten) in [(50, false), (70, true)] {
+            let w = World::new();
+            let worker = [(w.worker("a:1").await, "a:1")];
+            let of_three = |index| v1::OpenIterationRequest { num_consumers: 3, ..consumer(index) };
+            let open = async |index| {
+                let opened = w.core.epochs.open_iteration(of_three(index)).await.unwrap();
+                beat(&w, (opened.client_id, opened.iteration_id), &[], 0).await;
+                (opened.client_id, opened.iteration_id)
+            };
+            let (first, second) = (open(0).await, open(1).await);
+            w.silence(S * 400, &worker, &[first, second]).await;
+            w.close(second.0, second.1, Vec::new()).await;
+            w.silence(S * away, &worker, &[]).await;
+            let here = [open(0).await, open(1).await];
+            assert_eq!(here[0].1, here[1].1);
+            w.silence(S * 210, &worker, &here).await;
+            let failure = w.core.snapshot().iterations[&IterationId(here[0].1)].failure.clone();
+            assert_eq!(failure.is_none(), is_forgotten, "away for {away} s: {failure:?}");
+        }
+    });
+}
