@@ -26,6 +26,10 @@ ROW_BYTES = 128 << 10
 PAYLOAD = {"with_columns": {"payload": f"repeat('x', {ROW_BYTES})"}}
 # Digits of an id in the source, and rows of a split.
 DIGITS, SPLIT_ROWS = 9, 20
+# Cores that a worker may use where the number of its cores matters.
+CORES = 0.25
+# Microseconds after which a control group may use its CPU time again: short, so that rows come evenly.
+QUOTA_PERIOD_US = 10_000
 
 
 def parser(doc):
@@ -133,8 +137,10 @@ class Up(Cluster):
 class ByHand(Cluster):
     """`caju dispatcher`, and as many `caju worker` processes as `want` was last given. The next call replaces one that died."""
 
-    def __init__(self, args, workers, *options):
+    def __init__(self, args, workers, *options, cores=None):
+        """`cores`: those that each worker may use, in a control group of its own."""
         self.staying, self.leaving, self.allow, self.lock = [], [], args.data, threading.Lock()
+        self.cores, self.groups = cores, []
         super().__init__(args, "dispatcher", *options)
         self.want(workers)
 
@@ -143,8 +149,11 @@ class ByHand(Cluster):
         with self.lock:
             self.staying = [p for p in self.staying if p.poll() is None]
             while len(self.staying) < workers:
-                self.staying.append(self.start("worker", "--dispatcher", self.address, "--cpu-threads", 1,
-                                               "--until-stdin-ends", "--allow-read", self.allow))
+                process = self.start("worker", "--dispatcher", self.address, "--cpu-threads", 1,
+                                     "--until-stdin-ends", "--allow-read", self.allow)
+                self.staying.append(process)
+                if self.cores:
+                    self.groups.append(limit_cores(process, self.cores))
             for process in self.staying[workers:]:
                 process.terminate()
             self.leaving += self.staying[workers:]
@@ -154,6 +163,13 @@ class ByHand(Cluster):
         with self.lock:
             self.leaving = [p for p in self.leaving if p.poll() is None]
             return [p.pid for p in self.staying + self.leaving if p.poll() is None]
+
+    def __exit__(self, *_):
+        super().__exit__()
+        for process in self.staying + self.leaving:
+            process.wait()
+        for group in self.groups:
+            group.rmdir()
 
     def registered(self, workers, within_s=60):
         """Waits until this many workers have registered."""
@@ -193,6 +209,27 @@ class Reader:
         self.process.kill()
         self._lines.join()
         self.process.wait()
+
+
+def limit_cores(process, cores):
+    """Moves a process to a new control group (version 1 or 2) in which it may use so much CPU time. The folder of the group."""
+    root = pathlib.Path("/sys/fs/cgroup")
+    is_v1 = (root / "cpu").is_dir()
+    group = (root / "cpu" if is_v1 else root) / f"caju-{process.pid}"
+    quota_us = round(cores * QUOTA_PERIOD_US)
+    try:
+        if not is_v1:
+            (root / "cgroup.subtree_control").write_text("+cpu")
+        group.mkdir()
+        if is_v1:
+            (group / "cpu.cfs_period_us").write_text(str(QUOTA_PERIOD_US))
+            (group / "cpu.cfs_quota_us").write_text(str(quota_us))
+        else:
+            (group / "cpu.max").write_text(f"{quota_us} {QUOTA_PERIOD_US}")
+        (group / "cgroup.procs").write_text(str(process.pid))
+    except OSError as e:
+        sys.exit(f"{group}: {e.strerror}; control groups with CPU quotas need root and the controller `cpu`")
+    return group
 
 
 def signalled(pid, number):

@@ -5,6 +5,9 @@
 [2, 3, 2]
 >>> hpa(4, 0.85), hpa(4, 1.0), hpa(4, 0.3)
 (4, 5, 2)
+>>> epoch_s = {1: 1730, 2: 870, 3: 645, 4: 550, 5: 510, 6: 505, 7: 500, 8: 495}    # Cachew, Figure 6a
+>>> cachew_steps(epoch_s.get, 8), hpa_steps(lambda n: 0.55 * 1730 / epoch_s[n] / n, 8)
+([1, 2, 3, 4, 5, 6, 5], [1])
 """
 
 import math
@@ -19,6 +22,22 @@ def hpa(workers, utilisation):
     if abs(ratio - 1) <= HPA_TOLERANCE + 1e-9:
         return workers
     return max(1, math.ceil(workers * ratio * (1 - 1e-9)))
+
+
+def hpa_steps(utilisation, most):
+    """The numbers from 1 to `most` that the autoscaler goes through. `utilisation(workers)` is measured."""
+    steps = [1]
+    while (workers := min(most, hpa(steps[-1], utilisation(steps[-1])))) not in steps:
+        steps.append(workers)
+    return steps
+
+
+def cachew_steps(batch_s, most):
+    """The numbers from 1 to `most` that Cachew's rule goes through until it settles. `batch_s(workers)` is measured."""
+    rule, steps = Cachew(1), [1]
+    while rule.phase != "stable" and len(steps) < 4 * most:
+        steps.append(min(most, rule.on_batch_time(batch_s(steps[-1]))))
+    return [n for n, before in zip(steps, [None, *steps]) if n != before]
 
 
 class Cachew:

@@ -5,6 +5,7 @@ import gc
 import itertools
 import json
 import pathlib
+import re
 import runpy
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader  # noqa: E402
-from torch_ranks import EXAMPLES, deadline, shares, wait_for  # noqa: E402, F401
+from torch_ranks import EXAMPLES, PATIENCE_S, deadline, shares, wait_for  # noqa: E402, F401
 
 import caju as cj  # noqa: E402
 
@@ -401,3 +402,16 @@ def test_the_example_learns(caju, tmp_path, monkeypatch):
 def test_the_ddp_example_gives_its_ranks_equal_shares(cluster):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "--standalone"]
     shares(cluster, 3, [*launcher, str(EXAMPLES / "torch_ddp.py")])
+
+
+def test_the_example_with_rounds_gives_all_ranks_one_length_in_each_step(cluster):
+    service = f"caju://{cluster(workers=2).dispatcher.address}"
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    command = [*launcher, str(EXAMPLES / "torch_rounds.py"), "--service", service, "--count", "4000"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = re.findall(r"rank \d of 2: (\d+) steps, of equal padded lengths on all ranks: True, losses \[(.*?), (.*?)\]", done.stdout)
+    assert len(said) == 2 and said[0][0] == said[1][0], done.stdout
+    # 4,000 sequences in batches of 16 to two ranks, less than a step per length class dropped, in each of two epochs.
+    assert 2 * 125 - 2 * 5 <= int(said[0][0]) <= 2 * 125, done.stdout
+    assert all(float(last) < float(first) for _, first, last in said), done.stdout

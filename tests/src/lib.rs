@@ -10,7 +10,6 @@
     reason = "a helper of tests fails the test, and makes small files"
 )]
 
-pub mod autoscaling;
 pub mod binary;
 pub mod chaos;
 pub mod cluster;

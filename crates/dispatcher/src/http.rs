@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use caju_runtime::{Tasks, log_failure};
@@ -20,12 +21,27 @@ use crate::metrics;
 
 /// The most bytes that are buffered of a request, the least that hyper takes. Prometheus and Kubernetes send some hundred.
 const MAX_REQUEST_BYTES: usize = 8 << 10;
-/// The most concurrent connections. A further one closes the oldest: silent ones keep no probe waiting.
+/// The most concurrent connections. A further one closes another one: silent ones keep no probe waiting.
 const MAX_CONNECTIONS: usize = 32;
 /// The pause after a failure to accept a connection, such as a lack of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+
+/// An open connection.
+#[derive(Clone, Default)]
+struct Connection {
+    /// It has ended, or is to end.
+    closed: CancellationToken,
+    /// Its request has arrived.
+    has_asked: Arc<AtomicBool>,
+}
+
+/// Takes out the connection to close when there are too many: the oldest one without a request, or the oldest one of all.
+fn take_least_wanted(open: &mut VecDeque<Connection>) -> Option<Connection> {
+    let silent = open.iter().position(|c| !c.has_asked.load(Ordering::Relaxed));
+    open.remove(silent.unwrap_or(0))
+}
 
 /// Answers requests until the task is stopped. Each connection carries one request, and is closed if that is not answered within
 /// the limit for the first request of a connection.
@@ -44,30 +60,31 @@ pub(crate) async fn serve(mut listener: Listener, core: Arc<Core>, tasks: Tasks)
             }
         };
         is_failing = false;
-        let closed = CancellationToken::new();
-        open.retain(|c: &CancellationToken| !c.is_cancelled());
-        open.push_back(closed.clone());
-        if open.len() > MAX_CONNECTIONS
-            && let Some(oldest) = open.pop_front()
+        open.retain(|c: &Connection| !c.closed.is_cancelled());
+        if open.len() >= MAX_CONNECTIONS
+            && let Some(other) = take_least_wanted(&mut open)
         {
-            oldest.cancel();
+            other.closed.cancel();
         }
+        let connection = Connection::default();
+        open.push_back(connection.clone());
         let core = Arc::clone(&core);
         tasks.background("an HTTP request", log_failure, async move {
             let limit = core.context.config.connections.handshake;
             // Who breaks the connection off, or sends nothing, needs no answer.
             tokio::select! {
-                () = closed.cancelled() => {}
-                _ = tokio::time::timeout(limit, answer(stream, core)) => {}
+                () = connection.closed.cancelled() => {}
+                _ = tokio::time::timeout(limit, answer(stream, core, connection.has_asked)) => {}
             }
-            closed.cancel();
+            connection.closed.cancel();
             Ok(())
         });
     }
 }
 
-async fn answer(stream: Stream, core: Arc<Core>) -> Result<()> {
+async fn answer(stream: Stream, core: Arc<Core>, has_asked: Arc<AtomicBool>) -> Result<()> {
     let service = service_fn(move |request: Request<hyper::body::Incoming>| {
+        has_asked.store(true, Ordering::Relaxed);
         let core = Arc::clone(&core);
         async move { Ok::<_, Infallible>(respond(request.method(), request.uri().path(), &core).await) }
     });
@@ -109,4 +126,28 @@ fn text(status: StatusCode, body: &str) -> Response<String> {
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, TEXT);
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn connection(has_asked: bool) -> Connection {
+        Connection { has_asked: Arc::new(AtomicBool::new(has_asked)), ..Connection::default() }
+    }
+
+    /// A probe whose request has arrived is answered, however many silent connections come after it.
+    #[test]
+    fn a_connection_with_a_request_is_closed_after_the_silent_ones() {
+        let mut open: VecDeque<_> = [true, false, true, false].map(connection).into();
+        let (first, last) = (open[0].clone(), open[2].clone());
+        for _ in 0..2 {
+            let taken = take_least_wanted(&mut open).unwrap();
+            assert!(!taken.has_asked.load(Ordering::Relaxed));
+        }
+        let left: Vec<_> = open.iter().map(|c| Arc::as_ptr(&c.has_asked)).collect();
+        assert_eq!(left, [first, last].map(|c| Arc::as_ptr(&c.has_asked)));
+        assert!(take_least_wanted(&mut open).is_some() && take_least_wanted(&mut open).is_some());
+        assert!(take_least_wanted(&mut open).is_none());
+    }
 }

@@ -26,7 +26,7 @@ pub use consumers::{Balance, Uneven};
 pub use error::{Error, ErrorKind, Result};
 pub use hash::{Fingerprint, SplitKey, hash128, mix64};
 pub use id::{ClientId, DatasetId, IterationId, JobName, TaskId, WorkerId};
-pub use priority::JobPriority;
+pub use priority::{JobPriority, PriorityShares};
 pub use ranges::RowRanges;
 pub use reading_bases::{OutdatedState, ReadingBase, ReadingBases};
 pub use row_set::RowSet;

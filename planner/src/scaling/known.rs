@@ -1,5 +1,8 @@
 //! What is known of one iteration: rates over the windows between samples.
 
+use caju_types::PriorityShares;
+
+use super::ceiling::{Before, Ceilings, OTHER_RATE, Window};
 use super::load::JobLoad;
 use super::sample::JobSample;
 use crate::format::{percent, rate};
@@ -10,15 +13,10 @@ const MIN_OWN_FRACTION: f64 = 0.02;
 const MAX_GROWTH: f64 = 4.0;
 /// The weight of the newest window in the running means, so that one odd window does not change the target by much.
 const NEWEST: f64 = 0.5;
-/// A worker's rate that changed by more than this fraction is another pipeline, such as one that reads a snapshot from now
-/// on: the mean begins again.
-const OTHER_PIPELINE: f64 = 0.3;
-/// Readers that wait for a smaller fraction of their time do not need more rows.
-const SATISFIED_WAIT: f64 = 0.02;
 /// The least fraction of its workers that a job counts as getting: the rate of one that gets less is known too badly.
 const MIN_FRACTION: f64 = 1e-3;
-/// Added workers that bring less than this fraction of the rows that were predicted are not the bottleneck.
-const MIN_MARGINAL_GAIN: f64 = 0.3;
+/// Sums of seconds may differ by this much because they were added in another order.
+const ROUNDING_S: f64 = 1e-6;
 
 /// What is known of one iteration.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -37,28 +35,41 @@ pub(super) struct IterationRates {
     pub(super) wait: f64,
     /// The fraction of its workers' time in which it was busy.
     pub(super) busy: f64,
-    /// Before the number of workers last rose: that number, the rate, and a worker's rate.
-    pub(super) before: Option<(f64, f64, f64)>,
-    /// The most rows per second that any number of workers gives, and a worker's rate alone.
-    pub(super) ceiling: Option<(f64, f64)>,
+    /// Before the number of workers last rose.
+    pub(super) before: Option<Before>,
+    /// What limits all workers together.
+    pub(super) ceilings: Ceilings,
+    /// Seconds of the windows since the last one in which rows came.
+    pub(super) without_rows_s: f64,
 }
 
 impl IterationRates {
     /// Takes a sample; the window is what differs from the one before.
     pub(super) fn record(&mut self, job: JobSample, window_s: f64) {
-        // IterationRates before the first rates: the reason names the job.
+        // The reason names the job also before the first rates.
         self.last.job.clone_from(&job.job);
         self.last.priority = job.priority;
+        self.last.most_workers = job.most_workers;
+        self.last.readers_idle_s = job.readers_idle_s;
         (self.last.local.count, self.last.local.worth) = (job.local.count, job.local.worth);
+        if job.rows < self.last.rows || job.busy_s < self.last.busy_s - ROUNDING_S {
+            // A worker that is gone, and its counts with it.
+            self.last = job;
+            self.without_rows_s = 0.0;
+            return;
+        }
+        let window_s = window_s + self.without_rows_s;
         #[expect(clippy::cast_precision_loss, reason = "rates of rows need no exact counts")]
-        let rows = job.rows.saturating_sub(self.last.rows) as f64;
+        let rows = (job.rows - self.last.rows) as f64;
         let local_busy_s = (job.local.busy_s - self.last.local.busy_s) * job.local.worth;
         let busy_s = job.busy_s - self.last.busy_s + local_busy_s;
         let workers = job.all_workers();
         if rows <= 0.0 || busy_s <= 0.0 || window_s <= 0.0 {
-            // Nothing came: a stage or a reader may take longer than the window.
+            // Nothing came: a stage or a reader may take longer than the window, which goes on then.
+            self.without_rows_s = window_s;
             return;
         }
+        self.without_rows_s = 0.0;
         let measures_workers = !job.is_ending || self.per_worker.is_none();
         if let Some(per_worker) = self.per_worker.filter(|_| measures_workers)
             && job.workers > self.last.workers
@@ -67,7 +78,8 @@ impl IterationRates {
             // The new workers were there for a part of the window only. Where rows just became more expensive, the rates from
             // before say nothing about what the workers bring.
             if !self.is_changing {
-                self.before.get_or_insert((self.workers, self.rate, per_worker));
+                let before = Before { workers: self.workers, rate: self.rate, per_worker };
+                self.before.get_or_insert(before);
             }
             self.last = job;
             return;
@@ -81,9 +93,15 @@ impl IterationRates {
         }
         if measures_workers {
             self.is_changing = self.per_worker.is_some_and(|before| is_other(before, rows / busy_s));
-            self.per_worker = Some(mean(self.per_worker, rows / busy_s));
-            self.workers = workers;
-            self.learn(workers);
+            let is_first = self.per_worker.is_none();
+            let per_worker = mean(self.per_worker, rows / busy_s);
+            (self.per_worker, self.workers) = (Some(per_worker), workers);
+            let demand = self.demand.map_or(f64::INFINITY, |(rate, _)| rate);
+            let window = Window { workers, rate: self.rate, per_worker, demand, wait, seconds: window_s };
+            // The epoch began in the middle of the first window.
+            if !is_first {
+                self.ceilings.record(&window, self.before.take());
+            }
         }
         self.last = job;
     }
@@ -109,31 +127,9 @@ impl IterationRates {
         ((demand > 0.0).then_some((demand, bound)), wait)
     }
 
-    /// Compares what added workers brought with what was predicted for them, a window after they came.
-    pub(super) fn learn(&mut self, workers: f64) {
-        let Some(per_worker) = self.per_worker else { return };
-        if let Some((_, then)) = self.ceiling
-            && (per_worker > then * (1.0 + OTHER_PIPELINE) || self.wait < SATISFIED_WAIT)
-        {
-            self.ceiling = None;
-        }
-        if let Some((fewer, rate_before, alone)) = self.before.take() {
-            let demand = self.demand.map_or(f64::INFINITY, |(rate, _)| rate);
-            let predicted = (rate_before * workers / fewer).min(demand);
-            let gain = (self.rate - rate_before) / (predicted - rate_before);
-            if predicted > rate_before && gain < MIN_MARGINAL_GAIN && self.wait > SATISFIED_WAIT {
-                self.ceiling = Some((self.rate.max(rate_before), alone));
-            }
-        }
-        // What workers share gives as much to fewer of them. A rate that fell by more was no ceiling, or is none any more.
-        if self.ceiling.is_some_and(|(rate, _)| self.rate < rate * (1.0 - OTHER_PIPELINE)) {
-            self.ceiling = None;
-        }
-    }
-
-    /// How it loads the workers, where `highest` is the highest priority of the jobs.
-    pub(super) fn load(&self, highest: i32) -> JobLoad {
-        JobLoad { share: self.last.priority.share_among(highest), busy: self.busy }
+    /// How it loads the workers, where jobs get these shares of them.
+    pub(super) fn load(&self, shares: &PriorityShares) -> JobLoad {
+        JobLoad { share: shares.of(self.last.priority), busy: self.busy }
     }
 
     /// The workers that it keeps busy if its readers do not wait, as a fractional number. `fraction` is what it gets of a worker
@@ -142,10 +138,14 @@ impl IterationRates {
         let (per_worker, (demand, bound)) = (self.per_worker?, self.demand?);
         let need = demand / rate_alone(per_worker, fraction);
         let need = if bound { need.min(MAX_GROWTH * self.workers.max(1.0)) } else { need };
-        Some(match self.ceiling {
-            Some((ceiling, alone)) => need.min(ceiling / alone),
-            None => need,
-        })
+        let need = need.min(self.ceilings.workers().unwrap_or(f64::INFINITY));
+        Some(need.min(self.most_workers()))
+    }
+
+    /// The most workers that can work for it at once.
+    #[expect(clippy::cast_precision_loss, reason = "counts of workers are far below 2^53")]
+    fn most_workers(&self) -> f64 {
+        self.last.most_workers.map_or(f64::INFINITY, |most| most.max(1) as f64)
     }
 
     /// What is left of a need beyond the workers in the readers' own processes.
@@ -163,7 +163,7 @@ impl IterationRates {
     pub(super) fn describe(&self, need: f64, fraction: f64) -> String {
         let (demand, bound) = self.demand.unwrap_or_default();
         let alone = rate_alone(self.per_worker.unwrap_or(0.0), fraction);
-        if let Some((ceiling, _)) = self.ceiling {
+        if let Some(ceiling) = self.ceilings.rate() {
             return format!(
                 "reached {} rows/s, and more workers did not bring more: something that they share is the bottleneck, so \
                  that its readers wait {} of their time",
@@ -177,6 +177,9 @@ impl IterationRates {
             _ => String::new(),
         };
         let bounded = match demand / alone {
+            unbounded if need >= self.most_workers() && unbounded > need + 0.05 => {
+                format!("{unbounded:.1} workers, of which no more can work for it at once than ")
+            }
             // The numbers have one decimal.
             unbounded if unbounded > need + 0.05 => {
                 format!("{unbounded:.1} workers, bounded to {MAX_GROWTH:.0} times those that work: ")
@@ -208,5 +211,5 @@ fn mean(before: Option<f64>, new: f64) -> f64 {
 
 /// Whether a rate is too far from the one before to be an error of the measurement.
 fn is_other(before: f64, new: f64) -> bool {
-    (new / before - 1.0).abs() > OTHER_PIPELINE
+    (new / before - 1.0).abs() > OTHER_RATE
 }

@@ -4,6 +4,7 @@
 //! which grow with the workers (cores, parallelism of stages, network) and some of which do not (stores, the consumer). The
 //! answer is therefore computed in one step, without trying the numbers one after the other.
 
+mod ceiling;
 mod choose;
 mod curve;
 mod explain;

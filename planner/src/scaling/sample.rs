@@ -31,7 +31,8 @@ pub struct JobSample {
     /// Seconds of the workers that the target counts, added up, in which they worked. While their output was full, or they had
     /// no split, these are only the seconds in which they computed ahead.
     pub busy_s: f64,
-    /// The workers that work for it and that the target counts.
+    /// The workers that the target counts and that have computed rows for it. A worker that still loads what it needs is none of
+    /// them: the rows that it will bring are not known.
     pub workers: u64,
     /// The workers in its readers' own processes.
     pub local: LocalWorkers,
@@ -39,6 +40,11 @@ pub struct JobSample {
     pub readers: BTreeMap<u64, (u64, f64, f64)>,
     /// Workers have all its splits: a further worker would get none, and those that have few are slower than they could be.
     pub is_ending: bool,
+    /// The most workers that can work for it at once, such as one for a pipeline whose rows one task computes; none if there is no
+    /// such limit, or if it is not known yet.
+    pub most_workers: Option<u64>,
+    /// Seconds for which no reader has asked for rows.
+    pub readers_idle_s: f64,
 }
 
 impl JobSample {

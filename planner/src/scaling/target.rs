@@ -5,12 +5,15 @@
 //! not wait. The second rate divided by the first is the number of workers that a job needs. Times come with the events.
 //!
 //! What is learned: where more workers did not bring the rows that they should have brought, something that they share is
-//! the bottleneck. The job then asks for no more than reach the rate that was seen, until a worker's own rate changes, or
-//! these workers do not reach it.
+//! the bottleneck. The job then asks for no more than reach the rate that was seen, also in its later epochs, until a worker's own
+//! rate changes, or the rate of all, or more workers are tried once more after some time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use caju_types::PriorityShares;
+
+use super::ceiling::Ceilings;
 use super::known::IterationRates;
 use super::pool::{JobShare, PoolJob, scale_pool, share, whole};
 use super::range::TargetRange;
@@ -22,6 +25,8 @@ use crate::format::count;
 const THREADS_SHORT: f64 = 0.85;
 /// Readers that wait for a larger fraction of their time get the number that was computed, whatever the error.
 const MAX_WAIT: f64 = 0.05;
+/// How long it is remembered, between two epochs of a job, what limits its workers together.
+const REMEMBERED: Duration = Duration::from_secs(3600);
 
 /// What the loop is set to.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -105,6 +110,8 @@ pub struct ScalingTarget {
 pub struct ScalingLoop {
     settings: ScalingSettings,
     jobs: BTreeMap<u64, IterationRates>,
+    /// By the names of jobs that ran lately: what limits their workers together, and when that was last known.
+    ceilings: BTreeMap<String, (Ceilings, Duration)>,
     at: Duration,
     workers: u64,
     target: ScalingTarget,
@@ -136,9 +143,19 @@ impl ScalingLoop {
         let running: Vec<u64> = jobs.iter().map(|j| j.iteration).collect();
         self.jobs.retain(|iteration, _| running.contains(iteration));
         for job in jobs {
-            let known = self.jobs.entry(job.iteration).or_default();
+            let known = self.jobs.entry(job.iteration).or_insert_with(|| {
+                // An epoch of the job before this one has met the same stores.
+                let ceilings = self.ceilings.get(&job.job).map_or_else(Ceilings::default, |(of, _)| *of);
+                IterationRates { ceilings, ..IterationRates::default() }
+            });
             known.record(job, window_s);
+            if known.ceilings == Ceilings::default() {
+                self.ceilings.remove(&known.last.job);
+            } else {
+                self.ceilings.insert(known.last.job.clone(), (known.ceilings, at));
+            }
         }
+        self.ceilings.retain(|_, (_, known)| at.saturating_sub(*known) < REMEMBERED);
         self.record_threads(threads_busy, workers > self.workers);
         (self.at, self.workers) = (at, workers);
         self.decide(&running);
@@ -175,9 +192,9 @@ impl ScalingLoop {
             return self.idle();
         }
         let known: Vec<&IterationRates> = running.iter().filter_map(|i| self.jobs.get(i)).collect();
-        let highest = known.iter().map(|k| k.last.priority.level).max().unwrap_or_default();
         let fractions = {
-            let loads: Vec<_> = known.iter().map(|k| k.load(highest)).collect();
+            let shares = PriorityShares::among(known.iter().map(|k| k.last.priority));
+            let loads: Vec<_> = known.iter().map(|k| k.load(&shares)).collect();
             load::fractions(&loads, self.are_threads_short)
         };
         let needs: Vec<Option<f64>> = known.iter().zip(&fractions).map(|(k, of)| k.need(*of)).collect();
@@ -200,11 +217,14 @@ impl ScalingLoop {
         }
         let present =
             if begins { self.workers.max(self.target.workers).max(range.best) } else { self.target.workers };
-        if known.iter().any(|k| k.ceiling.is_none() && k.wait > MAX_WAIT) {
+        if known.iter().any(|k| k.ceilings.rate().is_none() && k.wait > MAX_WAIT) {
             // Readers that wait show that the error does not explain the difference.
             range.low = range.best;
         }
-        let is_known = needs.iter().all(Option::is_some);
+        // Readers that have not asked for long, such as those of a notebook, will not show what they need.
+        let idle_s = self.settings.scale_down_after.as_secs_f64();
+        let is_known =
+            known.iter().zip(&needs).all(|(k, need)| need.is_some() || k.last.readers_idle_s >= idle_s);
         if !is_known {
             // What is not known yet is no reason to take workers away.
             range.high = range.high.max(present);

@@ -333,3 +333,96 @@ fn shares_follow_priority_and_weight() {
     let by_weight = shares(vec![with(a, 1, 1000), with(b, 0, 2000), with(c, 0, 1000)]);
     assert!(by_weight[0] > 1.9 && near(by_weight[1], 2.0 * by_weight[2]), "{by_weight:?}");
 }
+
+/// Workers that load a model for twelve seconds bring nothing in their first windows, and all that was predicted afterwards.
+#[test]
+fn workers_that_are_slow_to_begin_are_no_shared_bottleneck() {
+    let mut cluster = Cluster::new(1, vec![job(1, 100.0, 550.0)]);
+    cluster.follows = false;
+    assert_eq!(cluster.run(2), [6; 2]);
+    // Five more are there, and the store of the first ones looks like a bottleneck.
+    cluster.workers = 6;
+    cluster.jobs[0].store = 100.0;
+    cluster.run(2);
+    assert!(cluster.reason().contains("something that they share"), "{}", cluster.reason());
+    cluster.jobs[0].store = f64::INFINITY;
+    let after = cluster.run(8);
+    assert_eq!(after[7], 6, "{after:?}");
+    assert!(!cluster.reason().contains("something that they share"), "{}", cluster.reason());
+}
+
+/// One task computes all rows of some pipelines: a second worker would get none.
+#[test]
+fn a_job_whose_rows_one_worker_computes_asks_for_one() {
+    let mut cluster = Cluster::new(1, vec![job(1, 100.0, 550.0)]);
+    cluster.jobs[0].sample.most_workers = Some(1);
+    assert_eq!(cluster.run(10), [1; 10]);
+    let reason = cluster.reason();
+    assert!(
+        reason.contains(
+            "a worker gives 100: 5.5 workers, of which no more can work for it at once than 1.0 workers"
+        ),
+        "{reason}"
+    );
+}
+
+/// The next epoch of a job begins with what limited the one before it.
+#[test]
+fn a_shared_bottleneck_is_known_in_the_next_epoch() {
+    let mut cluster = Cluster::new(1, vec![job(1, 100.0, 2000.0)]);
+    cluster.jobs[0].store = 220.0;
+    let first = cluster.run(20);
+    assert!(first.iter().any(|n| *n > 3) && first[19] == 3, "{first:?}");
+    let mut next = job(2, 100.0, 2000.0);
+    (next.store, next.sample.job) = (220.0, "job-1".into());
+    cluster.jobs = vec![next];
+    assert_eq!(cluster.run(20), [3; 20]);
+    // Another job has not met that store.
+    let mut other = job(3, 100.0, 2000.0);
+    other.store = 220.0;
+    cluster.jobs = vec![other];
+    assert!(cluster.run(5).iter().any(|n| *n > 3));
+}
+
+/// A notebook that has opened a reader and takes nothing keeps the workers of no other job.
+#[test]
+fn a_reader_that_asks_for_nothing_holds_no_workers() {
+    let idle = |seconds: f64| {
+        let mut job = job(2, 0.0, 0.0);
+        job.sample.readers_idle_s = seconds;
+        job
+    };
+    let mut cluster = Cluster::new(8, vec![job(1, 100.0, 750.0), idle(0.0)]);
+    cluster.run(3);
+    cluster.jobs = vec![idle(15.0)];
+    assert_eq!(cluster.run(10)[9], 9, "it may still show what it needs");
+    cluster.jobs = vec![idle(60.0)];
+    assert_eq!(cluster.run(10)[9], 1);
+}
+
+/// Rows that come in every third window are measured over the three.
+#[test]
+fn rare_rows_are_measured_over_all_windows_since_the_last_ones() {
+    let mut scaling = ScalingLoop::new(ScalingSettings::default());
+    let mut sample = JobSample { iteration: 1, job: "rare".into(), workers: 1, ..JobSample::default() };
+    let mut targets = Vec::new();
+    for window in 1..=12u64 {
+        if window % 3 == 0 {
+            // A row takes 15 s of a worker, and its reader could take two in this time.
+            sample.rows += 1;
+            sample.busy_s += 15.0;
+            let rows = sample.rows;
+            sample.readers = [(7, (rows, 7.5 * rows as f64, 7.5 * rows as f64))].into();
+        }
+        let at = Duration::from_secs(5 * window);
+        let jobs = vec![sample.clone()];
+        targets
+            .push(scaling.apply(ScalingEvent::Sampled { at, workers: 1, threads_busy: None, jobs }).workers);
+    }
+    assert_eq!(targets[2..], [2; 10]);
+    assert!(
+        scaling.target().reason.contains("(its readers wait 50 % of their time)"),
+        "{}",
+        scaling.target().reason
+    );
+}

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use caju_pipeline::LearntBoundaries;
-use caju_planner::{JobSample, LocalWorkers};
+use caju_planner::JobSample;
 use caju_proto::v1;
 use caju_runtime::OrderedMutex;
-use caju_types::{Error, ErrorKind, Fingerprint, JobPriority, Result, WorkerId, format_bytes};
+use caju_types::{Error, ErrorKind, Fingerprint, Result, WorkerId, format_bytes};
 use tokio::sync::watch;
 
 use super::context::Context;
@@ -131,13 +131,9 @@ impl Pending {
             // Iterations have small numbers.
             iteration: u64::try_from(folded & u128::from(u64::MAX)).unwrap_or(0) | 1 << 63,
             job: format!("the boundaries of {}", self.place),
-            priority: JobPriority::default(),
-            rows: 0,
-            busy_s: 0.0,
-            workers: u64::from(self.learner.is_some()),
-            local: LocalWorkers { count: 0, busy_s: 0.0, worth: 1.0 },
-            readers: BTreeMap::new(),
-            is_ending: false,
+            // One worker learns them.
+            most_workers: Some(1),
+            ..JobSample::default()
         }
     }
 }

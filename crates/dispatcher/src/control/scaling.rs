@@ -4,7 +4,6 @@
 //! journal. After a start workers and readers have the worker timeout to come back, and the first sample after that gives a
 //! target that others may follow.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -20,7 +19,7 @@ use super::learning::Learning;
 use super::reports::{ClientReport, Reports};
 use crate::config::Timers;
 use crate::locks;
-use crate::state::{Feed, Iteration, State, TargetWorkers, TaskState, Worker};
+use crate::state::{Feed, FeedId, Iteration, Mode, State, TargetWorkers, TaskState, Worker};
 
 /// The loop, and its last target.
 pub(crate) struct Scaling {
@@ -183,7 +182,7 @@ fn local_workers(state: &State, iteration: &Iteration, busy_s: f64) -> LocalWork
     let own = active.filter_map(|t| state.workers.get(&t.worker)).filter(|w| w.is_in_reader());
     let mean = |(count, cores): (u64, f64), w: &Worker| (count + 1, cores + f64::from(w.cores.max(1)));
     let (count, cores) = own.fold((0, 0.0), mean);
-    let (others, of_others) = state.workers.values().filter(|w| !w.is_in_reader()).fold((0, 0.0), mean);
+    let (others, of_others) = state.active_workers().filter(|w| !w.is_in_reader()).fold((0, 0.0), mean);
     #[expect(clippy::cast_precision_loss, reason = "counts of workers are far below 2^53")]
     let worth =
         if count == 0 || others == 0 { 1.0 } else { (cores / count as f64) / (of_others / others as f64) };
@@ -197,29 +196,54 @@ fn sample(
     iteration: &Iteration,
     is_silent: impl Fn(WorkerId) -> bool,
 ) -> JobSample {
-    let served = reports.served.by_worker(iteration.id);
-    let is_own = |id: &WorkerId| state.workers.get(id).is_some_and(Worker::is_in_reader);
-    let busy_s = |own: bool| served.iter().filter(|(id, _)| is_own(id) == own).map(|(_, s)| s.busy_s).sum();
+    // A worker that has computed no row yet may be loading what its functions need: its time says nothing about a row's.
+    let mut served = reports.served.by_worker(iteration.id);
+    served.retain(|_, of| of.served.busy_rows > 0);
+    let busy_s = |in_reader: bool| {
+        served.values().filter(|of| of.is_in_reader == in_reader).map(|of| of.served.busy_s).sum()
+    };
     let active = iteration.tasks.values().filter(|t| t.state == TaskState::Active);
-    let readers: BTreeMap<u64, (u64, f64, f64)> = (iteration.members.keys())
-        .filter_map(|client| Some((client.0, reader(reports.clients.get(&(iteration.id, *client))?)?)))
-        .collect();
+    let is_counted =
+        |worker: &WorkerId| served.get(worker).is_some_and(|of| !of.is_in_reader) && !is_silent(*worker);
+    let clients = || iteration.members.keys().map(|c| (*c, reports.clients.get(&(iteration.id, *c))));
+    let readers = clients().filter_map(|(c, report)| Some((c.0, reader(report?)?))).collect();
+    // A reader that has not reported yet may ask at any moment.
+    let idle = clients().map(|(_, report)| report.map_or(Duration::ZERO, |r| r.user_busy)).min();
+    let is_ending = !iteration.feeds.is_empty() && !iteration.feeds.values().any(Feed::has_work);
     JobSample {
         iteration: iteration.id.0,
         job: iteration.job.0.clone(),
         priority: state.jobs.get(&iteration.job).map(|job| job.spec.priority).unwrap_or_default(),
-        rows: served.values().map(|s| s.busy_rows).sum(),
+        rows: served.values().map(|of| of.served.busy_rows).sum(),
         busy_s: busy_s(false),
-        workers: active.filter(|task| !is_own(&task.worker) && !is_silent(task.worker)).count() as u64,
+        workers: active.filter(|task| is_counted(&task.worker)).count() as u64,
         local: local_workers(state, iteration, busy_s(true)),
         readers,
-        is_ending: !iteration.feeds.is_empty() && !iteration.feeds.values().any(Feed::has_work),
+        is_ending,
+        most_workers: most_workers(iteration),
+        readers_idle_s: idle.unwrap_or_default().as_secs_f64(),
     }
 }
 
-/// Rows that a reader's user took, and the seconds since it was opened in which it waited and did not wait.
+/// The most workers that can work for an iteration at once, where that is known: every worker needs a split, or, where the splits
+/// are divided among tasks in advance, a task.
+fn most_workers(iteration: &Iteration) -> Option<u64> {
+    match iteration.mode {
+        Mode::Off => None,
+        mode if mode.is_static() => Some(iteration.feeds.len() as u64).filter(|feeds| *feeds > 0),
+        _ if iteration.exclusive => Some(1),
+        _ => {
+            let feed = iteration.feeds.get(&FeedId::SHARED).filter(|feed| feed.exhausted)?;
+            Some(feed.issued.max(1))
+        }
+    }
+}
+
+/// Rows that a reader's user took, and the seconds since it was opened in which it waited for workers, and the others. A reader that
+/// waits for other consumers of its job would get no row earlier from more workers.
 fn reader(report: &ClientReport) -> Option<(u64, f64, f64)> {
     let elapsed_s = (report.rows_per_s > 0.0).then(|| report.rows as f64 / report.rows_per_s)?;
-    let wait_s = elapsed_s * report.wait_fraction.clamp(0.0, 1.0);
+    let all_wait_s = elapsed_s * report.wait_fraction.clamp(0.0, 1.0);
+    let wait_s = (all_wait_s - report.consumer_wait.as_secs_f64()).max(0.0);
     Some((report.rows, wait_s, elapsed_s - wait_s))
 }

@@ -5,14 +5,29 @@ use std::collections::{BTreeMap, BTreeSet};
 use caju_proto::v1::{SharedUse, TaskServed};
 use caju_types::{IterationId, TaskId, WorkerId};
 
-use crate::state::{Iteration, Job, SharedCounts, State};
+use crate::state::{Iteration, Job, SharedCounts, State, Worker};
 
 /// The last report of each task of the iterations that the dispatcher knows.
 #[derive(Debug, Default)]
 pub(super) struct Served {
-    tasks: BTreeMap<(IterationId, TaskId), (WorkerId, TaskServed)>,
+    tasks: BTreeMap<(IterationId, TaskId), Report>,
     /// Tasks whose report is that of their end. A heartbeat that was sent before may arrive after it.
     ended: BTreeSet<(IterationId, TaskId)>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Report {
+    worker: WorkerId,
+    /// The worker runs in the process of a reader. The dispatcher may forget the worker before its iterations.
+    is_in_reader: bool,
+    served: TaskServed,
+}
+
+/// What a worker gave out for an iteration.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct ServedByWorker {
+    pub(super) is_in_reader: bool,
+    pub(super) served: TaskServed,
 }
 
 impl Served {
@@ -24,11 +39,12 @@ impl Served {
         reports: &[TaskServed],
     ) -> Vec<(IterationId, TaskServed)> {
         let mut own = Vec::new();
+        let is_in_reader = state.workers.get(&worker).is_some_and(Worker::is_in_reader);
         for report in reports {
             let id = TaskId(report.task_id);
             let Some((iteration, task)) = state.task(id) else { continue };
             if task.worker == worker && !self.ended.contains(&(iteration.id, id)) {
-                self.tasks.insert((iteration.id, id), (worker, *report));
+                self.tasks.insert((iteration.id, id), Report { worker, is_in_reader, served: *report });
                 own.push((iteration.id, *report));
             }
         }
@@ -48,7 +64,7 @@ impl Served {
 
     /// What all tasks of an iteration gave out.
     pub(super) fn of_iteration(&self, iteration: IterationId) -> TaskServed {
-        sum(self.tasks.iter().filter(|((i, _), _)| *i == iteration).map(|(_, (_, served))| served))
+        sum(self.tasks.iter().filter(|((i, _), _)| *i == iteration).map(|(_, r)| &r.served))
     }
 
     /// What the tasks of a job that shares computed, and what they read from the windows of their workers: what ended ones reported,
@@ -66,26 +82,28 @@ impl Served {
         let unreported =
             (unreported_tasks > 0).then(|| SharedUse { unreported_tasks, ..SharedUse::default() });
         let ended = iteration.shared.map(shared_use);
-        own.filter_map(|(_, (_, served))| served.shared).chain(ended).chain(unreported).reduce(both)
+        own.filter_map(|(_, report)| report.served.shared).chain(ended).chain(unreported).reduce(both)
     }
 
     /// What each worker gave out for an iteration.
-    pub(super) fn by_worker(&self, iteration: IterationId) -> BTreeMap<WorkerId, TaskServed> {
-        let mut all: BTreeMap<WorkerId, Vec<TaskServed>> = BTreeMap::new();
-        for (_, (worker, served)) in self.tasks.iter().filter(|((i, _), _)| *i == iteration) {
-            all.entry(*worker).or_default().push(*served);
+    pub(super) fn by_worker(&self, iteration: IterationId) -> BTreeMap<WorkerId, ServedByWorker> {
+        let mut all: BTreeMap<WorkerId, ServedByWorker> = BTreeMap::new();
+        for (_, report) in self.tasks.iter().filter(|((i, _), _)| *i == iteration) {
+            let of = all.entry(report.worker).or_default();
+            of.is_in_reader = report.is_in_reader;
+            of.served = sum([&of.served, &report.served].into_iter());
         }
-        all.into_iter().map(|(worker, served)| (worker, sum(served.iter()))).collect()
+        all
     }
 
     /// What all tasks of a worker gave out.
     pub(super) fn of_worker(&self, worker: WorkerId) -> TaskServed {
-        sum(self.tasks.values().filter(|(w, _)| *w == worker).map(|(_, served)| served))
+        sum(self.tasks.values().filter(|r| r.worker == worker).map(|r| &r.served))
     }
 
     /// The last report of a task.
     pub(super) fn of_task(&self, iteration: IterationId, task: TaskId) -> Option<TaskServed> {
-        self.tasks.get(&(iteration, task)).map(|(_, served)| *served)
+        self.tasks.get(&(iteration, task)).map(|r| r.served)
     }
 }
 

@@ -157,9 +157,9 @@ impl PeerReports {
 fn workers_wanted(reports: &Reports, iteration: &Iteration) -> u64 {
     let mut times = ReportedTimes::default();
     let workers = reports.served.by_worker(iteration.id);
-    for (worker, served) in workers.iter().filter(|(_, s)| s.elements > 0) {
+    for (worker, of) in workers.iter().filter(|(_, of)| of.served.elements > 0) {
         // A report without a time, of a worker that has just begun, is left out.
-        drop(times.report_worker(worker.0, served.busy_s / served.elements as f64));
+        drop(times.report_worker(worker.0, of.served.busy_s / of.served.elements as f64));
     }
     for client in iteration.members.keys() {
         let Some(r) = reports.clients.get(&(iteration.id, *client)) else { continue };

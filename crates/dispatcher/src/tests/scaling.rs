@@ -26,6 +26,8 @@ struct Running {
     /// Rows of these that the worker computed again after a loss, and readers had.
     again: u64,
     busy_s: f64,
+    /// The fraction of the reader's time in which it waits for other consumers.
+    consumer_wait: f64,
 }
 
 impl Running {
@@ -35,6 +37,11 @@ impl Running {
 
     /// With the worker at an address, read by a job with a target.
     async fn on(address: &'static str, target: v1::TargetWorkers) -> Self {
+        Self::of(address, target, &json!({ "splits": 1000 })).await
+    }
+
+    /// With the worker at an address, read by a job with a definition and a target.
+    async fn of(address: &'static str, target: v1::TargetWorkers, definition: &serde_json::Value) -> Self {
         let world = World::with(|mut config| {
             config.scaling =
                 ScalingSettings { scale_down_after: Duration::from_secs(10), ..ScalingSettings::default() };
@@ -46,11 +53,23 @@ impl Running {
             weight: Some(3.0),
             target_workers: target.into(),
             local_workers: vec![address.to_owned()],
-            ..open_request(&json!({ "splits": 1000 }), "train")
+            ..open_request(definition, "train")
         };
         let opened = world.core.epochs.open_iteration(request).await.unwrap();
         let (client, iteration, task) = (opened.client_id, opened.iteration_id, opened.tasks[0].task_id);
-        Self { world, worker, address, client, iteration, task, seconds: 0, rows: 0, again: 0, busy_s: 0.0 }
+        Self {
+            world,
+            worker,
+            address,
+            client,
+            iteration,
+            task,
+            seconds: 0,
+            rows: 0,
+            again: 0,
+            busy_s: 0.0,
+            consumer_wait: 0.0,
+        }
     }
 
     /// A window of five seconds in which the worker gives the given number of rows per busy second, and the reader takes 350 at most. The
@@ -79,6 +98,7 @@ impl Running {
         self.world.core.workers.worker_heartbeat(heartbeat).await.unwrap();
         // A reader says its means since it was opened.
         let rows_per_s = self.rows as f64 / self.seconds as f64;
+        let consumer_wait_ms = (1000.0 * self.consumer_wait * self.seconds as f64) as u64;
         let heartbeat = v1::ClientHeartbeatRequest {
             client_id: self.client,
             iteration_id: self.iteration,
@@ -86,6 +106,7 @@ impl Running {
             rows: self.rows,
             rows_per_s,
             wait_fraction: 1.0 - rows_per_s / 350.0,
+            consumer_wait_ms,
             ..Default::default()
         };
         self.world.core.clients.client_heartbeat(heartbeat).await.unwrap();
@@ -178,6 +199,27 @@ async fn jobs_whose_readers_report_nothing_keep_the_workers_that_run() {
         world.core.scaling.sample_for_scaling();
         assert_eq!(world.core.scaling.scaling_target().borrow().workers, 2);
     }
+}
+
+/// One task computes the rows of some pipelines, and a second worker would get none.
+#[tokio::test]
+async fn a_job_of_one_task_asks_for_one_worker() {
+    let definition = json!({ "splits": 1000, "single": true });
+    let mut running = Running::of("a:1", v1::TargetWorkers::Auto, &definition).await;
+    assert_eq!([running.window(100).await, running.window(100).await], [1, 1]);
+    let status = running.world.core.status.get_status().await.unwrap().scaling.unwrap();
+    assert!(status.reason.contains("no more can work for it at once than 1.0 workers"), "{}", status.reason);
+}
+
+/// More workers do not help a consumer that waits for the others of its job.
+#[tokio::test]
+async fn waiting_for_other_consumers_asks_for_no_workers() {
+    let mut running = Running::new().await;
+    // It gets 100 rows/s and waits 5/7 of its time, of which 3/7 are for other consumers: it would take 140.
+    running.consumer_wait = 3.0 / 7.0;
+    assert_eq!([running.window(100).await, running.window(100).await], [2, 2]);
+    let status = running.world.core.status.get_status().await.unwrap().scaling.unwrap();
+    assert!(status.reason.contains("`train` takes 140 rows/s"), "{}", status.reason);
 }
 
 /// More workers elsewhere are of no use to a job that reads from those in its own processes alone.

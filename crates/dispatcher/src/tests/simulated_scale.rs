@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use caju_planner::ScalingSettings;
 use caju_proto::{Bytes, v1};
-use caju_types::{JobPriority, mix64};
+use caju_types::{JobPriority, PriorityShares, mix64};
 use serde_json::json;
 
 use super::fake::{World, open_request};
@@ -305,8 +305,8 @@ impl Sim {
 
     /// The jobs' parts of a worker that all of them want.
     fn shares(&self) -> Vec<f64> {
-        let highest = self.jobs.iter().map(|job| job.priority.level).max().unwrap_or_default();
-        self.jobs.iter().map(|job| job.priority.share_among(highest)).collect()
+        let shares = PriorityShares::among(self.jobs.iter().map(|job| job.priority));
+        self.jobs.iter().map(|job| shares.of(job.priority)).collect()
     }
 
     async fn report(&mut self) {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use caju_types::JobPriority;
+use caju_types::{JobPriority, PriorityShares};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::process::{this_thread_stats, wanted_cpu_time};
@@ -53,8 +53,8 @@ pub(super) struct State {
     pub(super) begun: u64,
     /// The least [`Queue::served_s`] of the jobs with waiting closures when a thread last took one: where the jobs are.
     pub(super) virtual_s: f64,
-    /// The highest priority of the jobs with closures. Shares are relative to it.
-    highest: i32,
+    /// What the jobs with closures get of the threads.
+    shares: PriorityShares,
     /// For each thread that is not spare: when it began the closure that it runs.
     pub(super) busy_since: Vec<Option<Instant>>,
     /// The number of these threads that take closures: the first ones.
@@ -96,8 +96,8 @@ impl Queue {
     }
 
     /// The thread time that it has had, and that its closures at work are expected to take, over its share.
-    fn charged_s(&self, highest: i32) -> f64 {
-        self.served_s + self.pending_s / self.priority.share_among(highest)
+    fn charged_s(&self, shares: &PriorityShares) -> f64 {
+        self.served_s + self.pending_s / shares.of(self.priority)
     }
 }
 
@@ -113,7 +113,7 @@ impl Shared {
             queues: BTreeMap::new(),
             begun: 0,
             virtual_s: 0.0,
-            highest: i32::MIN,
+            shares: PriorityShares::default(),
             busy_since: Vec::new(),
             active: threads,
             busy: Duration::ZERO,
@@ -222,29 +222,28 @@ impl State {
             self.queues.insert(Arc::clone(job), Queue { expected_s, ..Queue::default() });
         }
         let queue = self.queues.entry(Arc::clone(job)).or_default();
-        let changes_highest = !queue.is_in_use() || queue.priority.level != priority.level;
+        let changes_shares = !queue.is_in_use() || queue.priority != priority;
         queue.priority = priority;
         if queue.waiting.is_empty() {
             // What it could have had before, and did not want, is not made up for.
             queue.served_s = queue.served_s.max(self.virtual_s);
         }
         queue.waiting.push_back(work);
-        if changes_highest {
-            self.update_highest();
+        if changes_shares {
+            self.update_shares();
         }
     }
 
-    /// The highest priority of the jobs with closures may be another one. What a job is ahead of the others stays the same thread
-    /// time.
-    fn update_highest(&mut self) {
+    /// Other jobs have closures than before. What a job is ahead of the others stays the same thread time.
+    fn update_shares(&mut self) {
         let in_use = self.queues.values().filter(|queue| queue.is_in_use());
-        let highest = in_use.map(|queue| queue.priority.level).max().unwrap_or(i32::MIN);
-        let before = std::mem::replace(&mut self.highest, highest);
-        if before == highest {
+        let shares = PriorityShares::among(in_use.map(|queue| queue.priority));
+        let before = std::mem::replace(&mut self.shares, shares);
+        if before == shares {
             return;
         }
         for queue in self.queues.values_mut() {
-            let (old, new) = (queue.priority.share_among(before), queue.priority.share_among(highest));
+            let (old, new) = (before.of(queue.priority), shares.of(queue.priority));
             queue.served_s = self.virtual_s + (queue.served_s - self.virtual_s) * old / new;
         }
     }
@@ -262,7 +261,7 @@ impl State {
 
     fn first(&self, of: impl Fn(&Queue) -> bool) -> Option<Arc<str>> {
         let order = |a: &Queue, b: &Queue| {
-            let charged = a.charged_s(self.highest).total_cmp(&b.charged_s(self.highest));
+            let charged = a.charged_s(&self.shares).total_cmp(&b.charged_s(&self.shares));
             charged.then((a.running, a.served).cmp(&(b.running, b.served)))
         };
         let queues = self.queues.iter().filter(|(_, queue)| of(queue));
@@ -310,7 +309,7 @@ impl State {
         // Sums of rounded numbers end at zero all the same.
         queue.pending_s =
             if queue.running == 0 { 0.0 } else { (queue.pending_s - taken.expected_s).max(0.0) };
-        queue.served_s += took_s / queue.priority.share_among(self.highest);
+        queue.served_s += took_s / self.shares.of(queue.priority);
         queue.expected_s = if queue.expected_s > 0.0 { (queue.expected_s + took_s) / 2.0 } else { took_s };
         if queue.is_in_use() {
             return;
@@ -321,6 +320,6 @@ impl State {
             self.queues.clear();
             self.virtual_s = 0.0;
         }
-        self.update_highest();
+        self.update_shares();
     }
 }
