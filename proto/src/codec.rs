@@ -1,8 +1,9 @@
 //! The codec of the calls of `caju.v1`: prost's, with a bound on what a message becomes in memory.
 //!
 //! A repeated empty message takes 2 bytes on the wire and some hundred bytes of memory once it is decoded, and a number 1 byte and
-//! 8. So a bound on the bytes of a message (`--message-bytes`) alone is no bound on memory. Fields are counted before anything is
-//! decoded. Which of them hold messages is known from the protocol's descriptors.
+//! 8. So a bound on the bytes of a message (`--message-bytes`) alone is no bound on memory. The memory that fields will take is
+//! added up before anything is decoded. Which of them hold messages is known from the protocol's descriptors, and how large these
+//! are from the generated types.
 
 use std::collections::HashMap;
 use std::marker::PhantomData;
@@ -14,26 +15,45 @@ use tonic::Status;
 use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder};
 use tonic_prost::{ProstCodec, ProstDecoder, ProstEncoder};
 
-/// The most texts, byte strings, lists and messages within one message, all levels together. A million splits fit; in
-/// memory they take some hundred bytes each.
-pub const MAX_FIELDS: usize = 1 << 20;
+/// The most memory that one message may take once it is decoded, as far as it does not hold texts: their bytes are those of the
+/// wire. The acknowledgements of a million splits fit.
+pub const MAX_DECODED_BYTES: usize = 256 << 20;
 
-/// Numbers in lists that count as one field: bytes of a packed list, or numbers that come one by one.
-const NUMBERS: usize = 16;
+/// What a text, a byte string or a list takes beyond what it holds.
+const TEXT_BYTES: usize = 64;
+
+/// What a number in a list takes: on the wire it has at least one byte, where it is not of a fixed size.
+const NUMBER_BYTES: usize = 8;
+
+/// A list that grows has up to twice the room that it needs.
+const GROWTH: usize = 2;
 
 /// Levels of messages that prost decodes.
 const MAX_DEPTH: usize = 100;
 
-/// `(message, field, what it holds)` of the whole protocol: the name of a message, `[]` for a list of numbers, or nothing.
+/// `(message, field, what it holds)` of the whole protocol: the name of a message, `[8]` for a list of numbers of eight bytes
+/// on the wire, `[]` for another list of numbers, or nothing.
 const FIELDS: &[(&str, u32, &str)] = &include!(concat!(env!("OUT_DIR"), "/message_fields.rs"));
 
-/// What the fields of a message hold, by their numbers.
-type Held = HashMap<u32, &'static str>;
+/// `(message, bytes)` of all messages but the entries of maps: the memory of a message, without what it points to.
+const SIZES: &[(&str, usize)] = &include!(concat!(env!("OUT_DIR"), "/message_sizes.rs"));
 
-static MESSAGES: LazyLock<HashMap<&str, Held>> = LazyLock::new(|| {
-    let mut messages: HashMap<&str, Held> = HashMap::new();
+/// What is known of a message.
+#[derive(Debug, Default)]
+struct Described {
+    /// What its fields hold, by their numbers.
+    fields: HashMap<u32, &'static str>,
+    /// Its memory in a list, without what it points to.
+    bytes: usize,
+}
+
+static MESSAGES: LazyLock<HashMap<&str, Described>> = LazyLock::new(|| {
+    let mut messages: HashMap<&str, Described> = HashMap::new();
     for (message, field, held) in FIELDS {
-        messages.entry(message).or_default().insert(*field, held);
+        messages.entry(message).or_default().fields.insert(*field, held);
+    }
+    for (message, bytes) in SIZES {
+        messages.entry(message).or_default().bytes = GROWTH * bytes;
     }
     messages
 });
@@ -93,16 +113,17 @@ impl<U: Message + Default> Decoder for BoundedDecoder<U> {
     }
 }
 
-/// Refuses a message of type `U` of more than [`MAX_FIELDS`] fields.
+/// Refuses a message of type `U` that would take more than [`MAX_DECODED_BYTES`].
 ///
 /// # Errors
 /// `ResourceExhausted`.
 fn check_fields<U>(message: &[u8]) -> Result<(), Status> {
-    let Some(fields) = message_name::<U>().and_then(|name| MESSAGES.get(&*name)) else { return Ok(()) };
-    let mut left = MAX_FIELDS * NUMBERS;
-    if let Err(Stop::TooMany) = count(message, 0, message.len(), fields, &mut left, 0) {
+    let Some(described) = message_name::<U>().and_then(|name| MESSAGES.get(&*name)) else { return Ok(()) };
+    let mut left = MAX_DECODED_BYTES;
+    if let Err(Stop::TooMany) = count(message, 0, message.len(), described, &mut left, 0) {
         return Err(Status::resource_exhausted(format!(
-            "the message has more than {MAX_FIELDS} fields; send it in parts"
+            "the message takes more than {} MiB in memory; send it in parts",
+            MAX_DECODED_BYTES >> 20
         )));
     }
     Ok(())
@@ -110,19 +131,19 @@ fn check_fields<U>(message: &[u8]) -> Result<(), Status> {
 
 /// Why nothing more is counted.
 enum Stop {
-    /// There are more fields than are left.
+    /// There is more than is left.
     TooMany,
     /// Prost decodes nothing behind this place.
     Error,
 }
 
-/// Takes the fields of the message in `all[at..end]` from `left`, and those of the messages within it. As prost does, it goes on
+/// Takes the memory of the fields of the message in `all[at..end]` from `left`, and that of those of the messages within it. As prost does, it goes on
 /// behind the end of an outer message where an inner one says so: prost finds that out when it has decoded the inner one.
 fn count(
     all: &[u8],
     mut at: usize,
     end: usize,
-    fields: &Held,
+    message: &Described,
     left: &mut usize,
     depth: usize,
 ) -> Result<usize, Stop> {
@@ -131,14 +152,18 @@ fn count(
     }
     while at < end {
         let key = varint(all, &mut at).and_then(|key| u32::try_from(key).ok()).ok_or(Stop::Error)?;
-        let held = fields.get(&(key >> 3)).copied();
+        let held = message.fields.get(&(key >> 3)).copied();
         let length = match key & 7 {
             0 => {
                 varint(all, &mut at).ok_or(Stop::Error)?;
-                take(left, 1)?;
+                // Only the last one of a field that holds one number stays.
+                take(left, if held == Some("[]") { GROWTH * NUMBER_BYTES } else { 1 })?;
                 0
             }
-            1 => 8,
+            1 => {
+                take(left, if held == Some("[8]") { GROWTH * NUMBER_BYTES } else { 1 })?;
+                8
+            }
             2 => {
                 let length = varint(all, &mut at).and_then(|n| usize::try_from(n).ok()).ok_or(Stop::Error)?;
                 if length > all.len() - at {
@@ -146,13 +171,17 @@ fn count(
                 }
                 match held {
                     None => {}
-                    Some("") => take(left, NUMBERS)?,
-                    Some("[]") => take(left, NUMBERS.saturating_add(length))?,
-                    Some(message) => {
-                        take(left, NUMBERS)?;
-                        if let Some(fields) = MESSAGES.get(message) {
+                    Some("") => take(left, TEXT_BYTES)?,
+                    Some("[8]") => take(left, TEXT_BYTES.saturating_add(length.saturating_mul(GROWTH)))?,
+                    Some("[]") => {
+                        take(left, TEXT_BYTES.saturating_add(length.saturating_mul(GROWTH * NUMBER_BYTES)))?
+                    }
+                    Some(inner_message) => {
+                        let described = MESSAGES.get(inner_message);
+                        take(left, described.map_or(TEXT_BYTES, |d| d.bytes.max(1)))?;
+                        if let Some(described) = described {
                             let inner = at + length;
-                            if count(all, at, inner, fields, left, depth + 1)? != inner {
+                            if count(all, at, inner, described, left, depth + 1)? != inner {
                                 return Err(Stop::Error);
                             }
                         }
@@ -205,10 +234,15 @@ mod tests {
         refused.is_err()
     }
 
+    /// The most empty messages of a list of this type.
+    fn most<U>() -> usize {
+        MAX_DECODED_BYTES / (GROWTH * size_of::<U>())
+    }
+
     /// `acknowledged` is field 10 of a heartbeat.
     #[test]
-    fn messages_of_very_many_fields_are_refused() {
-        let many = [0x52, 0].repeat(MAX_FIELDS + 1);
+    fn messages_that_would_take_much_memory_are_refused() {
+        let many = [0x52, 0].repeat(most::<v1::SplitRows>() + 1);
         assert!(is_refused::<Beat>(&[&many]));
         assert!(!is_refused::<Beat>(&[&many[2..]]));
         // Behind a group that prost skips, and before an error.
@@ -220,13 +254,42 @@ mod tests {
         assert!(!is_refused::<Beat>(&[&[0x0a, 0x80, 0x80, 0x80, 0x7f], &many]));
     }
 
+    /// What a reader of a million splits says of all of them at once: after a restart of the dispatcher, after the loss of a worker,
+    /// and as it leaves; and what a worker says at the end of its task.
+    #[test]
+    fn reports_of_a_million_splits_fit() {
+        const SPLITS: u64 = 1_000_000;
+        let rows = |split_index| v1::SplitRows {
+            split_index,
+            rows: vec![v1::RowRange { start: 0, end: 1000 }],
+            ..Default::default()
+        };
+        let all: Vec<_> = (0..SPLITS).map(rows).collect();
+        let counts: Vec<_> =
+            (0..SPLITS).map(|split_index| v1::SplitCount { split_index, rows: 1000 }).collect();
+        let beat = Beat { acknowledged: all.clone(), sizes: counts.clone(), ..Default::default() };
+        assert!(!is_refused::<Beat>(&[&beat.encode_to_vec()]));
+        let lost = v1::LostTask { received: all, sizes: counts.clone(), ..Default::default() };
+        let beat = Beat { lost_tasks: vec![lost.clone()], ..Default::default() };
+        assert!(!is_refused::<Beat>(&[&beat.encode_to_vec()]));
+        let close = v1::CloseClientRequest { received: vec![lost], ..Default::default() };
+        assert!(!is_refused::<v1::CloseClientRequest>(&[&close.encode_to_vec()]));
+        let finish = v1::FinishTaskRequest {
+            splits_out: counts.clone(),
+            splits_to_flight: counts,
+            ..Default::default()
+        };
+        assert!(!is_refused::<v1::FinishTaskRequest>(&[&finish.encode_to_vec()]));
+    }
+
     #[test]
     fn fields_of_messages_within_messages_are_counted() {
-        let rows = v1::SplitRows { rows: vec![v1::RowRange::default(); MAX_FIELDS], ..Default::default() };
+        let many = most::<v1::RowRange>() + 1;
+        let rows = v1::SplitRows { rows: vec![v1::RowRange::default(); many], ..Default::default() };
         let beat = Beat { acknowledged: vec![rows], ..Default::default() };
         assert!(is_refused::<Beat>(&[&beat.encode_to_vec()]));
         // Prost decodes an inner message behind the end of its outer one, and reports the error afterwards.
-        let many = [0x12, 0].repeat(MAX_FIELDS + 1);
+        let many = [0x12, 0].repeat(many);
         assert!(is_refused::<v1::SplitRows>(&[&many]));
         let length = u32::try_from(many.len()).unwrap();
         let mut inner = vec![0x12];
@@ -239,10 +302,23 @@ mod tests {
     #[test]
     fn lists_of_numbers_are_counted_by_their_bytes() {
         let beat = |n| v1::WorkerHeartbeatRequest { tasks: vec![7; n], ..Default::default() }.encode_to_vec();
+        let most = MAX_DECODED_BYTES / (GROWTH * NUMBER_BYTES);
         assert!(!is_refused::<v1::WorkerHeartbeatRequest>(&[&beat(5 << 20)]));
-        assert!(is_refused::<v1::WorkerHeartbeatRequest>(&[&beat(NUMBERS * MAX_FIELDS)]));
-        let single = [0x18, 7].repeat(NUMBERS * MAX_FIELDS + 1);
+        assert!(is_refused::<v1::WorkerHeartbeatRequest>(&[&beat(most)]));
+        let single = [0x18, 7].repeat(most + 1);
         assert!(is_refused::<v1::WorkerHeartbeatRequest>(&[&single]));
+    }
+
+    /// Shuffled rows are words of 64 bits.
+    #[test]
+    fn lists_of_numbers_of_fixed_sizes_are_counted_as_they_are() {
+        let rows = |n| v1::SplitRows { bits: vec![7; n], ..Default::default() }.encode_to_vec();
+        let most = MAX_DECODED_BYTES / (GROWTH * NUMBER_BYTES);
+        assert!(!is_refused::<v1::SplitRows>(&[&rows(most - 100)]));
+        assert!(is_refused::<v1::SplitRows>(&[&rows(most)]));
+        // One by one.
+        let single = [0x21, 7, 0, 0, 0, 0, 0, 0, 0].repeat(most + 1);
+        assert!(is_refused::<v1::SplitRows>(&[&single]));
     }
 
     /// Texts and byte strings are one field each, whatever they hold.

@@ -122,7 +122,9 @@ def test_pods_run_without_root_and_drain_in_time():
         drain = next(a for a in main["args"] if a.startswith("--drain-timeout="))
         assert pod["terminationGracePeriodSeconds"] >= int(re.search(r"=(\d+)s", drain)[1]) + 10
         assert main["readinessProbe"] and main["livenessProbe"] and main["resources"]["requests"]
-        assert all("$" not in a or "$(POD_IP)" in a for a in main["args"])
+        variables = {v["name"] for v in main.get("env", [])}
+        assert {name for a in main["args"] for name in re.findall(r"\$\((\w+)\)", a)} <= variables
+        assert all("$" not in re.sub(r"\$\(\w+\)", "", a) for a in main["args"])
     ports = {p["name"] for p in container(made["StatefulSet", "caju-dispatcher"])["ports"]}
     monitor = made["ServiceMonitor", "caju"]["spec"]
     assert monitor["endpoints"][0]["port"] in ports and monitor["endpoints"][0]["path"] == "/metrics"
@@ -134,11 +136,21 @@ def test_the_grace_period_follows_the_time_for_draining():
     grace = {
         (): 130,
         ("--set", "worker.drainSeconds=300"): 310,
-        ("--set", "worker.drainSeconds=300", "--set", "worker.graceSeconds=400"): 400,
     }
     for args, seconds in grace.items():
         worker = manifests(*args)["Deployment", "caju-worker"]
         assert worker["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == seconds
+
+
+def test_a_worker_has_as_many_threads_as_cores_are_reserved_for_it():
+    """With those of the whole node, further workers there would bring nothing, and the target would be taken for wrong."""
+    made = container(manifests()["Deployment", "caju-worker"])
+    assert "--cpu-threads=$(CPU_REQUEST)" in made["args"]
+    [request] = [v["valueFrom"]["resourceFieldRef"] for v in made["env"] if v["name"] == "CPU_REQUEST"]
+    # Without a divisor Kubernetes gives whole cores, rounded up.
+    assert request == {"containerName": made["name"], "resource": "requests.cpu"} and made["resources"]["requests"]["cpu"]
+    given = container(manifests("--set", "worker.cpuThreads=6")["Deployment", "caju-worker"])
+    assert [a for a in given["args"] if a.startswith("--cpu-threads")] == ["--cpu-threads=6"]
 
 
 def test_the_namespace_comes_first():

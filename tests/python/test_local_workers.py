@@ -65,12 +65,29 @@ def test_a_process_that_gets_the_dataset_by_pickle_has_a_worker_of_its_own(clust
 )
 def test_the_spare_cores_are_those_that_are_neither_busy_nor_of_a_training_process(monkeypatch, cores, load, ranks, spare):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setattr(_local_workers, "_allowed_cores", lambda: cores)
+    monkeypatch.setattr(_local_workers, "_cores_of_host", lambda: cores)
     monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
     for name in _local_workers.RANKS_OF_HOST:
         monkeypatch.delenv(name, raising=False)
     if ranks is not None:
         monkeypatch.setenv("SLURM_NTASKS_PER_NODE", ranks)
     assert _local_workers.spare_cores() == spare
+
+
+@pytest.mark.parametrize(("bound", "allowed", "load", "spare"), [(64, 4, 16.0, 3), (64, 4, 48.0, 1), (8, 64, 0.0, 7), (64, 64, 16.0, 48)])
+def test_a_process_in_a_container_counts_the_cores_that_it_may_use(monkeypatch, bound, allowed, load, spare):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(bound)))
+    monkeypatch.setattr(_local_workers, "_allowed_cores", lambda: allowed)
+    monkeypatch.setattr(_local_workers, "_cores_of_host", lambda: 64)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    for name in _local_workers.RANKS_OF_HOST:
+        monkeypatch.delenv(name, raising=False)
+    assert _local_workers.spare_cores() == spare
+
+
+def test_the_cores_of_this_process_are_known():
+    assert 1 <= _local_workers._allowed_cores() <= (os.cpu_count() or 1)
 
 
 def test_auto_without_a_spare_core_starts_no_worker(cluster, monkeypatch):

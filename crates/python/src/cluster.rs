@@ -32,7 +32,9 @@ pub(crate) fn local_workers() -> LocalWorkers {
     LOCAL.clone()
 }
 
-fn cores() -> usize {
+/// The cores whose time this process may use, by its affinity and the quota of its control group.
+#[pyfunction]
+pub(crate) fn available_cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
@@ -94,7 +96,7 @@ impl Cluster {
     ) -> PyResult<Self> {
         let limits = bounds.unwrap_or_default().limits(py)?;
         let runtime = RuntimeHandle::get().into_py(py)?;
-        let threads = cpu_threads.unwrap_or_else(cores).max(1);
+        let threads = cpu_threads.unwrap_or_else(available_cores).max(1);
         let pool = match cpu_threads {
             Some(_) => CpuPool::new(threads),
             None => CpuPool::elastic(threads),
@@ -286,7 +288,7 @@ impl Worker {
     ) -> PyResult<Self> {
         let limits = bounds.unwrap_or_default().limits(py)?;
         let runtime = RuntimeHandle::get().into_py(py)?;
-        let threads = cpu_threads.unwrap_or_else(cores).max(1);
+        let threads = cpu_threads.unwrap_or_else(available_cores).max(1);
         let registry = match allow_python {
             true => registry_with_python(py, limits, threads, FunctionOrigin::Readers)?,
             false => Registry::new(limits),

@@ -42,7 +42,7 @@ mod _caju {
     #[pymodule_export]
     use crate::client::{Client, union_states};
     #[pymodule_export]
-    use crate::cluster::{Cluster, Dispatcher, Worker};
+    use crate::cluster::{Cluster, Dispatcher, Worker, available_cores};
     #[pymodule_export]
     use crate::command::command;
     #[pymodule_export]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use caju_proto::v1;
-use caju_types::{Error, IterationId, Result};
+use caju_types::{Error, IterationId, ReadingBases, Result};
 
 use super::context::Context;
 use super::reader_calls::ReaderCalls;
@@ -61,6 +61,14 @@ impl Iterations {
         let attempt = known.and_then(Iteration::attempt).cloned();
         let bases = known.map(Iteration::bases).unwrap_or_default();
         let known = known.map(|i| i.id);
+        let may_open = || match &resume {
+            Some(given) => {
+                let mut given = given.clone();
+                given.bases = merged(&bases, &given.bases);
+                self.check_opening(job, Some(&given))
+            }
+            None => self.check_opening(job, None),
+        };
         if let (Some(id), Some(given)) = (known, &resume)
             && let Some(joined) = resume::join(
                 txn,
@@ -72,6 +80,7 @@ impl Iterations {
                     },
                     any_called: others.called_in == Some(id),
                 },
+                may_open,
             )?
         {
             return Ok(Some(joined));
@@ -87,9 +96,7 @@ impl Iterations {
                 own.replace(before);
             }
             // What readers took since the state was taken is read again, whatever became of it.
-            let of_states = std::mem::replace(&mut given.bases, bases);
-            given.bases.extend(&of_states);
-            reattach::check_bases(&given)?;
+            given.bases = merged(&bases, &given.bases);
             return self.open_new(txn, job, epoch, at_ms, Begin::Behind(Box::new(given))).map(Some);
         }
         let iteration = known.and_then(|id| txn.state.iterations.get(&id));
@@ -109,6 +116,7 @@ impl Iterations {
         }
         if begins_again {
             if let Some(id) = known {
+                self.check_opening(job, None)?;
                 resume::end_reading(txn, id);
             }
             return self.open_new(txn, job, epoch, at_ms, Begin::Restarted(by)).map(Some);
@@ -169,19 +177,9 @@ impl Iterations {
         }
         admit_reader(&self.context.config.memory, txn.state)?;
         admit_epoch(&self.context.config.memory, txn, name)?;
+        self.check_opening(job, resume.as_deref())?;
         let iteration = IterationId(txn.state.next_id);
         let num_shards = num_shards(&self.context.config.workers, job.spec.mode);
-        if job.spec.mode.is_static() && num_shards == 0 {
-            return Err(Error::not_found(format!(
-                "job `{name}` runs in processing mode `{}`, and the dispatcher has no list of workers any more; start it with \
-                 --workers",
-                job.spec.mode
-            )));
-        }
-        resume::check_shards(num_shards, resume.as_deref())?;
-        if let Some(resume) = &resume {
-            consumers::check_steps(job.spec.consumers.as_ref(), &resume.steps)?;
-        }
         let job_name = name.clone();
         txn.apply(Update::IterationOpened {
             iteration,
@@ -201,4 +199,34 @@ impl Iterations {
         }
         Ok(iteration)
     }
+
+    /// Whether an epoch can be opened behind these states, or at its beginning. Another reading of it ends only if it can.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for states from which it cannot go on, `NotFound` without the shards that it needs.
+    fn check_opening(&self, job: &Job, resume: Option<&Resume>) -> Result<()> {
+        let num_shards = num_shards(&self.context.config.workers, job.spec.mode);
+        if job.spec.mode.is_static() && num_shards == 0 {
+            return Err(Error::not_found(format!(
+                "job `{}` runs in processing mode `{}`, and the dispatcher has no list of workers any more; start it with \
+                 --workers",
+                job.name, job.spec.mode
+            )));
+        }
+        resume::check_shards(num_shards, resume)?;
+        match resume {
+            Some(resume) => {
+                reattach::check_bases(resume)?;
+                consumers::check_steps(job.spec.consumers.as_ref(), &resume.steps)
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// What users had got by an epoch's reading and by states.
+fn merged(of_reading: &ReadingBases, of_states: &ReadingBases) -> ReadingBases {
+    let mut all = of_reading.clone();
+    all.extend(of_states);
+    all
 }

@@ -6,7 +6,7 @@
 //! elements, since all get equally many. The dispatcher's `--consumer-wait` bounds the wait.
 
 use caju_proto::v1;
-use caju_types::{ClientId, IterationId, JobName, Result, RowRanges, TakenRows};
+use caju_types::{ClientId, Error, IterationId, JobName, Result, RowRanges, TakenRows};
 
 use super::iterations::{Begin, Iterations};
 use super::reports::Reports;
@@ -122,22 +122,33 @@ pub(super) fn reopen(
     let epoch = iteration.epoch;
     let Some(job) = txn.state.jobs.get(&iteration.job).cloned() else { return Ok(()) };
     tracing::warn!("{}: {}; the epoch waits for it", iteration.describe(), resume.reopen_reason);
-    let failure = Failure::from(&caju_types::Error::unavailable(resume.reopen_reason.clone()));
+    let failure = Failure::from(&Error::unavailable(resume.reopen_reason.clone()));
     txn.apply(Update::IterationFailed { iteration: id, failure });
     txn.apply(Update::IterationDropped { iteration: id });
     iterations.open_new(txn, &job, epoch, at_ms, Begin::Behind(Box::new(resume))).map(drop)
 }
 
 /// A consumer that came back without a state asks for elements: what it had acknowledged is used as its state.
+///
+/// The epoch of consumers that all come back so ends: the whole program began again, and what its users had taken is lost with the
+/// processes. When all have left, the next ones read the epoch from its beginning.
 pub(super) fn use_fallback_state(txn: &mut Txn<'_>, client: ClientId, id: IterationId) {
-    let states = txn.state.iterations.get(&id).and_then(|iteration| {
-        let consumer = iteration.members.get(&client)?.consumer?;
-        let resume = iteration.resume.as_deref().filter(|_| iteration.awaits_states())?;
-        resume.fallback_state(consumer)
-    });
-    if let Some(states) = states {
-        txn.apply(Update::StatesGiven { iteration: id, states: Box::new(states) });
+    let Some(iteration) = txn.state.iterations.get(&id).filter(|i| i.failure.is_none()) else { return };
+    let consumer = iteration.members.get(&client).and_then(|m| m.consumer);
+    let resume = iteration.resume.as_deref().filter(|_| iteration.awaits_states());
+    let Some((consumer, resume)) = consumer.zip(resume) else { return };
+    let Some(states) = resume.fallback_state(consumer) else { return };
+    let elements = resume.elements_of_nobody(consumer);
+    if elements == 0 || !iteration.strict {
+        return txn.apply(Update::StatesGiven { iteration: id, states: Box::new(states) });
     }
+    let error = Error::failed_precondition(format!(
+        "{}: all consumers were started again without their states, and the processes before them had taken {elements} elements: \
+         start all of them from their states of one step, or once more without states to read the epoch from its beginning \
+         (--lost-readers allow: to go on without these elements)",
+        iteration.describe()
+    ));
+    txn.apply(Update::IterationFailed { iteration: id, failure: Failure::from(&error) });
 }
 
 impl Iterations {

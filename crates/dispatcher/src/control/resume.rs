@@ -52,6 +52,7 @@ pub(super) fn parse(request: &v1::OpenIterationRequest) -> Result<Option<Resume>
             reattached: request.reattached_client != 0,
             reopen_reason: String::new(),
             fallback_states: None,
+            from_acknowledged: BTreeSet::new(),
             bases: caju_proto::reading_bases(&state.bases),
             latest: Some(IterationId(state.iteration_id)),
             rows: rows_of(state),
@@ -130,15 +131,18 @@ pub(super) struct Others<F> {
 }
 
 /// The iteration that a reader with these states joins; none if a new one has to be opened for it. An iteration that does
-/// not go on from these states is dropped: what its readers took since then is read again.
+/// not go on from these states is dropped, if `may_open` lets a new one begin behind them: what its readers took since then is read
+/// again.
 ///
 /// # Errors
-/// `InvalidArgument` for states that do not belong together, `FailedPrecondition` for a state that comes too late.
+/// `InvalidArgument` for states that do not belong together, `FailedPrecondition` for a state that comes too late, and those of
+/// `may_open`.
 pub(super) fn join(
     txn: &mut Txn<'_>,
     iteration: IterationId,
     given: &Resume,
     others: Others<impl Fn(ClientId) -> bool>,
+    may_open: impl FnOnce() -> Result<()>,
 ) -> Result<Option<IterationId>> {
     let Some(known) = txn.state.iterations.get(&iteration) else { return Ok(None) };
     // A consumer that comes back by itself is never of a later launch.
@@ -161,6 +165,7 @@ pub(super) fn join(
             known.describe()
         ))),
         JoinDecision::Replace => {
+            may_open()?;
             end_reading(txn, iteration);
             Ok(None)
         }

@@ -121,6 +121,7 @@ impl Iteration {
         }
         task.to_flight = end.to_flight.cloned();
         task.forgotten_rows = Some(end.forgotten);
+        task.rows_skipped = end.rows_skipped;
         self.rows_skipped += end.rows_skipped;
         self.modes += end.modes;
         if let Some(shared) = end.shared {

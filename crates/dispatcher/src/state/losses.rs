@@ -270,6 +270,8 @@ impl Iteration {
         }
         let Some(mut task) = self.tasks.remove(&id) else { return };
         self.add_lag(&task);
+        // The tasks that run its splits again skip these rows again.
+        self.rows_skipped = self.rows_skipped.saturating_sub(task.rows_skipped);
         if self.failure.is_some() {
             return;
         }

@@ -52,6 +52,9 @@ pub struct Resume {
     /// States for consumers that come back without one. The stored name is older than this one.
     #[serde(default, rename = "stand_ins", skip_serializing_if = "Option::is_none")]
     pub fallback_states: Option<Box<FallbackStates>>,
+    /// The consumers that came back without a state, so that what they had acknowledged was given.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub from_acknowledged: BTreeSet<u32>,
     /// Of readers that are no consumers: the number of rows that the user of each had got, where it is known.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub rows: BTreeMap<ClientId, u64>,
@@ -150,9 +153,21 @@ impl Resume {
             num_given: 1,
             latest: Some(self.of),
             steps: [(consumer, of.elements)].into(),
+            from_acknowledged: [consumer].into(),
             taken,
             ..Resume::default()
         })
+    }
+
+    /// Elements that nobody has any more if this consumer comes back without a state, too: all others have come so before, and
+    /// with them the whole program began again. 0 if some consumer still has its state, or may come with it.
+    pub fn elements_of_nobody(&self, consumer: u32) -> u64 {
+        let Some(states) = self.fallback_states.as_deref() else { return 0 };
+        let is_without = |c: &u32| *c == consumer || self.from_acknowledged.contains(c);
+        if !states.consumers.keys().all(is_without) || self.given.len() > self.from_acknowledged.len() {
+            return 0;
+        }
+        states.consumers.values().map(|of| of.elements).sum()
     }
 
     /// How many states are missing.
@@ -225,6 +240,7 @@ impl Resume {
         self.given.extend(&more.given);
         self.at_least = self.at_least.max(more.at_least);
         self.reattached |= more.reattached;
+        self.from_acknowledged.extend(&more.from_acknowledged);
         self.steps.extend(&more.steps);
         self.rows.extend(&more.rows);
         self.bases.extend(&more.bases);

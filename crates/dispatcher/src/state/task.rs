@@ -44,6 +44,9 @@ pub struct Task {
     /// Rows that it emitted, per split, as its worker reported; absent until then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub emitted: Option<Vec<(u64, u64)>>,
+    /// Rows that it skipped, as its worker reported.
+    #[serde(default, skip_serializing_if = "super::is_default")]
+    pub rows_skipped: u64,
     /// Rows that its worker wrote to Arrow Flight readers, per split; absent until its worker reports, or if it does not
     /// count them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -130,6 +133,7 @@ impl Task {
             taken_by: BTreeSet::new(),
             held: BTreeMap::new(),
             emitted: None,
+            rows_skipped: 0,
             to_flight: None,
             worker_gone: false,
             remainder: None,

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use caju_proto::v1;
-use caju_types::{Error, ErrorKind};
+use caju_types::{Error, ErrorKind, IterationId};
 use serde_json::json;
 
-use super::fake::{World, open_request, run};
+use super::fake::{World, lost, open_request, run};
 
 #[test]
 fn a_failure_reaches_every_client_with_its_kind() {
@@ -98,6 +98,38 @@ fn too_many_skipped_rows_are_a_failure() {
         }
         let failure = w.beat(open.client_id, open.iteration_id, &[], &[]).await.failure.unwrap();
         assert!(failure.message.contains("6 bad rows were skipped, more than the limit of 5"), "{failure:?}");
+    });
+}
+
+/// A task that had reported its end is lost before a reader had its rows. The task that runs its splits again skips the same rows.
+#[test]
+fn skipped_rows_of_splits_that_run_again_count_once() {
+    run(async {
+        let w = World::new();
+        let (a, b) = (w.worker("a:1").await, w.worker("b:1").await);
+        let open = w.open(&json!({"splits": 1, "skip_limit": 5}), "j").await;
+        let (client, id) = (open.client_id, open.iteration_id);
+        let task_of =
+            |worker, tasks: &[v1::TaskInfo]| tasks.iter().find(|t| t.worker_id == worker).unwrap().task_id;
+        let finish = |worker, task_id| v1::FinishTaskRequest {
+            task_id,
+            worker_id: worker,
+            rows_skipped: 4,
+            splits_out: vec![v1::SplitCount { split_index: 0, rows: 6 }],
+            secret: w.worker_secret(worker),
+            ..Default::default()
+        };
+        let (first, second) = (task_of(a, &open.tasks), task_of(b, &open.tasks));
+        w.next(first, a, 1, 1).await.unwrap();
+        w.core.workers.finish_task(finish(a, first)).await.unwrap();
+        assert_eq!(w.core.snapshot().iterations[&IterationId(id)].rows_skipped, 4);
+        w.silence(Duration::from_secs(62), &[(b, "b:1")], &[(client, id)]).await;
+        w.beat(client, id, &[], &[lost(first, &[])]).await;
+        assert_eq!(w.core.snapshot().iterations[&IterationId(id)].rows_skipped, 0);
+        w.next(second, b, 1, 1).await.unwrap();
+        w.core.workers.finish_task(finish(b, second)).await.unwrap();
+        let iteration = w.core.snapshot().iterations[&IterationId(id)].clone();
+        assert_eq!((iteration.rows_skipped, iteration.failure), (4, None));
     });
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use caju_proto::v1;
-use caju_types::IterationId;
+use caju_types::{IterationId, TakenRows};
 use serde_json::json;
 
 use super::fake::{World, lost, open_request, run, split_rows};
@@ -98,6 +98,91 @@ fn consumers_that_were_killed_before_they_saved_a_state_begin_the_epoch_again() 
         let alive = [(first.client_id, first.iteration_id)];
         let second = restored_beginning::open(&w, restored(1), &alive).await.unwrap();
         assert_eq!(second.iteration_id, first.iteration_id);
+    });
+}
+
+/// Both are killed before a state was written, and their launcher starts the program again, which has nothing to restore. What the
+/// users had taken was lost in silence: each new process went on behind what the one before it had acknowledged.
+#[test]
+fn consumers_that_are_all_started_again_without_states_lose_nothing_in_silence() {
+    run(async {
+        for allow_lost in [false, true] {
+            let w = World::new();
+            let of = |index| v1::OpenIterationRequest {
+                lost_readers: if allow_lost { "allow" } else { "fail" }.into(),
+                ..consumer(index)
+            };
+            let worker = w.worker("a:1").await;
+            let (a, b) = (
+                w.core.epochs.open_iteration(of(0)).await.unwrap(),
+                w.core.epochs.open_iteration(of(1)).await.unwrap(),
+            );
+            let id = a.iteration_id;
+            beat(&w, (a.client_id, id), &[], 0).await;
+            let task = beat(&w, (b.client_id, id), &[], 0).await.tasks[0].task_id;
+            w.next(task, worker, 1, 4).await.unwrap();
+            beat(&w, (a.client_id, id), &[(0, 0, 2), (1, 0, 2)], 2).await;
+            w.silence(S * 62, &[(worker, "a:1")], &[]).await;
+            let first = w.core.epochs.open_iteration(of(0)).await.unwrap();
+            beat(&w, (first.client_id, first.iteration_id), &[], 0).await;
+            let second = w.core.epochs.open_iteration(of(1)).await.unwrap();
+            assert_eq!(second.iteration_id, first.iteration_id);
+            let asks = v1::ClientHeartbeatRequest {
+                client_id: second.client_id,
+                iteration_id: second.iteration_id,
+                asks: true,
+                secret: w.client_secret(second.client_id, second.iteration_id),
+                ..Default::default()
+            };
+            let answer = w.core.clients.client_heartbeat(asks).await.unwrap();
+            if allow_lost {
+                assert_eq!(answer.failure, None);
+                assert!(w.core.snapshot().iterations[&IterationId(first.iteration_id)].failure.is_none());
+                continue;
+            }
+            let e = answer.failure.unwrap();
+            let wanted = "all consumers were started again without their states, and the processes before them had taken 2 elements";
+            assert!(e.message.contains(wanted), "{e:?}");
+            // Once more: from the beginning.
+            for client in [&first, &second] {
+                w.close(client.client_id, client.iteration_id, Vec::new()).await;
+            }
+            let again = w.core.epochs.open_iteration(of(0)).await.unwrap();
+            let iteration = w.core.snapshot().iterations[&IterationId(again.iteration_id)].clone();
+            assert!(again.iteration_id != first.iteration_id && iteration.resume.is_none());
+        }
+    });
+}
+
+/// States that fit no epoch of two consumers were refused after the running epoch had been ended for them.
+#[test]
+fn states_that_are_refused_end_no_epoch() {
+    run(async {
+        let w = World::new();
+        let (_, [a, b], id) = one_has_taken_two(&w).await;
+        let fingerprint = w
+            .core
+            .epochs
+            .open_iteration(open_request(&json!({"splits": 8, "batch": 2}), "other"))
+            .await
+            .unwrap()
+            .fingerprint;
+        let state = |consumer: u32| v1::ReaderState {
+            fingerprint: fingerprint.clone(),
+            iteration_id: 90,
+            readers: vec![100 + u64::from(consumer)],
+            all_readers: (100..104).collect(),
+            taken: TakenRows::default().encode().into(),
+            steps: vec![v1::ConsumerSteps { consumer, elements: u64::from(consumer) }],
+            ..Default::default()
+        };
+        let states = (0..4).map(state).collect();
+        let request = v1::OpenIterationRequest { states, states_of_all: true, num_states: 4, ..consumer(0) };
+        let e = restored_beginning::open(&w, request, &[(a, id), (b, id)]).await.unwrap_err();
+        assert!(e.message().contains("the states are of different steps"), "{e}");
+        let iteration = w.core.snapshot().iterations[&IterationId(id)].clone();
+        assert!(iteration.failure.is_none());
+        beat(&w, (a, id), &[(0, 0, 2), (1, 0, 2)], 2).await;
     });
 }
 

@@ -7,6 +7,7 @@ import threading
 import weakref
 from typing import Any
 
+from ._caju import available_cores
 from ._cluster import WorkerServer, configured_numbers, start_worker
 from ._errors import InvalidPipeline
 from ._numbers import whole
@@ -47,22 +48,33 @@ def spare_cores() -> int:
     """The cores of this host that a training process may use in addition to its own one.
 
     Those that are busy, by the load of the last minute, and at least one for each training process of the host are taken. What
-    is left is divided among these processes.
+    is left is divided among these processes. A process that may use a part of the host's cores alone, such as one in a container,
+    counts these, and as large a part of the load.
     """
-    ranks = _ranks_of_host()
+    ranks, of_host = _ranks_of_host(), _cores_of_host()
+    cores = min(_bound_cores(of_host), _allowed_cores())
     try:
-        busy = os.getloadavg()[0]
+        busy = os.getloadavg()[0] * min(1.0, cores / of_host)
     except OSError:
         busy = 0.0
-    return max(0, int(_cores() - max(busy, ranks)) // ranks)
+    return max(0, int(cores - max(busy, ranks)) // ranks)
 
 
-def _cores() -> int:
-    """The cores that this process may run on."""
+def _cores_of_host() -> int:
+    return os.cpu_count() or 1
+
+
+def _bound_cores(of_host: int) -> int:
+    """The cores to which this process is bound; those of the host if it is bound to none."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:
-        return os.cpu_count() or 1
+        return of_host
+
+
+def _allowed_cores() -> int:
+    """The cores whose time this process may use, by the quota of its control group, too."""
+    return available_cores()
 
 
 def _ranks_of_host() -> int:

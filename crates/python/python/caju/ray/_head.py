@@ -139,7 +139,9 @@ class Head:
         """One comparison of what runs with what should run."""
         self._observe()
         staying = [m for m in self._members if m.drained is None]
-        for member in sorted(staying[wanted:], key=lambda m: bool(m.address)):
+        # Those that do not work yet first, and of the others the newest.
+        order = sorted(reversed(staying), key=lambda m: bool(m.address))
+        for member in order[: max(0, len(staying) - wanted)]:
             self._leave(member)
         if wanted != self._requested:
             resources = {"CPU": float(self._settings.worker_cpus)} | self._settings.worker_resources
