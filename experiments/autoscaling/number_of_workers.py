@@ -44,7 +44,7 @@ def stages(kind):
 
 def epoch(args, kind, workers):
     """One epoch with a number of workers, and the target that the dispatcher named when nine tenths of it were read."""
-    options = ["--scaling-interval", "1s", "--scale-down-after", "2s", "--max-workers", args.workers]
+    options = ["--scaling-interval", "2s", "--scale-down-after", "4s", "--max-workers", args.workers]
     with tempfile.TemporaryDirectory(dir=args.data) as folder:
         file = pipeline(Path(folder), kind, args.rows, stages(kind))
         with ByHand(args, workers, *options, cores=CORES) as cluster:
@@ -55,7 +55,7 @@ def epoch(args, kind, workers):
             while reader.running():
                 time.sleep(0.02)
                 if target is None and sum(b[3] for b in reader.batches) >= 0.9 * args.rows:
-                    target = int(cluster.metrics()["caju_target_workers"])
+                    target = cluster.status()["scaling"]["target_workers"]
             used = sum(map(cpu_s, cluster.workers())) - before
             reader.end()
     begin, end = reader.batches[0][0], reader.batches[-1][1] + STEP_S
@@ -127,10 +127,10 @@ def draw(pyplot, points):
         for (rule, steps), marker, size in zip(chosen(by_workers, points, kind).items(), "*sD", (17, 14, 10)):
             axis.plot(steps[-1], by_workers[steps[-1]]["epoch_s"], marker, markersize=size, fillstyle="none", label=f"{RULES[rule]}: {' '.join(map(str, steps))}")
         axis.set_title(TITLES[kind], fontsize=10)
-        axis.set(xlabel="workers", ylim=(0, None))
+        axis.set(xlabel="workers")
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8, title="numbers that a rule goes through", title_fontsize=8)
-    axes[0].set_ylabel("seconds of an epoch")
+    axes[0].set(ylabel="seconds of an epoch", ylim=(0, 1.05 * max(p["epoch_s"] for p in points)))
     figure.tight_layout()
     return figure
 

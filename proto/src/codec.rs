@@ -25,6 +25,12 @@ const TEXT_BYTES: usize = 64;
 /// What a number in a list takes: on the wire it has at least one byte, where it is not of a fixed size.
 const NUMBER_BYTES: usize = 8;
 
+/// What an entry of a map takes beyond what it holds.
+const MAP_ENTRY_BYTES: usize = 512;
+
+/// What a run of rows takes that a word of a bit set has: the dispatcher makes ranges of them.
+const RUN_BYTES: usize = 32;
+
 /// A list that grows has up to twice the room that it needs.
 const GROWTH: usize = 2;
 
@@ -161,7 +167,9 @@ fn count(
                 0
             }
             1 => {
-                take(left, if held == Some("[8]") { GROWTH * NUMBER_BYTES } else { 1 })?;
+                let word = all.get(at..at + 8).unwrap_or_default();
+                let is_listed = held == Some("[8]");
+                take(left, if is_listed { GROWTH * NUMBER_BYTES + runs(word) * RUN_BYTES } else { 1 })?;
                 8
             }
             2 => {
@@ -172,13 +180,18 @@ fn count(
                 match held {
                     None => {}
                     Some("") => take(left, TEXT_BYTES)?,
-                    Some("[8]") => take(left, TEXT_BYTES.saturating_add(length.saturating_mul(GROWTH)))?,
+                    Some("[8]") => {
+                        let words = all.get(at..at + length).unwrap_or_default();
+                        take(left, TEXT_BYTES.saturating_add(length.saturating_mul(GROWTH)))?;
+                        take(left, runs(words).saturating_mul(RUN_BYTES))?;
+                    }
                     Some("[]") => {
                         take(left, TEXT_BYTES.saturating_add(length.saturating_mul(GROWTH * NUMBER_BYTES)))?
                     }
                     Some(inner_message) => {
                         let described = MESSAGES.get(inner_message);
-                        take(left, described.map_or(TEXT_BYTES, |d| d.bytes.max(1)))?;
+                        let entry = described.map_or(0, |d| d.bytes);
+                        take(left, if entry > 0 { entry } else { MAP_ENTRY_BYTES })?;
                         if let Some(described) = described {
                             let inner = at + length;
                             if count(all, at, inner, described, left, depth + 1)? != inner {
@@ -197,6 +210,13 @@ fn count(
         at = at.saturating_add(length);
     }
     Ok(at)
+}
+
+/// The runs of bits in words of 64.
+fn runs(words: &[u8]) -> usize {
+    let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
+    let begins = |word: u64| (word & !(word << 1)).count_ones() as usize;
+    words.chunks_exact(8).map(|bytes| begins(word(bytes))).sum()
 }
 
 fn take(left: &mut usize, units: usize) -> Result<(), Stop> {
@@ -312,10 +332,15 @@ mod tests {
     /// Shuffled rows are words of 64 bits.
     #[test]
     fn lists_of_numbers_of_fixed_sizes_are_counted_as_they_are() {
-        let rows = |n| v1::SplitRows { bits: vec![7; n], ..Default::default() }.encode_to_vec();
-        let most = MAX_DECODED_BYTES / (GROWTH * NUMBER_BYTES);
-        assert!(!is_refused::<v1::SplitRows>(&[&rows(most - 100)]));
-        assert!(is_refused::<v1::SplitRows>(&[&rows(most)]));
+        let rows = |bits, n| v1::SplitRows { bits: vec![bits; n], ..Default::default() }.encode_to_vec();
+        let most = MAX_DECODED_BYTES / (GROWTH * NUMBER_BYTES + RUN_BYTES);
+        assert!(!is_refused::<v1::SplitRows>(&[&rows(7, most - 100)]));
+        assert!(is_refused::<v1::SplitRows>(&[&rows(7, most)]));
+        // Every second row: 32 ranges.
+        let dense = 0xaaaa_aaaa_aaaa_aaaa;
+        let most_dense = MAX_DECODED_BYTES / (GROWTH * NUMBER_BYTES + 32 * RUN_BYTES);
+        assert!(!is_refused::<v1::SplitRows>(&[&rows(dense, most_dense - 100)]));
+        assert!(is_refused::<v1::SplitRows>(&[&rows(dense, most_dense)]));
         // One by one.
         let single = [0x21, 7, 0, 0, 0, 0, 0, 0, 0].repeat(most + 1);
         assert!(is_refused::<v1::SplitRows>(&[&single]));

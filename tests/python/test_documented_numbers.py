@@ -311,7 +311,6 @@ MEANT = {
     "CLOSE_TIMEOUT": "crates/worker/src/caches.rs",
     "LEAVE_TIMEOUT": "crates/client/src/session.rs",
     "CALL": "crates/wire/src/link.rs",
-    "MAX_FIELDS": "proto/src/codec.rs",
     "MAX_JSON_BYTES": "crates/types/src/json.rs",
 }  # fmt: skip
 

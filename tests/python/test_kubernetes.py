@@ -145,7 +145,7 @@ def test_the_grace_period_follows_the_time_for_draining():
 def test_a_worker_has_as_many_threads_as_cores_are_reserved_for_it():
     """With those of the whole node, further workers there would bring nothing, and the target would be taken for wrong."""
     made = container(manifests()["Deployment", "caju-worker"])
-    assert "--cpu-threads=$(CPU_REQUEST)" in made["args"]
+    assert "--cpu-threads=auto:$(CPU_REQUEST)" in made["args"]
     [request] = [v["valueFrom"]["resourceFieldRef"] for v in made["env"] if v["name"] == "CPU_REQUEST"]
     # Without a divisor Kubernetes gives whole cores, rounded up.
     assert request == {"containerName": made["name"], "resource": "requests.cpu"} and made["resources"]["requests"]["cpu"]

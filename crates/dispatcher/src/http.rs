@@ -116,9 +116,9 @@ async fn respond(method: &Method, path: &str, core: &Arc<Core>) -> Response<Stri
 
 async fn measured(core: &Arc<Core>) -> Result<String> {
     let status = core.status.get_status().await?;
-    let (workers, epochs_read) = core.scaling.cluster_counts();
+    let counts = core.scaling.cluster_counts();
     let target = core.scaling.known_target();
-    metrics::encode(&metrics::Measured { status: &status, workers, epochs_read, target: target.as_ref() })
+    metrics::encode(&metrics::Measured { status: &status, counts, target: target.as_ref() })
 }
 
 fn text(status: StatusCode, body: &str) -> Response<String> {

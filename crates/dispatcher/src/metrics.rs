@@ -15,6 +15,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
+use crate::control::ClusterCounts;
 use crate::keda::METRIC;
 
 /// The type of the text that [`encode`] makes.
@@ -24,10 +25,7 @@ pub(crate) const CONTENT_TYPE: HeaderValue =
 /// What the metrics are made from.
 pub(crate) struct Measured<'a> {
     pub(crate) status: &'a GetStatusResponse,
-    /// Workers that run and take tasks.
-    pub(crate) workers: u64,
-    /// Epochs that readers are in the middle of.
-    pub(crate) epochs_read: u64,
+    pub(crate) counts: ClusterCounts,
     pub(crate) target: Option<&'a ScalingTarget>,
 }
 
@@ -107,8 +105,11 @@ impl Metrics {
         if let Some(target) = measured.target {
             self.number(METRIC, "Workers that should run, see docs/scaling.md", target.workers);
         }
-        self.number("caju_workers", "Workers that run and take tasks", measured.workers);
-        self.number("caju_epochs_active", "Epochs that readers are in the middle of", measured.epochs_read);
+        let counts = measured.counts;
+        self.number("caju_workers", "Workers that run and take tasks", counts.workers);
+        let help = "Those of them that run in the processes of readers";
+        self.number("caju_local_workers", help, counts.local_workers);
+        self.number("caju_epochs_active", "Epochs that readers are in the middle of", counts.epochs_read);
         let jobs = measured.target.iter().flat_map(|target| &target.jobs);
         let wanted = jobs.map(|(job, workers)| ([("job", job.to_string())], *workers));
         let help = "Workers that a running job would need alone; 0 while that is not known";
@@ -290,15 +291,16 @@ mod tests {
             ..Default::default()
         };
         let target = ScalingTarget::default();
-        let encoded = |target: Option<&ScalingTarget>| {
-            encode(&Measured { status: &status, workers: 1, epochs_read: 1, target }).unwrap()
-        };
+        let counts = ClusterCounts { workers: 3, local_workers: 2, epochs_read: 1 };
+        let encoded =
+            |target: Option<&ScalingTarget>| encode(&Measured { status: &status, counts, target }).unwrap();
         let unknown = encoded(None);
-        assert!(!unknown.contains(METRIC) && unknown.contains("caju_workers 1"), "{unknown}");
+        assert!(!unknown.contains(METRIC) && unknown.contains("caju_workers 3"), "{unknown}");
         let text = encoded(Some(&target));
         let job = r#"job="a\"b\n""#;
         for line in [
-            "caju_workers 1".to_owned(),
+            "caju_workers 3".to_owned(),
+            "caju_local_workers 2".to_owned(),
             "caju_target_workers 0".to_owned(),
             "caju_cache_bytes 5".to_owned(),
             r#"caju_worker_tier_bytes{worker="h:1",tier="disk"} 9"#.to_owned(),

@@ -189,7 +189,7 @@ impl DispatcherHandle {
 
     /// Epochs that readers are in the middle of.
     pub fn epochs_read(&self) -> u64 {
-        self.core.scaling.cluster_counts().1
+        self.core.scaling.cluster_counts().epochs_read
     }
 
     /// Opens no epoch any more, as [`DispatcherHandle::drain`] does first: present readers continue.

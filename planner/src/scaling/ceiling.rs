@@ -29,10 +29,12 @@ pub(super) struct Window {
     pub(super) rate: f64,
     pub(super) per_worker: f64,
     pub(super) demand: f64,
+    /// What the readers would have taken in this window alone, such as little while they validate.
+    pub(super) demand_now: f64,
     /// The fraction of their time that the readers waited.
     pub(super) wait: f64,
-    /// Its length.
-    pub(super) seconds: f64,
+    /// The workers worked in all of it: the epoch neither begins nor ends in it.
+    pub(super) is_steady: bool,
 }
 
 /// What limits all workers together, if anything does.
@@ -70,6 +72,15 @@ impl Ceilings {
         self.found.map(|c| c.rate / c.alone)
     }
 
+    /// Time passes. A ceiling that was found long ago is forgotten.
+    pub(super) fn pass(&mut self, seconds: f64) {
+        let Some(ceiling) = &mut self.found else { return };
+        ceiling.age_s += seconds;
+        if ceiling.age_s >= self.retry_s {
+            *self = Self { found: None, retry_s: (2.0 * self.retry_s).min(MAX_RETRY_S) };
+        }
+    }
+
     /// Compares a window with what is known, and with what was predicted if it is the first one after workers came.
     pub(super) fn record(&mut self, window: &Window, before: Option<Before>) {
         self.check(window);
@@ -82,23 +93,22 @@ impl Ceilings {
         }
     }
 
-    /// Forgets a ceiling that the window contradicts, and one that was found long ago.
+    /// Forgets a ceiling that the window contradicts.
     fn check(&mut self, window: &Window) {
         let Some(ceiling) = &mut self.found else { return };
-        ceiling.age_s += window.seconds;
-        let is_satisfied = window.wait < SATISFIED_WAIT;
         let is_other_pipeline = window.per_worker > ceiling.alone * (1.0 + OTHER_RATE);
         // Workers that were only slow to begin, or a store that stood still for a moment.
         let is_exceeded = window.rate > ceiling.rate * (1.0 + OTHER_RATE);
-        // What workers share gives as much to fewer of them, if these are enough. A rate that fell by more was no ceiling, or is none
-        // any more.
+        // What workers share gives as much to fewer of them, if these are enough and the readers take it. A rate that fell by more was no
+        // ceiling, or is none any more.
         let is_reachable = window.workers * ceiling.alone >= ceiling.rate;
-        let has_fallen = is_reachable && window.rate < ceiling.rate * (1.0 - OTHER_RATE);
-        ceiling.rate = ceiling.rate.max(window.rate);
-        if is_satisfied || is_other_pipeline || is_exceeded || has_fallen {
+        let expected = ceiling.rate.min(window.demand_now);
+        let has_fallen = is_reachable && window.rate < expected * (1.0 - OTHER_RATE);
+        // Readers that would take more than that, and do not wait.
+        let is_satisfied = window.wait < SATISFIED_WAIT && window.demand_now > ceiling.rate;
+        ceiling.rate = ceiling.rate.max(if window.is_steady { window.rate } else { 0.0 });
+        if is_exceeded || window.is_steady && (is_satisfied || is_other_pipeline || has_fallen) {
             *self = Self::default();
-        } else if ceiling.age_s >= self.retry_s {
-            *self = Self { found: None, retry_s: (2.0 * self.retry_s).min(MAX_RETRY_S) };
         }
     }
 }
@@ -109,15 +119,16 @@ mod tests {
 
     const STORE: f64 = 200.0;
 
-    fn window(workers: f64, seconds: f64) -> Window {
+    fn window(workers: f64) -> Window {
         let rate = (100.0 * workers).min(STORE);
-        Window { workers, rate, per_worker: rate / workers, demand: 1000.0, wait: 0.8, seconds }
+        let (demand, demand_now) = (1000.0, 1000.0);
+        Window { workers, rate, per_worker: rate / workers, demand, demand_now, wait: 0.8, is_steady: true }
     }
 
     fn found() -> Ceilings {
         let mut ceilings = Ceilings::default();
         let before = Before { workers: 2.0, rate: 200.0, per_worker: 100.0 };
-        ceilings.record(&window(8.0, 5.0), Some(before));
+        ceilings.record(&window(8.0), Some(before));
         assert_eq!((ceilings.rate(), ceilings.workers()), (Some(STORE), Some(2.0)));
         ceilings
     }
@@ -125,18 +136,38 @@ mod tests {
     #[test]
     fn workers_that_come_late_end_a_ceiling() {
         let mut ceilings = found();
-        ceilings.record(&window(8.0, 5.0), None);
+        ceilings.record(&window(8.0), None);
         assert_eq!(ceilings.rate(), Some(STORE));
         // All eight give their rows now.
-        ceilings.record(&Window { rate: 800.0, per_worker: 100.0, ..window(8.0, 5.0) }, None);
+        ceilings.record(&Window { rate: 800.0, per_worker: 100.0, ..window(8.0) }, None);
         assert_eq!(ceilings.rate(), None);
     }
 
     #[test]
     fn a_rate_within_the_error_raises_a_ceiling() {
         let mut ceilings = found();
-        ceilings.record(&Window { rate: 220.0, ..window(3.0, 5.0) }, None);
+        ceilings.record(&Window { rate: 220.0, ..window(3.0) }, None);
         assert_eq!(ceilings.rate(), Some(220.0));
+    }
+
+    /// Readers that validate take little, which says nothing of the store.
+    #[test]
+    fn a_pause_of_the_readers_ends_no_ceiling() {
+        let mut ceilings = found();
+        ceilings.record(&Window { rate: 30.0, demand_now: 30.0, wait: 0.0, ..window(3.0) }, None);
+        assert_eq!(ceilings.rate(), Some(STORE));
+        ceilings.record(&Window { rate: 30.0, ..window(3.0) }, None);
+        assert_eq!(ceilings.rate(), None, "they wait, and get less than the store gave");
+    }
+
+    /// The windows in which an epoch begins and ends may exceed a ceiling, and say nothing else.
+    #[test]
+    fn a_ceiling_is_exceeded_in_any_window() {
+        let mut ceilings = found();
+        ceilings.record(&Window { rate: 30.0, is_steady: false, ..window(8.0) }, None);
+        assert_eq!(ceilings.rate(), Some(STORE));
+        ceilings.record(&Window { rate: 800.0, is_steady: false, ..window(8.0) }, None);
+        assert_eq!(ceilings.rate(), None);
     }
 
     #[test]
@@ -146,12 +177,13 @@ mod tests {
         for _ in 0..3 {
             let mut seconds = 0.0;
             while ceilings.rate().is_some() {
-                ceilings.record(&window(2.0, 60.0), None);
+                ceilings.pass(60.0);
+                ceilings.record(&window(2.0), None);
                 seconds += 60.0;
             }
             forgotten_after.push(seconds);
             let before = Before { workers: 2.0, rate: 200.0, per_worker: 100.0 };
-            ceilings.record(&window(8.0, 5.0), Some(before));
+            ceilings.record(&window(8.0), Some(before));
         }
         assert_eq!(forgotten_after, [600.0, 1200.0, 2400.0]);
     }

@@ -15,6 +15,8 @@ const MAX_GROWTH: f64 = 4.0;
 const NEWEST: f64 = 0.5;
 /// The least fraction of its workers that a job counts as getting: the rate of one that gets less is known too badly.
 const MIN_FRACTION: f64 = 1e-3;
+/// A job that is busy for a smaller fraction of the workers' time takes nothing from others.
+const MIN_BUSY: f64 = 0.01;
 /// Sums of seconds may differ by this much because they were added in another order.
 const ROUNDING_S: f64 = 1e-6;
 
@@ -33,8 +35,10 @@ pub(super) struct IterationRates {
     /// Rows per second in the last window, and the fraction of the readers' time that they waited.
     pub(super) rate: f64,
     pub(super) wait: f64,
-    /// The fraction of its workers' time in which it was busy.
+    /// The fraction of its workers' time in which it was busy, which may exceed 1 where the time of rare rows is reported late.
     pub(super) busy: f64,
+    /// The busy seconds up to the last sample, also one without rows.
+    pub(super) busy_seen_s: f64,
     /// Before the number of workers last rose.
     pub(super) before: Option<Before>,
     /// What limits all workers together.
@@ -52,6 +56,8 @@ impl IterationRates {
         self.last.most_workers = job.most_workers;
         self.last.readers_idle_s = job.readers_idle_s;
         (self.last.local.count, self.last.local.worth) = (job.local.count, job.local.worth);
+        self.ceilings.pass(window_s);
+        self.record_busy(&job, window_s);
         if job.rows < self.last.rows || job.busy_s < self.last.busy_s - ROUNDING_S {
             // A worker that is gone, and its counts with it.
             self.last = job;
@@ -87,23 +93,46 @@ impl IterationRates {
         let (demand, wait) = self.demand_of(&job);
         self.rate = rows / window_s;
         self.wait = wait;
-        self.busy = (busy_s / (workers * window_s)).clamp(0.0, 1.0);
         if let Some((rate, bound)) = demand {
             self.demand = Some((mean(self.demand.map(|d| d.0), rate), bound));
         }
+        let is_first = self.per_worker.is_none();
         if measures_workers {
             self.is_changing = self.per_worker.is_some_and(|before| is_other(before, rows / busy_s));
-            let is_first = self.per_worker.is_none();
-            let per_worker = mean(self.per_worker, rows / busy_s);
-            (self.per_worker, self.workers) = (Some(per_worker), workers);
-            let demand = self.demand.map_or(f64::INFINITY, |(rate, _)| rate);
-            let window = Window { workers, rate: self.rate, per_worker, demand, wait, seconds: window_s };
-            // The epoch began in the middle of the first window.
-            if !is_first {
-                self.ceilings.record(&window, self.before.take());
-            }
+            (self.per_worker, self.workers) = (Some(mean(self.per_worker, rows / busy_s)), workers);
         }
+        if is_first {
+            // The epoch began somewhere in the window, or before it, if the dispatcher has been restarted.
+            self.rate = rows / busy_s * workers;
+        }
+        let window = Window {
+            workers,
+            rate: self.rate,
+            per_worker: self.per_worker.unwrap_or(rows / busy_s),
+            demand: self.demand.map_or(f64::INFINITY, |(rate, _)| rate),
+            demand_now: demand.map_or(f64::INFINITY, |(rate, _)| rate),
+            wait,
+            is_steady: measures_workers && !is_first,
+        };
+        let before = if window.is_steady { self.before.take() } else { None };
+        self.ceilings.record(&window, before);
         self.last = job;
+    }
+
+    /// How busy its workers were for it since the last sample. Where rows are rare, a mean over several.
+    fn record_busy(&mut self, job: &JobSample, window_s: f64) {
+        let busy_s = job.busy_s + job.local.busy_s * job.local.worth;
+        let newly_s = (busy_s - self.busy_seen_s).max(0.0);
+        let workers = job.all_workers();
+        self.busy_seen_s = busy_s;
+        if !(workers > 0.0 && window_s > 0.0) {
+            return;
+        }
+        let busy = newly_s / (workers * window_s);
+        let has_rows = job.rows > self.last.rows && self.without_rows_s <= 0.0;
+        let is_known = self.per_worker.is_some();
+        self.busy =
+            if has_rows || !is_known { busy.min(1.0) } else { self.busy + NEWEST * (busy - self.busy) };
     }
 
     /// What the readers would take, and whether that is a lower bound; and the fraction of their time that they waited.
@@ -129,7 +158,12 @@ impl IterationRates {
 
     /// How it loads the workers, where jobs get these shares of them.
     pub(super) fn load(&self, shares: &PriorityShares) -> JobLoad {
-        JobLoad { share: shares.of(self.last.priority), busy: self.busy }
+        JobLoad { share: shares.of(self.last.priority), busy: self.busy.clamp(0.0, 1.0) }
+    }
+
+    /// Whether it wants threads now and then: others share them with it.
+    pub(super) fn is_busy(&self) -> bool {
+        self.busy > MIN_BUSY
     }
 
     /// The workers that it keeps busy if its readers do not wait, as a fractional number. `fraction` is what it gets of a worker

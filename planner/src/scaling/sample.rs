@@ -43,7 +43,7 @@ pub struct JobSample {
     /// The most workers that can work for it at once, such as one for a pipeline whose rows one task computes; none if there is no
     /// such limit, or if it is not known yet.
     pub most_workers: Option<u64>,
-    /// Seconds for which no reader has asked for rows.
+    /// Seconds for which no reader has asked for rows, where none has taken any.
     pub readers_idle_s: f64,
 }
 

@@ -193,7 +193,8 @@ impl ScalingLoop {
         }
         let known: Vec<&IterationRates> = running.iter().filter_map(|i| self.jobs.get(i)).collect();
         let fractions = {
-            let shares = PriorityShares::among(known.iter().map(|k| k.last.priority));
+            let busy = known.iter().filter(|k| k.is_busy());
+            let shares = PriorityShares::among(busy.map(|k| k.last.priority));
             let loads: Vec<_> = known.iter().map(|k| k.load(&shares)).collect();
             load::fractions(&loads, self.are_threads_short)
         };

@@ -54,7 +54,7 @@ impl Cluster {
             let supply = (workers * job.per_worker / crowd).min(job.store) * (1.0 + error);
             let rate = supply.min(job.demand);
             job.sample.rows += (rate * EVERY_S) as u64;
-            let busy_s = EVERY_S * (rate / supply).min(1.0);
+            let busy_s = if supply > 0.0 { EVERY_S * (rate / supply).min(1.0) } else { 0.0 };
             job.sample.busy_s += self.workers as f64 * busy_s;
             job.sample.local.busy_s += job.sample.local.count as f64 * busy_s;
             job.sample.workers = self.workers;

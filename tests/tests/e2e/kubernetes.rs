@@ -18,43 +18,73 @@ const TOLERANCE: f64 = 0.1;
 /// The window whose highest wish counts where replicas are taken away: 300 s in Kubernetes, at a hundredth here.
 const STABILISATION: Duration = Duration::from_secs(3);
 
-/// The horizontal pod autoscaler with its defaults, above KEDA's 0 and 1.
+/// The horizontal pod autoscaler with its defaults, between 1 and `most` replicas.
 struct Autoscaler {
-    keda: ExternalScalerClient<Channel>,
     most: u64,
     wishes: Vec<(Instant, u64)>,
 }
 
 impl Autoscaler {
-    async fn wish(&mut self, replicas: u64) -> u64 {
-        let object = ScaledObjectRef { name: "caju-worker".into(), ..Default::default() };
-        let active = self.keda.is_active(object.clone()).await.unwrap().into_inner().result;
-        if !active || replicas == 0 {
-            // KEDA's part: the first replica, and the last one.
-            return u64::from(active);
-        }
-        let spec =
-            self.keda.get_metric_spec(object.clone()).await.unwrap().into_inner().metric_specs.remove(0);
-        let request = GetMetricsRequest { scaled_object_ref: Some(object), metric_name: spec.metric_name };
-        let value = match self.keda.get_metrics(request).await {
-            Ok(answer) => answer.into_inner().metric_values.remove(0),
-            // The dispatcher has just started. Without a metric the autoscaler changes nothing.
-            Err(e) if e.code() == Code::Unavailable => return replicas,
-            Err(e) => panic!("{e}"),
-        };
-        // An AverageValue target.
-        let ratio = value.metric_value_float / (spec.target_size_float * replicas as f64);
+    /// The replicas after it has seen a metric, of which each replica is to have `each` (an AverageValue target).
+    fn decide(&mut self, now: Instant, replicas: u64, metric: f64, each: f64) -> u64 {
+        let ratio = metric / (each * replicas as f64);
         let wanted = match (ratio - 1.0).abs() <= TOLERANCE {
             true => replicas,
-            false => (value.metric_value_float / spec.target_size_float).ceil() as u64,
+            false => (metric / each).ceil() as u64,
         };
-        self.wishes.push((Instant::now(), wanted));
-        self.wishes.retain(|(at, _)| at.elapsed() <= STABILISATION);
+        self.wishes.push((now, wanted));
+        self.wishes.retain(|(at, _)| now.duration_since(*at) <= STABILISATION);
         let stable = self.wishes.iter().map(|(_, n)| *n).max().unwrap_or(wanted);
         // At most twice as many, or four more.
         let up = (2 * replicas).max(replicas + 4);
         if wanted > replicas { wanted.min(up).min(self.most) } else { stable.min(replicas).max(1) }
     }
+}
+
+/// KEDA, which starts the first replica and ends the last one, and asks for the metric of the autoscaler.
+struct Keda {
+    scaler: ExternalScalerClient<Channel>,
+    autoscaler: Autoscaler,
+}
+
+impl Keda {
+    async fn wish(&mut self, replicas: u64) -> u64 {
+        let object = ScaledObjectRef { name: "caju-worker".into(), ..Default::default() };
+        let active = self.scaler.is_active(object.clone()).await.unwrap().into_inner().result;
+        if !active || replicas == 0 {
+            return u64::from(active);
+        }
+        let spec =
+            self.scaler.get_metric_spec(object.clone()).await.unwrap().into_inner().metric_specs.remove(0);
+        let request = GetMetricsRequest { scaled_object_ref: Some(object), metric_name: spec.metric_name };
+        let value = match self.scaler.get_metrics(request).await {
+            Ok(answer) => answer.into_inner().metric_values.remove(0),
+            // The dispatcher has just started. Without a metric the autoscaler changes nothing.
+            Err(e) if e.code() == Code::Unavailable => return replicas,
+            Err(e) => panic!("{e}"),
+        };
+        self.autoscaler.decide(Instant::now(), replicas, value.metric_value_float, spec.target_size_float)
+    }
+}
+
+/// The tolerance, the limit of a rise and the stabilisation window of a fall, with numbers at which each of them matters.
+#[test]
+fn the_formula_of_the_autoscaler_is_that_of_kubernetes() {
+    let begin = Instant::now();
+    let at = |seconds: f64| begin + Duration::from_secs_f64(seconds);
+    let mut autoscaler = Autoscaler { most: 40, wishes: Vec::new() };
+    let rise: Vec<u64> = (0..5)
+        .scan(1, |replicas, _| {
+            *replicas = autoscaler.decide(at(0.0), *replicas, 33.0, 1.0);
+            Some(*replicas)
+        })
+        .collect();
+    assert_eq!(rise, [5, 10, 20, 33, 33], "four more, or twice as many");
+    // 30 is within a tenth of 33, and 29 is not. It falls when the higher wishes are older than the window.
+    assert_eq!(autoscaler.decide(at(3.5), 33, 30.0, 1.0), 33);
+    assert_eq!(autoscaler.decide(at(4.0), 33, 29.0, 1.0), 33);
+    assert_eq!(autoscaler.decide(at(7.0), 33, 29.0, 1.0), 29);
+    assert_eq!(autoscaler.decide(at(8.0), 29, 99.0, 1.0), 40, "no more than the most");
 }
 
 /// The standard health service answers at dispatcher and worker, as the probes of the manifests ask for it.
@@ -121,16 +151,16 @@ fn the_autoscaler_of_kubernetes_follows_the_target() {
     let wanted = p.report(&[]);
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let address = format!("http://{}", cluster.address());
-    let keda = runtime.block_on(ExternalScalerClient::connect(address)).unwrap();
-    let mut autoscaler = Autoscaler { keda, most: 3, wishes: Vec::new() };
-    assert_eq!(runtime.block_on(autoscaler.wish(0)), 0, "no job runs");
+    let scaler = runtime.block_on(ExternalScalerClient::connect(address)).unwrap();
+    let mut keda = Keda { scaler, autoscaler: Autoscaler { most: 3, wishes: Vec::new() } };
+    assert_eq!(runtime.block_on(keda.wish(0)), 0, "no job runs");
 
     let mut reader = Some(cluster.start_read(&p, &["--job", "train", "--report", "read.json"]));
     let (mut path, began) = (vec![0], Instant::now());
     while reader.is_some() || !cluster.workers.is_empty() {
         assert!(began.elapsed() < Duration::from_secs(240), "{path:?}");
         let replicas = cluster.workers.len() as u64;
-        let wish = runtime.block_on(autoscaler.wish(replicas));
+        let wish = runtime.block_on(keda.wish(replicas));
         for _ in replicas..wish {
             cluster.add_worker(&[]);
         }

@@ -93,6 +93,7 @@ use open::Epochs;
 use rounds::{RoundOrders, Rounds};
 use saves::SaveCalls;
 pub use saves::Saves;
+pub(crate) use scaling::ClusterCounts;
 use scaling::Scaling;
 use snapshots::Snapshots;
 use split_counts::SplitCounts;

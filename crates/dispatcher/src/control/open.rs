@@ -70,6 +70,7 @@ impl Epochs {
         // Where all readers are silent the epoch begins again. It does not go on behind what they had taken.
         if beginning.as_ref().is_none_or(|given| !given.finds_silence()) {
             self.iterations.lose_silent_consumer(&request).await?;
+            self.iterations.drop_deserted_failure(&request).await?;
         }
         let shard_by = self.shards_of_new_job(&request, &wanted).await?;
         let (now, unix_ms) = (self.context.clock.now(), self.context.unix_ms());

@@ -4,6 +4,7 @@
 //! journal. After a start workers and readers have the worker timeout to come back, and the first sample after that gives a
 //! target that others may follow.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -11,7 +12,7 @@ use std::time::Duration;
 use caju_planner::{JobSample, LocalWorkers, ScalingEvent, ScalingLoop, ScalingTarget};
 use caju_proto::v1;
 use caju_runtime::{OrderedMutex, catch};
-use caju_types::WorkerId;
+use caju_types::{ClientId, IterationId, WorkerId};
 use tokio::sync::watch;
 
 use super::context::Context;
@@ -85,7 +86,13 @@ impl Scaling {
         let (workers, threads_busy, jobs) = self.context.store.read(|state| {
             let mut reports = self.context.reports.lock();
             let threads_busy = threads_busy(state, &mut reports);
-            let running = state.iterations.values().filter(is_scaled);
+            // A reader that has begun its next epoch may not have left the one before, and takes no rows of it.
+            let mut reads: BTreeMap<ClientId, IterationId> = BTreeMap::new();
+            for iteration in state.iterations.values().filter(is_scaled) {
+                reads.extend(iteration.members.keys().map(|client| (*client, iteration.id)));
+            }
+            let is_current = |i: &&Iteration| i.members.keys().any(|client| reads.get(client) == Some(&i.id));
+            let running = state.iterations.values().filter(is_scaled).filter(is_current);
             let is_silent = |id: WorkerId| is_silent(&self.context.config.timers, &reports, id, at);
             let counted =
                 state.active_workers().filter(|w| !w.is_in_reader() && !is_silent(w.id)).count() as u64;
@@ -132,13 +139,25 @@ impl Scaling {
         self.target.subscribe()
     }
 
-    /// Workers that take tasks, and epochs that are being read, for metrics.
-    pub(crate) fn cluster_counts(&self) -> (u64, u64) {
-        self.context.store.read(|state: &State| {
-            let running = state.iterations.values().filter(|i| is_read(i));
-            (state.active_workers().count() as u64, running.count() as u64)
+    /// What runs, for metrics.
+    pub(crate) fn cluster_counts(&self) -> ClusterCounts {
+        self.context.store.read(|state: &State| ClusterCounts {
+            workers: state.active_workers().count() as u64,
+            local_workers: state.active_workers().filter(|w| w.is_in_reader()).count() as u64,
+            epochs_read: state.iterations.values().filter(|i| is_read(i)).count() as u64,
         })
     }
+}
+
+/// What runs in a cluster.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct ClusterCounts {
+    /// Workers that take tasks.
+    pub(crate) workers: u64,
+    /// Those of them that run in the processes of readers. The target does not count them.
+    pub(crate) local_workers: u64,
+    /// Epochs that are being read.
+    pub(crate) epochs_read: u64,
 }
 
 /// The fraction of the workers' CPU threads that jobs held since the last sample; none if no worker has reported it twice.
@@ -207,8 +226,9 @@ fn sample(
         |worker: &WorkerId| served.get(worker).is_some_and(|of| !of.is_in_reader) && !is_silent(*worker);
     let clients = || iteration.members.keys().map(|c| (*c, reports.clients.get(&(iteration.id, *c))));
     let readers = clients().filter_map(|(c, report)| Some((c.0, reader(report?)?))).collect();
-    // A reader that has not reported yet may ask at any moment.
-    let idle = clients().map(|(_, report)| report.map_or(Duration::ZERO, |r| r.user_busy)).min();
+    // A reader that has not reported yet may ask at any moment, and one that has taken rows goes on when it has validated.
+    let idle_of = |r: &ClientReport| if r.rows == 0 { r.user_busy } else { Duration::ZERO };
+    let idle = clients().map(|(_, report)| report.map_or(Duration::ZERO, idle_of)).min();
     let is_ending = !iteration.feeds.is_empty() && !iteration.feeds.values().any(Feed::has_work);
     JobSample {
         iteration: iteration.id.0,

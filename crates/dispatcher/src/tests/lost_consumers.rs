@@ -143,11 +143,12 @@ fn consumers_that_are_all_started_again_without_states_lose_nothing_in_silence()
             let e = answer.failure.unwrap();
             let wanted = "all consumers were started again without their states, and the processes before them had taken 2 elements";
             assert!(e.message.contains(wanted), "{e:?}");
-            // Once more: from the beginning.
-            for client in [&first, &second] {
-                w.close(client.client_id, client.iteration_id, Vec::new()).await;
-            }
-            let again = w.core.epochs.open_iteration(of(0)).await.unwrap();
+            // Once more: from the beginning. The launcher has killed the second one, which could not leave.
+            w.close(first.client_id, first.iteration_id, Vec::new()).await;
+            let there = [(second.client_id, second.iteration_id)];
+            let refused = restored_beginning::open(&w, of(0), &there).await.unwrap_err();
+            assert!(refused.message().contains(wanted), "a reader may not have seen the error: {refused}");
+            let again = restored_beginning::open(&w, of(0), &[]).await.unwrap();
             let iteration = w.core.snapshot().iterations[&IterationId(again.iteration_id)].clone();
             assert!(again.iteration_id != first.iteration_id && iteration.resume.is_none());
         }

@@ -222,6 +222,23 @@ async fn waiting_for_other_consumers_asks_for_no_workers() {
     assert!(status.reason.contains("`train` takes 140 rows/s"), "{}", status.reason);
 }
 
+/// A reader opens its next epoch before it leaves the one that it has read. Its demand counts once.
+#[tokio::test]
+async fn a_reader_between_two_epochs_counts_once() {
+    let mut running = Running::new().await;
+    assert_eq!([running.window(100).await, running.window(100).await], [4, 4]);
+    let next = v1::OpenIterationRequest {
+        client_id: running.client,
+        client_secret: running.world.client_secret(running.client, running.iteration),
+        epoch: 1,
+        ..open_request(&json!({ "splits": 1000 }), "train")
+    };
+    running.world.core.epochs.open_iteration(next).await.unwrap();
+    running.world.core.scaling.sample_for_scaling();
+    let target = running.world.core.scaling.scaling_target().borrow().clone();
+    assert_eq!(target.jobs.len(), 1, "{target:?}");
+}
+
 /// More workers elsewhere are of no use to a job that reads from those in its own processes alone.
 #[tokio::test]
 async fn jobs_that_read_local_workers_alone_ask_for_none() {
