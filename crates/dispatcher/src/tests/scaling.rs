@@ -26,8 +26,8 @@ struct Running {
     /// Rows of these that the worker computed again after a loss, and readers had.
     again: u64,
     busy_s: f64,
-    /// The fraction of the reader's time in which it waits for other consumers.
-    consumer_wait: f64,
+    /// Milliseconds of each second in which the reader waits for other consumers.
+    consumer_wait_ms_per_s: u64,
 }
 
 impl Running {
@@ -68,7 +68,7 @@ impl Running {
             rows: 0,
             again: 0,
             busy_s: 0.0,
-            consumer_wait: 0.0,
+            consumer_wait_ms_per_s: 0,
         }
     }
 
@@ -98,7 +98,7 @@ impl Running {
         self.world.core.workers.worker_heartbeat(heartbeat).await.unwrap();
         // A reader says its means since it was opened.
         let rows_per_s = self.rows as f64 / self.seconds as f64;
-        let consumer_wait_ms = (1000.0 * self.consumer_wait * self.seconds as f64) as u64;
+        let consumer_wait_ms = self.consumer_wait_ms_per_s * self.seconds;
         let heartbeat = v1::ClientHeartbeatRequest {
             client_id: self.client,
             iteration_id: self.iteration,
@@ -216,7 +216,7 @@ async fn a_job_of_one_task_asks_for_one_worker() {
 async fn waiting_for_other_consumers_asks_for_no_workers() {
     let mut running = Running::new().await;
     // It gets 100 rows/s and waits 5/7 of its time, of which 3/7 are for other consumers: it would take 140.
-    running.consumer_wait = 3.0 / 7.0;
+    running.consumer_wait_ms_per_s = 3000 / 7;
     assert_eq!([running.window(100).await, running.window(100).await], [2, 2]);
     let status = running.world.core.status.get_status().await.unwrap().scaling.unwrap();
     assert!(status.reason.contains("`train` takes 140 rows/s"), "{}", status.reason);
