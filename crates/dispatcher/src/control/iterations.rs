@@ -22,6 +22,8 @@ pub(super) struct Restored<'a> {
     pub(super) others: &'a ReaderCalls,
     /// The beginning of the epoch.
     pub(super) beginning: Option<&'a RestoredBeginning>,
+    /// An iteration that has failed, and whose readers are all silent.
+    pub(super) deserted: Option<IterationId>,
 }
 
 /// Where an epoch begins.
@@ -50,7 +52,7 @@ impl Iterations {
         request: &v1::OpenIterationRequest,
         job: &Job,
         at_ms: u64,
-        Restored { states: resume, others, beginning }: Restored<'_>,
+        Restored { states: resume, others, beginning, deserted }: Restored<'_>,
     ) -> Result<Option<IterationId>> {
         let (name, epoch) = (&job.name, request.epoch);
         let known = txn.state.find_iteration(name, epoch);
@@ -128,7 +130,9 @@ impl Iterations {
             let id = iteration.id;
             match &iteration.failure {
                 None => return Ok(Some(id)),
-                Some(failure) if !iteration.members.is_empty() => return Err(failure.into()),
+                Some(failure) if !iteration.members.is_empty() && deserted != Some(id) => {
+                    return Err(failure.into());
+                }
                 // No reader is left that saw it fail: a new attempt begins.
                 Some(_) => txn.apply(Update::IterationDropped { iteration: id }),
             }

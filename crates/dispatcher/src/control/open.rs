@@ -68,9 +68,10 @@ impl Epochs {
         let others = resume::await_reader_calls(&self.context, &request, resume.as_ref()).await?;
         let beginning = restored_beginning::restored(&self.context, &request).await?;
         // Where all readers are silent the epoch begins again. It does not go on behind what they had taken.
+        let mut deserted = None;
         if beginning.as_ref().is_none_or(|given| !given.finds_silence()) {
             self.iterations.lose_silent_consumer(&request).await?;
-            self.iterations.drop_deserted_failure(&request).await?;
+            deserted = self.iterations.deserted_failure(&request).await?;
         }
         let shard_by = self.shards_of_new_job(&request, &wanted).await?;
         let (now, unix_ms) = (self.context.clock.now(), self.context.unix_ms());
@@ -93,8 +94,12 @@ impl Epochs {
                 let job =
                     jobs::get_or_create(&self.datasets, &self.snapshots, txn, &request, &dataset, shard_by)?;
                 resume::check(txn.state, &request, &job, &dataset)?;
-                let behind =
-                    Restored { states: resume.clone(), others: &others, beginning: beginning.as_ref() };
+                let behind = Restored {
+                    states: resume.clone(),
+                    others: &others,
+                    beginning: beginning.as_ref(),
+                    deserted,
+                };
                 let opened = self.iterations.get_or_create(txn, &request, &job, unix_ms, behind)?;
                 let answer = match opened {
                     Some(iteration) => joining::join(&self.context, txn, &request, iteration, now)?,

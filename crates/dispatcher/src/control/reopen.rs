@@ -169,31 +169,25 @@ impl Iterations {
         self.context.commit(|txn| self.lose_client(txn, id, (client, has_state), unix_ms)).await
     }
 
-    /// A consumer that begins an epoch which has failed gets the failure while a reader is there that may not have seen it. If all of
-    /// them are silent for some heartbeats, the epoch begins again.
+    /// A consumer that begins an epoch which has failed gets the failure while a reader is there that may not have seen it. The
+    /// iteration whose readers are all silent for some heartbeats: the epoch begins again.
     ///
     /// # Errors
     /// Those of the journal.
-    pub(super) async fn drop_deserted_failure(&self, request: &v1::OpenIterationRequest) -> Result<()> {
+    pub(super) async fn deserted_failure(
+        &self,
+        request: &v1::OpenIterationRequest,
+    ) -> Result<Option<IterationId>> {
         let is_new = request.client_id == 0 && request.num_consumers > 0;
         let job = JobName(request.job.clone());
-        let deserted = |state: &State| {
+        let failed = |state: &State| {
             let failed = |i: &&Iteration| i.failure.is_some() && !i.members.is_empty();
             let iteration = state.find_iteration(&job, request.epoch).filter(failed)?;
             let is_same = iteration.opened_by(&request.request_id).is_some();
             Some((iteration.id, iteration.own_members().collect::<Vec<_>>())).filter(|_| is_new && !is_same)
         };
-        let Some((id, members)) = self.context.read_durable(deserted).await? else { return Ok(()) };
-        if self.context.reports.any_calls(id, &members).await {
-            return Ok(());
-        }
-        let drop = |txn: &mut Txn<'_>| {
-            if txn.state.iterations.get(&id).is_some_and(|i| i.failure.is_some()) {
-                txn.apply(Update::IterationDropped { iteration: id });
-            }
-            Ok(())
-        };
-        self.context.commit(drop).await
+        let Some((id, members)) = self.context.read_durable(failed).await? else { return Ok(None) };
+        Ok(if self.context.reports.any_calls(id, &members).await { None } else { Some(id) })
     }
 
     /// A reader that is silent is lost. The one in its place may have a state: then it goes back, also behind the end of the epoch.

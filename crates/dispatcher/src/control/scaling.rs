@@ -4,7 +4,6 @@
 //! journal. After a start workers and readers have the worker timeout to come back, and the first sample after that gives a
 //! target that others may follow.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -12,12 +11,13 @@ use std::time::Duration;
 use caju_planner::{JobSample, LocalWorkers, ScalingEvent, ScalingLoop, ScalingTarget};
 use caju_proto::v1;
 use caju_runtime::{OrderedMutex, catch};
-use caju_types::{ClientId, IterationId, WorkerId};
+use caju_types::WorkerId;
 use tokio::sync::watch;
 
 use super::context::Context;
 use super::learning::Learning;
 use super::reports::{ClientReport, Reports};
+use super::served::ServedByWorker;
 use crate::config::Timers;
 use crate::locks;
 use crate::state::{Feed, FeedId, Iteration, Mode, State, TargetWorkers, TaskState, Worker};
@@ -86,13 +86,7 @@ impl Scaling {
         let (workers, threads_busy, jobs) = self.context.store.read(|state| {
             let mut reports = self.context.reports.lock();
             let threads_busy = threads_busy(state, &mut reports);
-            // A reader that has begun its next epoch may not have left the one before, and takes no rows of it.
-            let mut reads: BTreeMap<ClientId, IterationId> = BTreeMap::new();
-            for iteration in state.iterations.values().filter(is_scaled) {
-                reads.extend(iteration.members.keys().map(|client| (*client, iteration.id)));
-            }
-            let is_current = |i: &&Iteration| i.members.keys().any(|client| reads.get(client) == Some(&i.id));
-            let running = state.iterations.values().filter(is_scaled).filter(is_current);
+            let running = state.iterations.values().filter(is_scaled);
             let is_silent = |id: WorkerId| is_silent(&self.context.config.timers, &reports, id, at);
             let counted =
                 state.active_workers().filter(|w| !w.is_in_reader() && !is_silent(w.id)).count() as u64;
@@ -215,15 +209,12 @@ fn sample(
     iteration: &Iteration,
     is_silent: impl Fn(WorkerId) -> bool,
 ) -> JobSample {
-    // A worker that has computed no row yet may be loading what its functions need: its time says nothing about a row's.
-    let mut served = reports.served.by_worker(iteration.id);
-    served.retain(|_, of| of.served.busy_rows > 0);
-    let busy_s = |in_reader: bool| {
-        served.values().filter(|of| of.is_in_reader == in_reader).map(|of| of.served.busy_s).sum()
-    };
+    let served = reports.served.by_worker(iteration.id);
+    let computed = || served.values().filter_map(|of| Some((of.is_in_reader, of.computed?)));
+    let busy_s = |in_reader: bool| computed().filter(|of| of.0 == in_reader).map(|of| of.1.busy_s).sum();
     let active = iteration.tasks.values().filter(|t| t.state == TaskState::Active);
-    let is_counted =
-        |worker: &WorkerId| served.get(worker).is_some_and(|of| !of.is_in_reader) && !is_silent(*worker);
+    let has_computed = |of: &ServedByWorker| of.computed.is_some() && !of.is_in_reader;
+    let is_counted = |worker: &WorkerId| served.get(worker).is_some_and(has_computed) && !is_silent(*worker);
     let clients = || iteration.members.keys().map(|c| (*c, reports.clients.get(&(iteration.id, *c))));
     let readers = clients().filter_map(|(c, report)| Some((c.0, reader(report?)?))).collect();
     // A reader that has not reported yet may ask at any moment, and one that has taken rows goes on when it has validated.
@@ -234,7 +225,7 @@ fn sample(
         iteration: iteration.id.0,
         job: iteration.job.0.clone(),
         priority: state.jobs.get(&iteration.job).map(|job| job.spec.priority).unwrap_or_default(),
-        rows: served.values().map(|of| of.served.busy_rows).sum(),
+        rows: computed().map(|of| of.1.rows).sum(),
         busy_s: busy_s(false),
         workers: active.filter(|task| is_counted(&task.worker)).count() as u64,
         local: local_workers(state, iteration, busy_s(true)),

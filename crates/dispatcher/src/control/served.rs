@@ -21,6 +21,24 @@ struct Report {
     /// The worker runs in the process of a reader. The dispatcher may forget the worker before its iterations.
     is_in_reader: bool,
     served: TaskServed,
+    /// The first report with rows. Before it the task may have loaded what its functions need, and how many rows were on their way is
+    /// not known.
+    began: Option<Computed>,
+}
+
+/// Rows that were computed, and the seconds in which the worker worked.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct Computed {
+    pub(super) rows: u64,
+    pub(super) busy_s: f64,
+}
+
+impl Computed {
+    fn of(served: &TaskServed) -> Self {
+        // Workers of earlier versions report no `busy_rows`.
+        let rows = if served.busy_rows > 0 { served.busy_rows } else { served.rows };
+        Self { rows, busy_s: served.busy_s }
+    }
 }
 
 /// What a worker gave out for an iteration.
@@ -28,6 +46,8 @@ struct Report {
 pub(super) struct ServedByWorker {
     pub(super) is_in_reader: bool,
     pub(super) served: TaskServed,
+    /// What its tasks computed since their first reports with rows; none if there are no such reports.
+    pub(super) computed: Option<Computed>,
 }
 
 impl Served {
@@ -44,7 +64,11 @@ impl Served {
             let id = TaskId(report.task_id);
             let Some((iteration, task)) = state.task(id) else { continue };
             if task.worker == worker && !self.ended.contains(&(iteration.id, id)) {
-                self.tasks.insert((iteration.id, id), Report { worker, is_in_reader, served: *report });
+                let before = self.tasks.get(&(iteration.id, id)).and_then(|known| known.began);
+                let now = Computed::of(report);
+                let began = before.or((now.rows > 0).then_some(now));
+                self.tasks
+                    .insert((iteration.id, id), Report { worker, is_in_reader, served: *report, began });
                 own.push((iteration.id, *report));
             }
         }
@@ -92,6 +116,12 @@ impl Served {
             let of = all.entry(report.worker).or_default();
             of.is_in_reader = report.is_in_reader;
             of.served = sum([&of.served, &report.served].into_iter());
+            if let Some(began) = report.began {
+                let now = Computed::of(&report.served);
+                let sum = of.computed.get_or_insert_default();
+                sum.rows = sum.rows.saturating_add(now.rows.saturating_sub(began.rows));
+                sum.busy_s += (now.busy_s - began.busy_s).max(0.0);
+            }
         }
         all
     }
@@ -116,8 +146,7 @@ fn sum<'a>(all: impl Iterator<Item = &'a TaskServed>) -> TaskServed {
         source_opens: sum.source_opens.saturating_add(one.source_opens),
         buffered_bytes: sum.buffered_bytes.saturating_add(one.buffered_bytes),
         busy_s: sum.busy_s + one.busy_s,
-        // Workers of earlier versions report none.
-        busy_rows: sum.busy_rows.saturating_add(if one.busy_rows > 0 { one.busy_rows } else { one.rows }),
+        busy_rows: sum.busy_rows.saturating_add(Computed::of(one).rows),
         mapped_bytes: sum.mapped_bytes.saturating_add(one.mapped_bytes),
         sent_bytes: sum.sent_bytes.saturating_add(one.sent_bytes),
         shared: match (sum.shared, one.shared) {
