@@ -66,7 +66,10 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
                 f"rank {rank or 0} of {world_size}: every rank would read all rows; share them by "
                 'distribute("caju://host:7070", job_name="...") with the same name on every rank'
             )
-        if service is not None and not service.job_name:
+        if service is None:
+            # Epochs are counted here, from 0: those that loops over the dataset itself have read, or other objects, are no part of them.
+            dataset = dataset._copy()
+        elif not service.job_name:
             # The workers of the loader need a common job.
             dataset = dataset._copy()
             dataset._service = service.renamed(f"torch-{uuid.uuid4().hex[:12]}")
