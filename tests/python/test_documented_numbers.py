@@ -195,7 +195,7 @@ ROWS = [
     (TUNING, r"16 times as many, and (N) |", "crates/runtime/src/cpu.rs", r"MAX_THREADS: usize = (N);"),
     (TUNING, r"one more than the threads, (N) to 16", f"{ENGINE}/task/mod.rs", r"\(threads \+ 1\)\.clamp\((N), "),
     (TUNING, r"one more than the threads, 2 to (N) |", f"{ENGINE}/task/mod.rs", r"\(threads \+ 1\)\.clamp\(2, (N)\)"),
-    (TUNING, r"are the limit | (N), and a quarter", "crates/worker/src/tuning.rs", r"MAX_READERS: usize = (N);"),
+    (TUNING, r"are the limit | (N), and, per job, a quarter", "crates/worker/src/tuning.rs", r"MAX_READERS: usize = (N);"),
     (TUNING, r"of `--buffer-memory` at (N) each", "crates/worker/src/tuning.rs", r"READER_BYTES: usize = (N);"),
     (TUNING, r"if it brings at least (N) of the rows", "planner/src/tuning/trial.rs", r"MIN_GAIN: f64 = (N);"),
     (TUNING, r"the next trial is (N) away, then 8", [
@@ -209,10 +209,10 @@ ROWS = [
     (SCALING, r"`--max-workers N` | 0, (N) | the limits", "planner/src/scaling/mod.rs", r"DEFAULT_MAX_WORKERS: u64 = (N);"),
     (SCALING, r"Measurements may be off by (N)\.", "planner/src/scaling/target.rs", r"relative_error: (N),"),
     (SCALING, r"if readers wait for more than (N) of their", "planner/src/scaling/target.rs", r"MAX_WAIT: f64 = (N);"),
-    (SCALING, r"Where added workers bring less than (N) of", "planner/src/scaling/known.rs", r"MIN_MARGINAL_GAIN: f64 = (N);"),
-    (SCALING, r"when a worker's rate rises by (N), or", "planner/src/scaling/known.rs", r"OTHER_PIPELINE: f64 = (N);"),
-    (SCALING, r"or when the rate falls by (N):", "planner/src/scaling/known.rs", r"OTHER_PIPELINE: f64 = (N);"),
-    (SCALING, r"rate has just changed by (N), as", "planner/src/scaling/known.rs", r"OTHER_PIPELINE: f64 = (N);"),
+    (SCALING, r"Where added workers bring less than (N) of", "planner/src/scaling/ceiling.rs", r"MIN_MARGINAL_GAIN: f64 = (N);"),
+    (SCALING, r"when a worker's rate rises by (N), or", "planner/src/scaling/ceiling.rs", r"OTHER_RATE: f64 = (N);"),
+    (SCALING, r"or when the rate falls by (N) although", "planner/src/scaling/ceiling.rs", r"OTHER_RATE: f64 = (N);"),
+    (SCALING, r"rate has just changed by (N), as", "planner/src/scaling/ceiling.rs", r"OTHER_RATE: f64 = (N);"),
     (SCALING, r"A worker that has missed (N) heartbeats", f"{FLAGS}/service.rs", "worker_missed_heartbeats"),
     (SCALING, r"target then is at most (N) the workers", "planner/src/scaling/known.rs", r"MAX_GROWTH: f64 = (N);"),
     (REPORT, r"Seconds from (N) of the rows to", "crates/caju/src/commands/tail.rs", r"BEFORE: f64 = (N);"),
@@ -311,6 +311,7 @@ MEANT = {
     "CLOSE_TIMEOUT": "crates/worker/src/caches.rs",
     "LEAVE_TIMEOUT": "crates/client/src/session.rs",
     "CALL": "crates/wire/src/link.rs",
+    "MAX_DECODED_BYTES": "proto/src/codec.rs",
     "MAX_JSON_BYTES": "crates/types/src/json.rs",
 }  # fmt: skip
 
