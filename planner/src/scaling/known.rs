@@ -47,6 +47,17 @@ pub(super) struct IterationRates {
     pub(super) without_rows_s: f64,
 }
 
+/// What a window has shown.
+struct Measured {
+    /// Rows that were computed, and the seconds of workers that they took.
+    rows: f64,
+    busy_s: f64,
+    /// Its length.
+    window_s: f64,
+    /// Whether it says what a worker gives: not at the end of an epoch.
+    measures_workers: bool,
+}
+
 impl IterationRates {
     /// Takes a sample; the window is what differs from the one before.
     pub(super) fn record(&mut self, job: JobSample, window_s: f64) {
@@ -69,7 +80,6 @@ impl IterationRates {
         let rows = (job.rows - self.last.rows) as f64;
         let local_busy_s = (job.local.busy_s - self.last.local.busy_s) * job.local.worth;
         let busy_s = job.busy_s - self.last.busy_s + local_busy_s;
-        let workers = job.all_workers();
         if rows <= 0.0 || busy_s <= 0.0 || window_s <= 0.0 {
             // Nothing came: a stage or a reader may take longer than the window, which goes on then.
             self.without_rows_s = window_s;
@@ -90,7 +100,15 @@ impl IterationRates {
             self.last = job;
             return;
         }
-        let (demand, wait) = self.demand_of(&job);
+        self.measure(&job, Measured { rows, busy_s, window_s, measures_workers });
+        self.last = job;
+    }
+
+    /// Takes a window in which rows came, and whose workers were there for all of it.
+    fn measure(&mut self, job: &JobSample, measured: Measured) {
+        let Measured { rows, busy_s, window_s, measures_workers } = measured;
+        let workers = job.all_workers();
+        let (demand, wait) = self.demand_of(job);
         self.rate = rows / window_s;
         self.wait = wait;
         if let Some((rate, bound)) = demand {
@@ -116,7 +134,6 @@ impl IterationRates {
         };
         let before = if window.is_steady { self.before.take() } else { None };
         self.ceilings.record(&window, before);
-        self.last = job;
     }
 
     /// How busy its workers were for it since the last sample. Where rows are rare, a mean over several.

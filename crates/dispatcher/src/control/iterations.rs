@@ -63,14 +63,6 @@ impl Iterations {
         let attempt = known.and_then(Iteration::attempt).cloned();
         let bases = known.map(Iteration::bases).unwrap_or_default();
         let known = known.map(|i| i.id);
-        let may_open = || match &resume {
-            Some(given) => {
-                let mut given = given.clone();
-                given.bases = merged(&bases, &given.bases);
-                self.check_opening(job, Some(&given))
-            }
-            None => self.check_opening(job, None),
-        };
         if let (Some(id), Some(given)) = (known, &resume)
             && let Some(joined) = resume::join(
                 txn,
@@ -82,7 +74,10 @@ impl Iterations {
                     },
                     any_called: others.called_in == Some(id),
                 },
-                may_open,
+                || {
+                    let bases = merged(&bases, &given.bases);
+                    self.check_opening(job, Some(&Resume { bases, ..given.clone() }))
+                },
             )?
         {
             return Ok(Some(joined));

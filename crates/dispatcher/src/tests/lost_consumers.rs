@@ -296,6 +296,14 @@ fn a_consumer_that_leaves_at_its_end_after_a_task_was_lost_is_not_waited_for() {
     });
 }
 
+/// One of three consumers, which has asked for elements, and its iteration.
+async fn one_of_three(w: &World, index: u32) -> (u64, u64) {
+    let request = v1::OpenIterationRequest { num_consumers: 3, ..consumer(index) };
+    let opened = w.core.epochs.open_iteration(request).await.unwrap();
+    beat(w, (opened.client_id, opened.iteration_id), &[], 0).await;
+    (opened.client_id, opened.iteration_id)
+}
+
 /// One of three consumers never comes. When another one leaves, the epoch is opened again: the wait for the first does not begin
 /// with that.
 #[test]
@@ -304,12 +312,7 @@ fn the_wait_for_a_consumer_goes_on_when_the_epoch_is_opened_again() {
         for comes in [false, true] {
             let w = World::new();
             let worker = [(w.worker("a:1").await, "a:1")];
-            let of_three = |index| v1::OpenIterationRequest { num_consumers: 3, ..consumer(index) };
-            let open = async |index| {
-                let opened = w.core.epochs.open_iteration(of_three(index)).await.unwrap();
-                beat(&w, (opened.client_id, opened.iteration_id), &[], 0).await;
-                (opened.client_id, opened.iteration_id)
-            };
+            let open = async |index| one_of_three(&w, index).await;
             let (first, second) = (open(0).await, open(1).await);
             w.silence(S * 400, &worker, &[first, second]).await;
             w.close(second.0, second.1, Vec::new()).await;
@@ -347,12 +350,7 @@ fn the_wait_for_a_consumer_begins_again_when_nobody_has_read_for_the_client_time
         for (away, is_forgotten) in [(50, false), (70, true)] {
             let w = World::new();
             let worker = [(w.worker("a:1").await, "a:1")];
-            let of_three = |index| v1::OpenIterationRequest { num_consumers: 3, ..consumer(index) };
-            let open = async |index| {
-                let opened = w.core.epochs.open_iteration(of_three(index)).await.unwrap();
-                beat(&w, (opened.client_id, opened.iteration_id), &[], 0).await;
-                (opened.client_id, opened.iteration_id)
-            };
+            let open = async |index| one_of_three(&w, index).await;
             let (first, second) = (open(0).await, open(1).await);
             w.silence(S * 400, &worker, &[first, second]).await;
             w.close(second.0, second.1, Vec::new()).await;
