@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -133,6 +134,17 @@ def test_cache_state_and_functions_are_those_of_the_dispatcher(local_ray, tmp_pa
         iter(function.distribute(cluster, job_name="function")).close()
     with caju.ray.start_cluster(1) as cluster, pytest.raises(cj.CajuError, match="allow.python"):
         iter(function.distribute(cluster, job_name="function"))
+
+
+def test_workers_that_do_not_work_yet_leave_first_and_then_the_newest():
+    """An actor that waits for resources may be older than one that works."""
+    members = [SimpleNamespace(name=name, address=address, drained=None)
+               for name, address in [("oldest", "h:1"), ("pending", ""), ("newer", "h:2"), ("newest", "h:3")]]
+    head, left = _head.Head.__new__(_head.Head), []
+    head._members, head._requested, head._not_before = members, 2, 0.0
+    head._observe, head._leave = lambda: None, lambda member: left.append(member.name)
+    head._step(2)
+    assert left == ["pending", "newest"]
 
 
 def test_a_failure_of_the_loop_is_in_the_status_and_does_not_end_it():
