@@ -1,6 +1,6 @@
 """Three trainers with three learning rates over one preparation, which is computed once.
 
-    python examples/hyperparameter_sweep.py [--rows 2000] [--cache DIR] [--together]
+    python examples/hyperparameter_sweep.py [--rows 2000] [--cache DIR] [--together [--dispatcher ADDRESS]]
 
 The preparation is slow on purpose. One after another, the first trainer computes it in its first epoch and stores the
 rows. Its second epoch, and all epochs of the other trainers, read the stored rows. Together, nothing is stored: the
@@ -38,15 +38,15 @@ def train(dataset, rate, epochs):
     return slope, seconds
 
 
-def together(rows, epochs):
+def together(service, rows, epochs):
     """Trains with all rates concurrently. Returns the seconds of each trainer's epochs."""
-    with caju.LocalCluster() as cluster, concurrent.futures.ThreadPoolExecutor(len(RATES)) as threads:
 
-        def trial(rate):
-            # Trainers may differ below the hint, here in their batches.
-            dataset = prepared(rows, store=False).shuffle(256).batch(64 if rate < 0.5 else 32)
-            return train(dataset.distribute(cluster, job_name=f"rate-{rate}", sharing="exact", policy="compute"), rate, epochs)
+    def trial(rate):
+        # Trainers may differ below the hint, here in their batches.
+        dataset = prepared(rows, store=False).shuffle(256).batch(64 if rate < 0.5 else 32)
+        return train(dataset.distribute(service, job_name=f"rate-{rate}", sharing="exact", policy="compute"), rate, epochs)
 
+    with concurrent.futures.ThreadPoolExecutor(len(RATES)) as threads:
         return list(threads.map(trial, RATES))
 
 
@@ -56,9 +56,16 @@ def main(arguments=None):
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--cache", help="where to keep snapshots; a private folder by default")
     parser.add_argument("--together", action="store_true", help="run the trainers concurrently, and share rows")
+    parser.add_argument("--dispatcher", help="with --together: a cluster that runs already, by its address")
     args = parser.parse_args(arguments)
+    if args.dispatcher and not args.together:
+        parser.error("--dispatcher belongs to --together")
     if args.together:
-        trained = together(args.rows, args.epochs)
+        if args.dispatcher:
+            trained = together(args.dispatcher, args.rows, args.epochs)
+        else:
+            with caju.LocalCluster() as cluster:
+                trained = together(cluster, args.rows, args.epochs)
         for rate, (slope, seconds) in zip(RATES, trained):
             print(f"rate {rate}: slope {slope:.3f}, epochs took " + ", ".join(f"{s:.2f} s" for s in seconds))
         return [seconds for _, seconds in trained]

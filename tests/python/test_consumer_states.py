@@ -44,7 +44,7 @@ def finish(epochs):
 def stopped(uneven="drop", steps=(STEPS,) * RANKS):
     """What ranks took until one step, and their states."""
     with cj.LocalCluster(workers=2) as cluster:
-        epochs = [rank(cluster, index, RANKS, uneven) for index in range(RANKS)]
+        epochs = [rank(cluster, index, len(steps), uneven) for index in range(len(steps))]
         taken = []
         for n in range(max(steps)):
             taken += ids(next(epoch) for epoch, most in zip(epochs, steps) if n < most)
@@ -66,15 +66,15 @@ def test_every_rank_goes_on_from_its_own_state(uneven):
     assert sorted(taken + [i for g in got for batch in g for i in batch]) == list(range(ROWS))
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
-def test_another_number_of_ranks_goes_on_from_the_states_of_all(count):
-    taken, states = stopped()
+@pytest.mark.parametrize("ranks,steps,count", [(3, STEPS, 1), (3, STEPS, 2), (3, STEPS, 4), (8, 9, 6)])
+def test_another_number_of_ranks_goes_on_from_the_states_of_all(ranks, steps, count):
+    taken, states = stopped(steps=(steps,) * ranks)
     with cj.LocalCluster(workers=2) as cluster:
         epochs = [rank(cluster, index, count) for index in range(count)]
         for epoch in epochs:
             epoch.load_state_dict(states)
         got = finish(epochs)
-    left = ROWS // BATCH - RANKS * STEPS
+    left = ROWS // BATCH - ranks * steps
     assert [len(g) for g in got] == [left // count] * count
     assert sorted(taken + [i for g in got for batch in g for i in batch]) == list(range(ROWS))
 

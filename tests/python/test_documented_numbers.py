@@ -120,6 +120,7 @@ ROWS = [
     (ARCHITECTURE, r"(`--sharing-window` \()(N)\)", "crates/engine/src/sharing/settings.rs", r"DEFAULT_WINDOW_BYTES: u64 = (N);"),
     (ARCHITECTURE, r"(`--sharing-spill-bytes` \()(N)\)", "crates/engine/src/sharing/settings.rs", r"DEFAULT_SPILL_BYTES: u64 = (N);"),
     (ARCHITECTURE, r"(`--sharing-backlog` \()(N)\)", "crates/engine/src/sharing/settings.rs", r"DEFAULT_BACKLOG_BYTES: u64 = (N);"),
+    (SHARING, "when it has missed (N) splits", f"{DISPATCHER}/control/sharing.rs", r"MAX_WAITING: usize = if cfg!\(test\) \{ 20 \} else \{ (N) \};"),
     (SHARING, r"for `--sharing-wait` at most \((N) by default", f"{FLAGS}/service.rs", "sharing_wait"),
     ("docs/python/batches.md", r"part of the definition, up to (N); write", "crates/python/python/caju/_memory.py",
      r"INLINE_BYTES = (N)"),

@@ -151,10 +151,26 @@ print(took, sorted(heavy))
     ("tabular", ["--rows", "3000", "--epochs", "2"], lambda losses: losses[1] < losses[0] < 0.7),
     ("text_bucketed", ["--rows", "400"], lambda shares: shares[1] < shares[0] * 0.7),
     ("hyperparameter_sweep", ["--rows", "600"], lambda times: all(t < times[0][0] / 2 for t in times[1] + times[2])),
-    ("hyperparameter_sweep", ["--rows", "600", "--together"], lambda times: [len(t) for t in times] == [2, 2, 2]),
+    ("hyperparameter_sweep", ["--rows", "60", "--together"], lambda times: [len(t) for t in times] == [2, 2, 2]),
 ])  # fmt: skip
 def test_examples_run(example, arguments, good, caju):
     assert good(runpy.run_path(str(ROOT / f"examples/{example}.py"))["main"](arguments))
+
+
+def test_trainers_of_the_sweep_share_rows(cluster):
+    running = cluster(1)
+    example = runpy.run_path(str(ROOT / "examples/hyperparameter_sweep.py"))
+    times = example["main"](["--rows", "2000", "--together", "--dispatcher", running.dispatcher.address])
+    assert [len(t) for t in times] == [2, 2, 2]
+    # Heartbeats of the worker say it.
+    deadline = time.monotonic() + 30
+    while True:
+        [worker] = running.status()["workers"]
+        window = worker["usage"]["sharing"]
+        if window["hits"] >= window["misses"] > 0:
+            break
+        assert time.monotonic() < deadline, window
+        time.sleep(0.2)
 
 
 def test_doctests():

@@ -2,7 +2,7 @@
 
 use caju_types::{Error, Result, did_you_mean};
 
-use crate::def::{DatasetDef, SourceDef, StageOp};
+use crate::def::{DatasetDef, PythonKind, SourceDef, StageOp};
 use crate::functions::Functions;
 use crate::place::join;
 
@@ -123,6 +123,21 @@ impl DatasetDef {
                 _ => None,
             })
         })
+    }
+
+    /// The number of stages behind which a row has the same number whenever it is computed: all of them, or those above the
+    /// first function that drops or adds rows and draws from a generator which is not caju's. None if such a function is inside
+    /// of the source.
+    pub fn stages_with_fixed_rows(&self) -> Option<usize> {
+        let mut children = self.source.children().iter();
+        if children.any(|child| child.stages_with_fixed_rows() != Some(child.stages.len())) {
+            return None;
+        }
+        let changes_rows = |op: &StageOp| match op {
+            StageOp::Python(f) => f.draws_from.is_some() && f.kind != PythonKind::Map,
+            _ => false,
+        };
+        Some(self.ops().position(changes_rows).unwrap_or(self.stages.len()))
     }
 
     /// The definition with the seed of a job.

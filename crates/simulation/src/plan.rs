@@ -166,7 +166,8 @@ impl Plan {
                 || scenario == Scenario::Counting
                 || resumes && ((seed / 2).is_multiple_of(2) || seed % 5 == 2 || shares),
             names_ranks: is_of_consumers && seed % 2 == 1,
-            is_deterministic: r.permille(150) && is_dynamic,
+            // Not drawn for consumers, so that what is drawn for a seed stays.
+            is_deterministic: r.permille(150) && is_dynamic || is_of_consumers && seed % 7 == 3,
             shuffles: r.permille(250),
             filters: r.permille(250),
             batch: (r.permille(800) || !is_dynamic).then(|| r.between(8, 200)),

@@ -4,7 +4,7 @@
 //! first what is in the window of its worker, then splits that no task of another such job was given, and last what it has
 //! missed. Nothing of this is in the journal: after a restart tasks get the same splits in another order.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use caju_proto::{split_name, v1};
 use caju_types::{Error, IterationId, Result, WorkerId, did_you_mean};
@@ -13,6 +13,15 @@ use super::Txn;
 use super::fairness::fair_count;
 use crate::splits::SharedProvider;
 use crate::state::{Dataset, Feed, FeedId, Iteration, Job, Mode, Sharing, SplitRecord, State, Task, Update};
+
+/// The most splits of which an iteration remembers that its tasks were given them: about 12 MiB. An endless `repeat` has no
+/// end of them. A job for which such a split is still to come computes it, whether or not a window has it.
+const MAX_GIVEN: usize = if cfg!(test) { 40 } else { 262_144 };
+
+/// Splits that wait in the feed of a job that shares, beyond which it gets these before all others. Under an endless `repeat`
+/// a job that is slower than the others falls behind without end, and each split that waits takes memory and a place in the
+/// journal.
+const MAX_WAITING: usize = if cfg!(test) { 20 } else { 131_072 };
 
 /// Jobs that share rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,10 +42,35 @@ pub(super) struct SharingIterations {
 struct SharingIteration {
     /// Names of the places of its pipeline at which its rows are shared, from the source on.
     points: Vec<u64>,
-    /// Splits that its tasks were given, by name, with the worker of the last one.
-    given: HashMap<u64, WorkerId>,
+    given: GivenSplits,
     /// Splits that wait in its feed, by name.
     waiting: HashMap<u64, u64>,
+}
+
+/// The splits that the tasks of an iteration were given last.
+#[derive(Debug, Default)]
+struct GivenSplits {
+    /// By name, with the worker of the last task that was given it.
+    workers: HashMap<u64, WorkerId>,
+    /// The names in the order in which they were given first.
+    order: VecDeque<u64>,
+}
+
+impl GivenSplits {
+    fn insert(&mut self, name: u64, worker: WorkerId) {
+        if self.workers.insert(name, worker).is_none() {
+            self.order.push_back(name);
+        }
+        while self.order.len() > MAX_GIVEN {
+            let forgotten = self.order.pop_front();
+            forgotten.and_then(|name| self.workers.remove(&name));
+        }
+    }
+
+    /// The worker of the last task that was given a split.
+    fn worker(&self, name: u64) -> Option<WorkerId> {
+        self.workers.get(&name).copied()
+    }
 }
 
 impl SharingIterations {
@@ -128,12 +162,13 @@ impl SharingIterations {
             false => listed.iter().enumerate().map(|(at, name)| (*name, at)).collect(),
         };
         let mut choice = Choice::default();
+        let may_wait = known.pending.len() < MAX_WAITING;
         let waiting = self.waiting(iteration.id, known);
         for name in &request.shared_splits {
             match waiting.get(name) {
                 Some(index) if choice.waiting.contains(index) => {}
                 Some(index) => choice.waiting.push(*index),
-                None => choice.listed.extend(places.get(name)),
+                None => choice.listed.extend(places.get(name).filter(|_| may_wait)),
             }
             if choice.waiting.len() + choice.listed.len() >= want {
                 break;
@@ -146,21 +181,23 @@ impl SharingIterations {
             return choice;
         }
         let others: Vec<&SharingIteration> = self.related(state, iteration.id).map(|(_, o)| o).collect();
-        let is_given = |name: &u64| others.iter().any(|other| other.given.contains_key(name));
-        let fresh = listed.iter().enumerate().filter(|(_, name)| !is_given(name)).map(|(at, _)| at);
+        let is_given = |name: &u64| others.iter().any(|other| other.given.worker(*name).is_some());
         let left = provider.and_then(|p| p.left()).unwrap_or(usize::MAX);
-        choice.listed.extend(fresh.take(fair_count(iteration, feed, want, left)));
-        if let Some(last) = choice.listed.last() {
-            choice.passed = last + 1;
-            return choice;
+        if may_wait {
+            let fresh = listed.iter().enumerate().filter(|(_, name)| !is_given(name)).map(|(at, _)| at);
+            choice.listed.extend(fresh.take(fair_count(iteration, feed, want, left)));
+            if let Some(last) = choice.listed.last() {
+                choice.passed = last + 1;
+                return choice;
+            }
+            // The others were given all of these; they wait until the others are at their ends.
+            choice.passed = listed.len();
         }
-        // The others were given all of these; they wait until the others are at their ends.
-        choice.passed = listed.len();
         let count = fair_count(iteration, feed, want, known.pending.len());
         if is_relaxed(state, iteration) {
             // Its worker knows that it computed them, and skips those that have left its window.
-            let here = Some(&WorkerId(request.worker_id));
-            let is_here = |name: &u64| others.iter().any(|other| other.given.get(name) == here);
+            let here = Some(WorkerId(request.worker_id));
+            let is_here = |name: &u64| others.iter().any(|other| other.given.worker(*name) == here);
             let names = self.iterations.get(&iteration.id).map(|known| &known.waiting);
             let mut indices: Vec<u64> =
                 names.into_iter().flatten().filter(|(n, _)| is_here(n)).map(|(_, i)| *i).collect();
@@ -320,5 +357,21 @@ pub(super) fn check_job(job: &Job, wanted: Option<Sharing>) -> Result<()> {
             job.spec.sharing.as_str(),
             wanted.as_str()
         ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_splits_that_were_given_last_are_remembered() {
+        let mut given = GivenSplits::default();
+        for name in 0..1000 {
+            given.insert(name, WorkerId(1));
+            given.insert(name, WorkerId(2));
+        }
+        assert_eq!((given.workers.len(), given.order.len()), (MAX_GIVEN, MAX_GIVEN));
+        assert_eq!((given.worker(999), given.worker(0)), (Some(WorkerId(2)), None));
     }
 }

@@ -1,7 +1,9 @@
 //! Tasks of jobs that share get first what is in the window of their worker, then what no other job was given, then the rest.
 
+use std::collections::BTreeSet;
+
 use caju_proto::{split_name, v1};
-use caju_types::{ErrorKind, Result};
+use caju_types::{ErrorKind, IterationId, Result};
 use serde_json::{Value, json};
 
 use super::fake::{World, indices, lost, open_request, run};
@@ -82,6 +84,34 @@ fn a_late_job_goes_on_with_the_others_and_ends_with_what_it_missed() {
         rest.sort_unstable();
         assert_eq!(rest, [0, 1, 2, 3, 4, 5, 9, 10, 11]);
         assert_eq!(early.all(&world).await, [10, 11]);
+    });
+}
+
+/// A job that is slower than the others falls behind without end under an endless `repeat`. What it has missed comes before
+/// all others then.
+#[test]
+fn what_a_slow_job_has_missed_is_bounded() {
+    run(async {
+        let world = World::new();
+        let worker = world.worker("w:1").await;
+        let def = json!({"splits": 100_000});
+        let mut fast = Sharer::open(&world, &def, "fast", worker).await;
+        let mut slow = Sharer::open(&world, &def, "slow", worker).await;
+        let (mut most, mut missed) = (0, 0);
+        let mut had = BTreeSet::new();
+        for _ in 0..300 {
+            let given = fast.ask(&world, 8, &[]).await.unwrap();
+            let next = slow.ask(&world, 1, &given).await.unwrap();
+            missed += usize::from(!given.contains(&next[0]));
+            assert!(had.insert(next[0]), "{next:?} comes twice");
+            let state = world.core.snapshot();
+            let feeds = state.iterations[&IterationId(slow.iteration)].feeds.values();
+            most = feeds.map(|feed| feed.pending.len()).fold(most, usize::max);
+        }
+        // More than 20, with as many as are listed ahead; without the bound it would be 2,100.
+        assert!((20..20 + 1024).contains(&most), "{most} splits wait");
+        assert!(missed > 150, "{missed}");
+        assert!((0..20).all(|split| had.contains(&split)), "the oldest first: {had:?}");
     });
 }
 

@@ -22,6 +22,7 @@
 mod demand;
 mod evicted;
 mod flight;
+mod had;
 mod job;
 mod member;
 mod point;

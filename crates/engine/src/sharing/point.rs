@@ -40,7 +40,8 @@ impl SharingPoint {
 impl BoundPipeline {
     /// The places at which tasks of a job with this seed can share the rows of an epoch, from the source on. None where a
     /// task sees only some rows of a split, or reads stored parts alone. With `caching` there are none where a random stage
-    /// is above a hint: rows of stored splits have the draws of another epoch.
+    /// is above a hint: rows of stored splits have the draws of another epoch. None below a function that drops or adds rows by
+    /// draws of a generator which is not caju's: a task that computes the rest of a split would find other rows there.
     pub fn sharing_points(&self, seed: u64, epoch: u64, caching: bool) -> Vec<SharingPoint> {
         let Some(end) = self.local_end() else { return Vec::new() };
         if self.def().options.cache_only || caching && self.hints().iter().any(|h| h.random) {
@@ -54,10 +55,12 @@ impl BoundPipeline {
                 place,
             }
         };
-        let local = self.hints().iter().enumerate().filter(|(_, hint)| hint.set.is_none());
+        let Some(fixed) = self.def().stages_with_fixed_rows() else { return Vec::new() };
+        let is_fixed = |hint: &BoundHint| hint.set.is_none() && hint.stage <= fixed;
+        let local = self.hints().iter().enumerate().filter(|(_, hint)| is_fixed(hint));
         let mut points: Vec<SharingPoint> = local.map(at_hint).collect();
         let reseeded = caju_pipeline::reseeded(&end.canonical, seed).map_or(end.fingerprint, |(_, of)| of);
-        if let Some(schema) = self.stage_schemas().get(end.stages) {
+        if let Some(schema) = self.stage_schemas().get(end.stages).filter(|_| end.stages <= fixed) {
             let key = key(reseeded, schema, end.found_columns.as_deref(), draw(end.random));
             points.push(SharingPoint { key, place: END });
         }

@@ -3,7 +3,7 @@
 //! # Locks
 //! The state of the window is locked before the rows of a split.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +15,7 @@ use tokio::sync::Notify;
 
 use super::demand::{Demand, HeldBack};
 use super::evicted::EvictedSplits;
+use super::had::HadSplits;
 use super::job::SharingJob;
 use super::settings::{SharingLag, SharingSettings};
 use super::shared_split::{SharedSplit, SplitId, SplitRef};
@@ -81,7 +82,7 @@ struct Member {
     /// The keys of its points, from the source on.
     points: Vec<u128>,
     /// Splits that it computed or read.
-    had: HashSet<SplitRef>,
+    had: HadSplits,
     /// It was behind for too long: no other task waits for it until it begins its next split.
     is_out: bool,
     /// Splits that wait for others: while there are some, the others do not wait for this task.
@@ -126,8 +127,15 @@ impl SharingWindow {
         let id = state.next_member;
         state.next_member += 1;
         state.unused.retain(|point, _| !keys.contains(point));
-        let member =
-            Member { job, points: keys, had: HashSet::new(), is_out: false, waiting: 0, demand, held_back };
+        let member = Member {
+            job,
+            points: keys,
+            had: HadSplits::default(),
+            is_out: false,
+            waiting: 0,
+            demand,
+            held_back,
+        };
         state.members.insert(id, member);
         state.refresh_all();
         id

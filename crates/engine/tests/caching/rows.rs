@@ -9,6 +9,7 @@ use caju_cache::{Cache, CacheOptions};
 use caju_engine::{
     BoundPipeline, CachePlan, Hints, LeasedSplit, SetBase, SplitModes, TaskOptions, bind, bind_with, run_task,
 };
+use caju_functions::{Pool, PoolConfig};
 use caju_kernels::{Limits, Registry};
 use caju_pipeline::{DatasetDef, prefix_fingerprints};
 use caju_runtime::{Clock, CpuPool, IoCounters, Stores, SystemClock};
@@ -77,7 +78,9 @@ impl Hint {
 
 impl Pair {
     pub async fn bind(def: &DatasetDef) -> Result<Self> {
-        let registry = Registry::new(Limits::default());
+        // Functions are bound, and none is called.
+        let registry =
+            Registry::new(Limits::default()).with_python(Pool::new(PoolConfig::new("no-python", 1)));
         let io = Arc::new(IoCounters::new());
         let ctx = SourceContext::new(Arc::new(Stores::default()), Arc::clone(&io));
         let plain = Arc::new(bind(def, &registry, &ctx, None).await?);

@@ -15,6 +15,9 @@ use crate::common::{Fixed, How};
 use crate::generated::put;
 use crate::rows::{Pair, Row, cache, place, rows_of};
 
+/// The schema of one column, `id` of int64, as an Arrow IPC stream.
+const ID_SCHEMA: &str = "/////3gAAAAQAAAAAAAKAAwACgAJAAQACgAAABAAAAAAAQQACAAIAAAABAAIAAAABAAAAAEAAAAUAAAAEAAUABAAAAAPAAQAAAAIABAAAAAYAAAAIAAAAAAAAAIcAAAACAAMAAQACwAIAAAAQAAAAAAAAAEAAAAAAgAAAGlkAAD/////AAAAAA==";
+
 /// Splits of the source.
 const SPLITS: u64 = 6;
 
@@ -167,4 +170,30 @@ async fn a_split_with_skipped_rows_is_not_stored_from_the_window() {
     // The next epoch computes it, and stores it with the number of its skipped rows.
     let (rows, modes) = second.with(&cache(&root).await, How::default(), &plan).await;
     assert_eq!((rows, modes.put, modes.get), (want, 1, SPLITS - 1));
+}
+
+/// A filter that draws from numpy's generator keeps other rows whenever it runs: jobs do not complete each other's splits
+/// below it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_below_a_function_that_keeps_others_each_time_are_not_shared() {
+    let folder = place("foreign-draws");
+    files(&folder, false).await;
+    let points = async |kind: &str, draws: &str| {
+        let schema = if kind == "filter" { String::new() } else { format!(", schema: '{ID_SCHEMA}'") };
+        let yaml = format!(
+            "
+source: {{ json: {{ path: '{folder}/*.json', schema: {{ id: int64 }} }} }}
+steps:
+  - autocache: above
+  - python: {{ kind: {kind}, code: '0a', payload: 'LQ=='{schema}{draws} }}
+"
+        );
+        Pair::yaml(&yaml).await.kept.sharing_points(0, 0, true).len()
+    };
+    let draws = ", draws_from: numpy.random.rand";
+    for kind in ["map", "filter", "flat_map"] {
+        assert_eq!(points(kind, "").await, 2, "{kind}");
+        let expected = if kind == "map" { 2 } else { 1 };
+        assert_eq!(points(kind, draws).await, expected, "{kind}: only above it");
+    }
 }
