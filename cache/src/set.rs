@@ -81,7 +81,7 @@ pub enum SetOutcome {
     /// Other parts are still missing.
     Open,
     /// The set is complete and counts.
-    SplitSetDigest,
+    Complete,
     /// Another attempt's set counts: the part was deleted.
     Lost,
 }
@@ -131,7 +131,7 @@ impl Snapshot {
         let record = SetRecord { schema: SCHEMA.into(), attempt: attempt.to_string(), whole, members };
         if self.record(&record).await? {
             self.drop_other_attempts(&record).await?;
-            Ok(SetOutcome::SplitSetDigest)
+            Ok(SetOutcome::Complete)
         } else {
             self.drop_attempt(attempt).await?;
             Ok(SetOutcome::Lost)

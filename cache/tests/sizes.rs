@@ -62,7 +62,7 @@ async fn fill(stores: &Stores, root: &str) -> (Arc<Cache>, PartWriter) {
         read(&snapshot, &meta).await.unwrap();
     }
     assert_eq!(add_to_set(&cache, OPEN_SET, &[1, 2]).await, SetOutcome::Open);
-    assert_eq!(add_to_set(&cache, WHOLE_SET, &[1]).await, SetOutcome::SplitSetDigest);
+    assert_eq!(add_to_set(&cache, WHOLE_SET, &[1]).await, SetOutcome::Complete);
     cache.close(Duration::from_secs(5)).await.unwrap();
     listing().store(stores, root).await.unwrap();
     write_plan_record(&PlanRecord::default(), stores, root, fp(OPEN_SET)).await.unwrap();

@@ -158,7 +158,7 @@ pub(crate) fn byte_splits(file: &FileRef, split_bytes: Option<u64>) -> Vec<Split
     let step = split_bytes.unwrap_or(size).max(1);
     let pieces = ((size + step / 2) / step).max(1);
     if pieces == 1 {
-        return vec![file_split(file, SplitRange::SplitSetDigest, None)];
+        return vec![file_split(file, SplitRange::Whole, None)];
     }
     (0..pieces)
         .map(|i| {

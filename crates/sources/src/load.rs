@@ -205,7 +205,7 @@ fn splits_of(url: &str, meta: &PartMeta, copy: u64) -> Vec<Split> {
         }
     };
     if meta.chunks.len() < 2 {
-        return vec![split(SplitRange::SplitSetDigest, meta.rows)];
+        return vec![split(SplitRange::Whole, meta.rows)];
     }
     let chunk = |(i, rows): (usize, &u64)| {
         let first = u32::try_from(i).unwrap_or(u32::MAX);

@@ -28,7 +28,7 @@ pub(crate) fn pack(file: &FileRef, groups: &[GroupSize], split_bytes: u64) -> Re
             end += 1;
         }
         let range = if end - first == groups.len() {
-            SplitRange::SplitSetDigest
+            SplitRange::Whole
         } else {
             SplitRange::RowGroups { first: number(first)?, count: number(end - first)? }
         };
@@ -47,7 +47,7 @@ pub(crate) fn pack(file: &FileRef, groups: &[GroupSize], split_bytes: u64) -> Re
 /// `Internal` for a split of another kind, and for one of another file.
 pub(crate) fn groups_of(range: &SplitRange, groups: usize, url: &str) -> Result<Range<usize>> {
     let range = match range {
-        SplitRange::SplitSetDigest => 0..groups,
+        SplitRange::Whole => 0..groups,
         SplitRange::RowGroups { first, count } => {
             let first = *first as usize;
             first..first.saturating_add(*count as usize)

@@ -75,7 +75,7 @@ impl Split {
             (None, _) => "source",
         };
         match &self.range {
-            SplitRange::SplitSetDigest => file.to_string(),
+            SplitRange::Whole => file.to_string(),
             SplitRange::Bytes { start, end } => format!("{file} bytes {start}..{end}"),
             SplitRange::RowGroups { first, count } => format!("{file} row groups {first}..{}", first + count),
             SplitRange::Rows { start, end } => format!("{file} rows {start}..{end}"),
@@ -90,7 +90,9 @@ impl Split {
 #[serde(rename_all = "snake_case")]
 pub enum SplitRange {
     /// All of it.
-    SplitSetDigest,
+    // Journals and listings that were written on 26 and 27 November 2026 have the second name.
+    #[serde(alias = "split_set_digest")]
+    Whole,
     /// The records that *start* in this nominal byte range; it need not lie on record boundaries.
     Bytes {
         /// First byte.
@@ -229,7 +231,7 @@ impl KeyHasher {
             h.bytes.extend_from_slice(&b.to_le_bytes());
         };
         match range {
-            SplitRange::SplitSetDigest => {}
+            SplitRange::Whole => {}
             SplitRange::Bytes { start, end } => two(&mut self, b'b', *start, *end),
             SplitRange::RowGroups { first, count } => two(&mut self, b'g', (*first).into(), (*count).into()),
             SplitRange::Rows { start, end } => two(&mut self, b'r', *start, *end),
@@ -284,7 +286,7 @@ mod tests {
 
     #[test]
     fn keys_are_pinned_and_tell_versions_apart() {
-        let whole = |f: &FileRef| split_key(Some(f), &SplitRange::SplitSetDigest);
+        let whole = |f: &FileRef| split_key(Some(f), &SplitRange::Whole);
         assert_eq!(whole(&file(Some("a"), 1)), whole(&file(Some("a"), 2)), "the e-tag is enough");
         assert_ne!(whole(&file(Some("a"), 1)), whole(&file(Some("b"), 1)));
         assert_ne!(whole(&file(None, 1)), whole(&file(None, 2)));
@@ -310,6 +312,28 @@ mod tests {
             offset += rows;
         }
         assert_eq!(found, [3, 8, 13, 18]);
+    }
+
+    /// Journals and listings have these texts.
+    #[test]
+    fn ranges_are_stored_under_their_first_names() {
+        let stored = [
+            (SplitRange::Whole, r#""whole""#),
+            (SplitRange::Bytes { start: 1, end: 9 }, r#"{"bytes":{"start":1,"end":9}}"#),
+            (SplitRange::RowGroups { first: 1, count: 2 }, r#"{"row_groups":{"first":1,"count":2}}"#),
+            (SplitRange::Rows { start: 1, end: 9 }, r#"{"rows":{"start":1,"end":9}}"#),
+            (
+                SplitRange::Files(vec![file(None, 5)]),
+                r#"{"files":[{"url":"s3://b/k","version":{"size":10,"mtime_ns":5}}]}"#,
+            ),
+            (SplitRange::Zipped(vec![vec![]]), r#"{"zipped":[[]]}"#),
+        ];
+        for (range, text) in stored {
+            assert_eq!(serde_json::to_string(&range).unwrap(), text);
+            assert_eq!(serde_json::from_str::<SplitRange>(text).unwrap(), range);
+        }
+        let of_two_days = serde_json::from_str::<SplitRange>(r#""split_set_digest""#).unwrap();
+        assert_eq!(of_two_days, SplitRange::Whole);
     }
 
     #[test]

@@ -146,7 +146,7 @@ const TYPES: [ColumnType; 3] = [ColumnType::Bytes, ColumnType::Float32, ColumnTy
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
-    /// SplitSetDigest records: the same values of every feature, and an error for every other type than its own.
+    /// Whole records: the same values of every feature, and an error for every other type than its own.
     #[test]
     fn records_read_as_prost_reads_them(record in encoded()) {
         let message = proto::Example::decode(record.as_slice()).unwrap();

@@ -1,7 +1,8 @@
 //! The rounds of a task whose consumers read in rounds: one element for each consumer, of one class and of one shape.
 //!
 //! The elements of a task that are of one class of `bucket_by_length` make rounds in the order in which they come. Lists that
-//! the pipeline padded to the longest of their batch are padded to the longest of the round. With `tokens` the rows of a
+//! the pipeline padded to the longest of their batch are padded to the longest of the round. Batches with fewer rows than the
+//! others, where the rows of a task end, make rounds of their own. With `tokens` the rows of a
 //! window of batches are put into other batches first ([`crate::packing`]).
 //!
 //! Every consumer gets its elements of a task in the order of the task's rounds. Which task's round comes next is agreed
@@ -35,14 +36,25 @@ pub(crate) struct Rounds {
     consumers: usize,
     /// How batches are padded; none if they are not.
     padding: Option<Padding>,
+    /// The rows of a full batch of each class, or of all classes; empty if elements are rows.
+    batch_sizes: Vec<u64>,
     /// Elements that fill no round yet, one per chunk, by class.
-    classes: BTreeMap<Option<u32>, VecDeque<Chunk>>,
+    classes: BTreeMap<Class, VecDeque<Chunk>>,
     /// With `tokens`: elements that wait to be packed.
     window: Option<Window>,
     /// Rows that fill no batch.
     remainder_rows: Vec<Chunk>,
     /// At the end of the task: the elements that fill no round.
     remainder_elements: Vec<Chunk>,
+}
+
+/// Elements that may share a round. A batch with fewer rows than its stage asks for, as one is where rows of a task end, is
+/// apart from the full ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Class {
+    /// The class of `bucket_by_length`.
+    bucket: Option<u32>,
+    is_short: bool,
 }
 
 /// Elements whose rows are packed together.
@@ -67,6 +79,7 @@ impl Rounds {
         Self {
             consumers: consumers.max(1),
             padding,
+            batch_sizes: last.map(batch_sizes).unwrap_or_default(),
             classes: BTreeMap::new(),
             window: packs.then(Window::default),
             remainder_rows: Vec::new(),
@@ -84,7 +97,11 @@ impl Rounds {
             self.remainder_rows.push(chunk);
         } else if self.window.is_some() {
             for at in 0..chunk.num_elements() {
-                self.push_to_window(chunk.pick_elements(&[at])?, &mut out)?;
+                let element = chunk.pick_elements(&[at])?;
+                match self.class_of(&element) {
+                    class if class.is_short => self.assign_element(class, element, &mut out)?,
+                    _ => self.push_to_window(element, &mut out)?,
+                }
             }
         } else {
             self.assign_elements(&chunk, &mut out)?;
@@ -93,11 +110,11 @@ impl Rounds {
     }
 
     fn assign_elements(&mut self, chunk: &Chunk, out: &mut Vec<(usize, Chunk)>) -> Result<()> {
-        let class = chunk.round.bucket;
-        let waiting = self.classes.get(&class).map_or(0, VecDeque::len);
         let count = chunk.num_elements();
         let mut at = 0;
         if chunk.elements == Elements::Rows {
+            let class = self.class_of(chunk);
+            let waiting = self.classes.get(&class).map_or(0, VecDeque::len);
             // Rows in bulk: single ones only where a round was begun, and at the end.
             let first = if waiting > 0 { (self.consumers - waiting).min(count) } else { 0 };
             for row in 0..first {
@@ -111,17 +128,21 @@ impl Rounds {
             at = first + full;
         }
         for element in at..count {
-            self.assign_element(class, chunk.pick_elements(&[element])?, out)?;
+            let element = chunk.pick_elements(&[element])?;
+            self.assign_element(self.class_of(&element), element, out)?;
         }
         Ok(())
     }
 
-    fn assign_element(
-        &mut self,
-        class: Option<u32>,
-        element: Chunk,
-        out: &mut Vec<(usize, Chunk)>,
-    ) -> Result<()> {
+    /// The class of an element, or of all rows of a chunk.
+    fn class_of(&self, element: &Chunk) -> Class {
+        let bucket = element.round.bucket;
+        let index = bucket.and_then(|b| usize::try_from(b).ok()).unwrap_or(0);
+        let full = self.batch_sizes.get(index).or(self.batch_sizes.first()).copied().unwrap_or(0);
+        Class { bucket, is_short: element.elements != Elements::Rows && (element.rows() as u64) < full }
+    }
+
+    fn assign_element(&mut self, class: Class, element: Chunk, out: &mut Vec<(usize, Chunk)>) -> Result<()> {
         let waiting = self.classes.entry(class).or_default();
         waiting.push_back(element);
         if waiting.len() >= self.consumers {
@@ -153,7 +174,8 @@ impl Rounds {
         let mut elements = window.elements;
         let rest = elements.split_off(elements.len() / self.consumers * self.consumers);
         for element in rest {
-            self.classes.entry(None).or_default().push_back(element);
+            let class = self.class_of(&element);
+            self.classes.entry(class).or_default().push_back(element);
         }
         let Some(first) = elements.first() else { return Ok(()) };
         let sizes: Vec<usize> = elements.iter().map(Chunk::rows).collect();
@@ -192,6 +214,7 @@ impl Rounds {
         let kind = |element: &Chunk| v1::RemainderElement {
             bucket: element.round.bucket.map_or(0, |b| b.saturating_add(1)),
             widths: self.widths(element),
+            rows: element.rows() as u64,
         };
         (
             self.remainder_elements.iter().map(kind).collect(),
@@ -282,6 +305,15 @@ impl Rounds {
             first.filter(|width| widths.all(|w| w == Some(*width))).map_or(0, |width| width.saturating_add(1))
         };
         (0..element.schema().fields().len()).map(width).collect()
+    }
+}
+
+/// The rows of the full batches of a stage, of each class or of all.
+fn batch_sizes(op: &StageOp) -> Vec<u64> {
+    match op {
+        StageOp::Batch { size, .. } | StageOp::PaddedBatch { size, .. } => vec![*size],
+        StageOp::BucketByLength { batch_sizes, .. } => batch_sizes.clone(),
+        _ => Vec::new(),
     }
 }
 

@@ -59,8 +59,8 @@ fn rows(assigned: &[(usize, Chunk)]) -> Vec<u64> {
 }
 
 proptest! {
-    /// Random elements of three classes: in every round all consumers get one of the same class and the same shape, every row
-    /// is assigned once, and less than a round of each class is left.
+    /// Random elements of three classes: in every round all consumers get one of the same class and the same shape, all of them
+    /// full or none. Every row is assigned once, and less than a round of each class is left.
     #[test]
     fn cor_03_every_round_is_of_one_class_and_one_shape(
         elements in prop::collection::vec((1u32..4, 1usize..9, 0u32..3), 0..40),
@@ -75,6 +75,8 @@ proptest! {
         assigned.extend(rounds.finish().unwrap());
         let by_consumer = shapes(&assigned, consumers);
         prop_assert!(by_consumer.iter().all(|own| *own == by_consumer[0]), "{by_consumer:?}");
+        let short = |n| assigned.iter().filter(move |(to, _)| *to == n).map(|(_, c)| c.rows() < 2).collect::<Vec<_>>();
+        prop_assert!((0..consumers).all(|n| short(n) == short(0)), "a round has full elements and others");
         let (remainder, _) = rounds.remainder();
         let mut given = assigned;
         for (at, kind) in (0..).zip(&remainder) {
@@ -87,7 +89,10 @@ proptest! {
         }
         prop_assert_eq!(rows(&given), (0..start).collect::<Vec<_>>());
         for class in 0..3 {
-            prop_assert!(remainder.iter().filter(|k| k.bucket == class + 1).count() < consumers);
+            for is_short in [false, true] {
+                let left = |k: &&v1::RemainderElement| k.bucket == class + 1 && (k.rows < 2) == is_short;
+                prop_assert!(remainder.iter().filter(left).count() < consumers);
+            }
         }
     }
 
@@ -134,6 +139,24 @@ proptest! {
         prop_assert_eq!(rounds.remainder().0.len(), widths.len() % consumers);
         let got: BTreeSet<u64> = rows(&assigned).into_iter().collect();
         prop_assert_eq!(got.len(), widths.len() / consumers * consumers * 2);
+    }
+
+    /// A batch with fewer rows than the others is not packed with them.
+    #[test]
+    fn a_short_batch_is_not_packed_with_full_ones(full in 0usize..60, at in 0usize..60, consumers in 1usize..5) {
+        let mut rounds = Rounds::new(&definition(&json!({"batch": 4})), consumers, true);
+        let mut assigned = Vec::new();
+        for n in 0..=full {
+            let rows = if n == at.min(full) { 1 } else { 4 };
+            let chunk = element(4 * n as u64, rows, 3, 0);
+            assigned.extend(rounds.assign(Chunk { round: RoundMark::default(), ..chunk }).unwrap());
+        }
+        assigned.extend(rounds.finish().unwrap());
+        let is_alone = consumers == 1;
+        prop_assert_eq!(assigned.iter().filter(|(_, c)| c.rows() == 1).count(), usize::from(is_alone));
+        let left: Vec<u64> = rounds.remainder().0.iter().map(|k| k.rows).collect();
+        prop_assert_eq!(left.iter().filter(|rows| **rows == 1).count(), usize::from(!is_alone));
+        prop_assert_eq!(left.len(), full % consumers + usize::from(!is_alone));
     }
 }
 

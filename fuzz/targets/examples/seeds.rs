@@ -234,8 +234,7 @@ fn messages() {
     let task =
         v1::TaskDef { task_id: 1, definition_json, source_schema_ipc: schema.into(), ..Default::default() };
     save("messages", "good-task", &task.encode_to_vec());
-    let split =
-        r#"{"file": null, "range": "SplitSetDigest", "key": "0000000000000000000000000000002a", "rows": 5}"#;
+    let split = r#"{"file": null, "range": "whole", "key": "0000000000000000000000000000002a", "rows": 5}"#;
     let lease = v1::SplitLease { index: 1, split_json: split.into(), ..Default::default() };
     save("messages", "good-lease", &lease.encode_to_vec());
 }

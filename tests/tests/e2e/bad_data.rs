@@ -28,7 +28,7 @@ fn images(records: &[Vec<u8>], options: Value) -> Pipeline {
     Pipeline::new(&definition).with_file("data.tfrecord", &tfrecord(records))
 }
 
-/// SplitSetDigest photos, by name.
+/// Whole photos, by name.
 fn photos(count: usize) -> Vec<Vec<u8>> {
     let folder = sample_images().join("files");
     let mut paths = Vec::new();

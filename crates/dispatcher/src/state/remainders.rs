@@ -42,6 +42,9 @@ pub struct RemainderElement {
     pub bucket: Option<u32>,
     /// Items that every list of a column has, plus 1; 0 where they differ, or are no lists.
     pub widths: Vec<u32>,
+    /// Its rows; 0 if an older worker reported it.
+    #[serde(default, skip_serializing_if = "super::is_default")]
+    pub rows: u64,
 }
 
 /// A part of a remainder for one consumer.

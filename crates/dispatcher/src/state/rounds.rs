@@ -5,13 +5,15 @@
 //! rounds with those of other tasks. Their places are numbered, and a consumer delivers them when all consumers have
 //! received everything.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use caju_types::{TaskId, Uneven};
 
 use super::{Consumers, Iteration, Remainder, RemainderAssignment, RemainderPiece, Task, TaskState};
 
-/// Gives out elements: those of one class make rounds, of which `first` is the first.
+/// Gives out elements: those of one class make rounds, of which `first` is the first. Elements with as many rows share
+/// rounds, so that one round of a class at most has full ones and some with fewer rows.
 pub(super) fn by_class(
     remainders: &[(TaskId, &Remainder)],
     consumers: &Consumers,
@@ -29,7 +31,11 @@ pub(super) fn by_class(
         ..RemainderAssignment::default()
     };
     let per_round = usize::try_from(count).unwrap_or(usize::MAX);
-    for elements in classes.values() {
+    for elements in classes.values_mut() {
+        let rows = |(task, element): &(usize, u64)| {
+            remainders.get(*task).and_then(|(_, remainder)| kind(remainder, *element)).map_or(0, |k| k.rows)
+        };
+        elements.sort_by_key(|element| Reverse(rows(element)));
         for round in elements.chunks(per_round) {
             let lacks = count - round.len() as u64;
             if lacks > 0 && uneven == Uneven::Drop {
@@ -148,7 +154,7 @@ mod tests {
         /// to one width, no element is given out twice but as a copy, and less than a round per class is dropped or copied.
         #[test]
         fn cor_03_the_last_rounds_are_of_one_class_each(
-            left in prop::collection::vec(prop::collection::vec((0u32..4, 1u32..9), 0..12), 0..5),
+            left in prop::collection::vec(prop::collection::vec((0u32..4, 1u32..9, 1u64..4), 0..12), 0..5),
             count in 1u32..6,
             pad: bool,
         ) {
@@ -158,7 +164,7 @@ mod tests {
                 batch_rows: 0,
                 drop_remainder: false,
                 lag: Vec::new(),
-                kinds: kinds.iter().map(|(b, w)| RemainderElement { bucket: Some(*b), widths: vec![*w] }).collect(),
+                kinds: kinds.iter().map(|(b, w, r)| RemainderElement { bucket: Some(*b), widths: vec![*w], rows: *r }).collect(),
                 row_widths: Vec::new(),
                 has_spare: false,
             }).collect();
@@ -166,13 +172,15 @@ mod tests {
             let uneven = if pad { Uneven::Pad } else { Uneven::Drop };
             let assignment = by_class(&remainders, &Consumers { count, uneven, balance: Balance::Bucket }, 8);
             let mut rounds: BTreeMap<u64, Vec<(u32, u32, Vec<u32>)>> = BTreeMap::new();
+            let mut numbers: BTreeMap<(u32, u64), std::collections::BTreeSet<u64>> = BTreeMap::new();
             let mut seen = std::collections::BTreeSet::new();
             for (task, pieces) in &assignment.tasks {
                 let kinds = &left[usize::try_from(task.0).unwrap() - 1];
                 for p in pieces {
-                    let (bucket, width) = kinds[usize::try_from(p.start).unwrap()];
+                    let (bucket, width, rows) = kinds[usize::try_from(p.start).unwrap()];
                     prop_assert!(p.end == p.start + 1 && p.pad_to[0] >= width);
                     prop_assert!(p.copy || seen.insert((*task, p.start)), "twice");
+                    numbers.entry((bucket, p.round)).or_default().insert(rows);
                     rounds.entry(p.round).or_default().push((p.consumer, bucket, p.pad_to.clone()));
                 }
             }
@@ -181,6 +189,11 @@ mod tests {
                 round.sort();
                 prop_assert_eq!(round.iter().map(|r| r.0).collect::<Vec<_>>(), (0..count).collect::<Vec<_>>());
                 prop_assert!(round.iter().all(|r| (&r.1, &r.2) == (&round[0].1, &round[0].2)), "{round:?}");
+            }
+            // Of three numbers of rows, two rounds of a class at most have several.
+            for bucket in 0..4 {
+                let mixed = numbers.iter().filter(|((of, _), rows)| *of == bucket && rows.len() > 1).count();
+                prop_assert!(mixed <= 2, "{mixed} rounds of class {bucket} are mixed: {numbers:?}");
             }
             let total = left.iter().map(Vec::len).sum::<usize>() as u64;
             prop_assert_eq!(seen.len() as u64 + assignment.surplus, total);

@@ -214,7 +214,7 @@ mod tests {
             repetition: 0,
             key: caju_types::SplitKey(3),
             file: None,
-            range: caju_sources::SplitRange::SplitSetDigest,
+            range: caju_sources::SplitRange::Whole,
             rows: None,
             trim: None,
             stride: None,

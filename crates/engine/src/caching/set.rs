@@ -142,7 +142,7 @@ impl TaskSet {
         let member = Member { part: key, attempt: committed.meta().attempt.clone(), covers };
         // Behind a `take` one task sees all rows of the prefix, though not all splits.
         let whole = if cut { SplitSetDigest::of(member.covers.iter().map(|n| n.0)) } else { target.whole };
-        if snapshot.add_to_set(&target.attempt, whole, member).await? == SetOutcome::SplitSetDigest {
+        if snapshot.add_to_set(&target.attempt, whole, member).await? == SetOutcome::Complete {
             tracing::info!(set = %target.id, splits = target.whole.splits, "a set of parts is complete");
         }
         self.counters.computed_became_stored(stored);

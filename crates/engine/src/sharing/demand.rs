@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use caju_runtime::Clock;
-use parking_lot::Mutex;
+use caju_runtime::{Clock, OrderedMutex};
+
+use super::locks;
 
 /// Over what time it is averaged whether rows are held back. A reader takes rows in bursts: one batch per step, for example.
 const AVERAGED_OVER: Duration = Duration::from_millis(500);
@@ -22,7 +23,7 @@ const MOSTLY_HELD: f64 = 0.9;
 #[derive(Debug)]
 pub struct Demand {
     clock: Arc<dyn Clock>,
-    output: Mutex<Output>,
+    output: OrderedMutex<Output>,
     /// The connections whose reader has used less than half of its prefetch.
     starved: AtomicUsize,
 }
@@ -52,7 +53,7 @@ impl Output {
 impl Demand {
     /// The demand of a task whose output is empty, and that has no reader.
     pub fn new(clock: Arc<dyn Clock>) -> Arc<Self> {
-        let output = Mutex::new(Output { at: clock.now(), ..Output::default() });
+        let output = OrderedMutex::new(locks::WAITING_SHARE, Output { at: clock.now(), ..Output::default() });
         Arc::new(Self { clock, output, starved: AtomicUsize::new(0) })
     }
 
@@ -88,13 +89,13 @@ impl Demand {
 #[derive(Debug)]
 pub(crate) struct HeldBack {
     clock: Arc<dyn Clock>,
-    output: Mutex<Output>,
+    output: OrderedMutex<Output>,
 }
 
 impl HeldBack {
     /// A point at which no row has passed.
     pub(super) fn new(clock: Arc<dyn Clock>) -> Arc<Self> {
-        let output = Mutex::new(Output { at: clock.now(), ..Output::default() });
+        let output = OrderedMutex::new(locks::WAITING_SHARE, Output { at: clock.now(), ..Output::default() });
         Arc::new(Self { clock, output })
     }
 

@@ -24,6 +24,7 @@ mod evicted;
 mod flight;
 mod had;
 mod job;
+mod locks;
 mod member;
 mod point;
 mod settings;

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use arrow_array::RecordBatch;
+use caju_runtime::OrderedMutex;
 use caju_wire::batch_bytes;
-use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::demand::{Demand, HeldBack};
 use super::job::SharingJob;
+use super::locks;
 use super::spill::SpilledBatch;
 
 /// Names the rows of a split at a sharing point.
@@ -37,7 +38,7 @@ pub(super) struct SharedSplit {
     pub(super) number: u64,
     /// The job whose task began to compute it.
     pub(super) by: SharingJob,
-    rows: Mutex<Rows>,
+    rows: OrderedMutex<Rows>,
     /// Rows were added, or none follow.
     pub(super) changed: Notify,
 }
@@ -81,7 +82,7 @@ enum State {
     #[default]
     Growing,
     /// These are all rows. `skipped`: rows that `on_error: skip` left out.
-    SplitSetDigest { skipped: u64 },
+    Complete { skipped: u64 },
     /// The window dropped its rows.
     Evicted,
 }
@@ -121,7 +122,14 @@ pub(super) struct ToSpill {
 
 impl SharedSplit {
     pub(super) fn new(id: SplitId, name: u64, number: u64, by: SharingJob) -> Self {
-        Self { id, name, number, by, rows: Mutex::default(), changed: Notify::new() }
+        Self {
+            id,
+            name,
+            number,
+            by,
+            rows: OrderedMutex::new(locks::SPLIT_ROWS, Rows::default()),
+            changed: Notify::new(),
+        }
     }
 
     /// Adds the rows from ordinal `start` on that are not there yet. Returns the bytes that were added.
@@ -149,16 +157,16 @@ impl SharedSplit {
     /// Exactly the rows of the split.
     pub(super) fn whole_rows(&self) -> Option<u64> {
         let rows = self.rows.lock();
-        matches!(rows.state, State::SplitSetDigest { .. }).then_some(rows.count)
+        matches!(rows.state, State::Complete { .. }).then_some(rows.count)
     }
 
     /// A task has computed all `rows` rows of the split. False if rows are missing here.
     pub(super) fn finish(&self, rows: u64, skipped: u64) -> bool {
         let mut have = self.rows.lock();
         if have.state == State::Growing && have.count == rows {
-            have.state = State::SplitSetDigest { skipped };
+            have.state = State::Complete { skipped };
         }
-        matches!(have.state, State::SplitSetDigest { .. })
+        matches!(have.state, State::Complete { .. })
     }
 
     /// It leaves the window. Returns the bytes that are freed.
@@ -176,7 +184,7 @@ impl SharedSplit {
             (State::Evicted, _) => Next::Unavailable,
             (_, Some(Batch::Memory(batch))) => Next::Batch(batch.clone()),
             (_, Some(Batch::Disk(batch))) => return Found::Spilled(batch.clone()),
-            (State::SplitSetDigest { skipped }, None) => Next::End { skipped },
+            (State::Complete { skipped }, None) => Next::End { skipped },
             (State::Growing, None) => Next::Pending,
         })
     }
@@ -256,7 +264,7 @@ impl SharedSplit {
     }
 
     pub(super) fn is_whole(&self) -> bool {
-        matches!(self.rows.lock().state, State::SplitSetDigest { .. })
+        matches!(self.rows.lock().state, State::Complete { .. })
     }
 
     pub(super) fn is_read(&self) -> bool {

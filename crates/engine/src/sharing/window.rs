@@ -1,7 +1,4 @@
 //! The window of a worker: the rows of the splits that were computed last, bounded in bytes.
-//!
-//! # Locks
-//! The state of the window is locked before the rows of a split.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
@@ -9,14 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arrow_array::RecordBatch;
-use caju_runtime::Clock;
-use parking_lot::Mutex;
+use caju_runtime::{Clock, OrderedMutex};
 use tokio::sync::Notify;
 
 use super::demand::{Demand, HeldBack};
 use super::evicted::EvictedSplits;
 use super::had::HadSplits;
 use super::job::SharingJob;
+use super::locks;
 use super::settings::{SharingLag, SharingSettings};
 use super::shared_split::{SharedSplit, SplitId, SplitRef};
 use super::spill::SpillFolder;
@@ -31,7 +28,7 @@ mod spilling;
 pub struct SharingWindow {
     settings: SharingSettings,
     pub(super) clock: Arc<dyn Clock>,
-    state: Mutex<State>,
+    state: OrderedMutex<State>,
     /// Space may be free, or a job that was behind has caught up.
     freed: Notify,
     /// Where rows go that do not fit; none: they are dropped.
@@ -106,14 +103,18 @@ pub(super) struct SplitPoints {
 impl SharingWindow {
     /// An empty window in memory. Under [`SharingLag::Spill`] it drops what does not fit.
     pub fn new(settings: SharingSettings, clock: Arc<dyn Clock>) -> Arc<Self> {
-        Arc::new(Self { settings, clock, state: Mutex::default(), freed: Notify::new(), spill: None })
+        Arc::new(Self { settings, clock, state: Self::empty(), freed: Notify::new(), spill: None })
     }
 
     /// An empty window with a folder for rows that do not fit in memory, if the settings say [`SharingLag::Spill`].
     /// [`SharingWindow::spill`] writes them.
     pub fn with_spill(settings: SharingSettings, clock: Arc<dyn Clock>, folder: SpillFolder) -> Arc<Self> {
         let spill = (settings.lag == SharingLag::Spill).then(|| Arc::new(folder));
-        Arc::new(Self { settings, clock, state: Mutex::default(), freed: Notify::new(), spill })
+        Arc::new(Self { settings, clock, state: Self::empty(), freed: Notify::new(), spill })
+    }
+
+    fn empty() -> OrderedMutex<State> {
+        OrderedMutex::new(locks::WINDOW, State::default())
     }
 
     /// Adds a task of a job that shares its rows at the points with these keys, from the source on. Returns its number.
