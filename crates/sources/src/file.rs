@@ -24,8 +24,9 @@ use crate::split::{FileRef, FileVersion};
 const LOCAL_COALESCE: u64 = 16 << 10;
 /// Ranges of one remote request at most this many bytes apart are read together.
 const REMOTE_COALESCE: u64 = 512 << 10;
-/// Readahead in blocks: a local file needs one, a remote store several to hide its latency.
+/// Blocks of a local file that are read ahead: the operating system reads ahead, too.
 const LOCAL_READAHEAD: usize = 1;
+/// Blocks of a remote file that are read ahead: several hide the latency of a request.
 const REMOTE_READAHEAD: usize = 3;
 
 /// The reference of a file that a listing found.

@@ -14,9 +14,10 @@ use crate::split::{KeyHasher, Split, SplitRange};
 use crate::split_reader::{Rows, batch_of, failed};
 use crate::trim::{sliced, trimmed};
 
-/// A range is cut into about 64 splits, of a power of two of rows between these bounds: growing its end
-/// mostly leaves the splits that there were.
+/// Splits of a range, about: enough for some tens of workers.
 const RANGE_SPLITS: u64 = 64;
+/// The fewest and the most rows of a split of a range. The number is a power of two, so that a range whose end grows mostly
+/// keeps its splits.
 const RANGE_ROWS: (u64, u64) = (1 << 10, 1 << 18);
 
 /// Rows of an in-memory source per split.

@@ -24,8 +24,9 @@ use crate::tar::{BLOCK, Entry, Names, SampleScan, key_and_extension, padded};
 
 /// The column of the samples' keys.
 const KEY: &str = "__key__";
-/// Samples, and bytes of them, from which columns are found.
+/// Samples from which columns are found: the first ones of a file.
 const SAMPLES: usize = 100;
+/// Bytes of these samples that are read at most, because samples may be videos.
 const SAMPLE_BYTES: u64 = 64 << 20;
 
 /// Tar files of samples.

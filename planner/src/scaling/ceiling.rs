@@ -9,6 +9,7 @@ const MIN_MARGINAL_GAIN: f64 = 0.3;
 /// Seconds after which more workers are tried once more: what was the bottleneck may have become faster. They double with each
 /// time that it still was.
 const FIRST_RETRY_S: f64 = 600.0;
+/// The most of these seconds: a try costs a few workers for two samples, and a store may become faster within a training.
 const MAX_RETRY_S: f64 = 4.0 * 3600.0;
 
 /// What a job had before its number of workers last rose.

@@ -2,8 +2,9 @@
 
 /// The steps of the sum per factor of e. The sum is exact to four digits with two: its terms are smooth.
 const STEPS: f64 = 8.0;
-/// The range of the sum beyond the smallest and the largest share, as powers of e: what lies outside is below 1e-5.
+/// How far the range of the sum goes below the smallest share, as a power of e: what lies outside is below 1e-5.
 const BELOW: f64 = 12.0;
+/// How far it goes above the largest share, likewise.
 const ABOVE: f64 = 3.5;
 
 /// A job on the workers.

@@ -60,6 +60,7 @@ fn stages(def: &DatasetDef, schemas: &[Arc<Schema>]) -> String {
 
 /// Shortens the line of a stage with many expressions. The file itself has all of them.
 fn shortened(mut line: String) -> String {
+    /// Characters of a line, about two lines of a terminal.
     const MOST: usize = 180;
     if let Some((cut, _)) = line.char_indices().nth(MOST) {
         line.truncate(cut);
