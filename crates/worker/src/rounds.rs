@@ -57,12 +57,53 @@ struct Class {
     is_short: bool,
 }
 
-/// Elements whose rows are packed together.
+/// Elements whose rows are packed together. Some have fewer rows than a full one: where rows of a task end, and those of which
+/// consumers had some rows when they went on from their states.
 #[derive(Default)]
 struct Window {
-    elements: Vec<Chunk>,
+    elements: VecDeque<Chunk>,
     rows: usize,
     bytes: usize,
+}
+
+impl Window {
+    fn push(&mut self, element: Chunk) {
+        self.rows += element.rows();
+        self.bytes += element.bytes();
+        self.elements.push_back(element);
+    }
+
+    /// Takes the first rows, as one piece; none if that is no row.
+    fn take_rows(&mut self, rows: usize) -> Result<Option<Chunk>> {
+        let mut taken: Vec<Chunk> = Vec::new();
+        let mut missing = rows;
+        while missing > 0
+            && let Some(mut element) = self.elements.pop_front()
+        {
+            if element.rows() > missing {
+                let rest = element.slice_rows(missing, element.rows() - missing);
+                self.elements.push_front(Chunk { elements: one_element(rest.rows()), ..rest });
+                element = element.slice_rows(0, missing);
+            }
+            missing -= element.rows();
+            taken.push(element);
+        }
+        self.rows -= rows - missing;
+        self.bytes = self.elements.iter().map(Chunk::bytes).sum();
+        if taken.is_empty() {
+            return Ok(None);
+        }
+        let pieces = taken.iter().flat_map(|e| e.pieces.iter().cloned()).collect();
+        let runs = taken.iter().flat_map(|e| e.runs.iter().copied()).collect();
+        let all =
+            Chunk { pieces, runs, elements: Elements::Rows, remainder: false, round: RoundMark::default() };
+        Ok(Some(Chunk { pieces: vec![all.concat()?], ..all }))
+    }
+}
+
+/// A batch of this number of rows.
+fn one_element(rows: usize) -> Elements {
+    Elements::Lengths(vec![u32::try_from(rows).unwrap_or(u32::MAX)])
 }
 
 impl Rounds {
@@ -97,11 +138,7 @@ impl Rounds {
             self.remainder_rows.push(chunk);
         } else if self.window.is_some() {
             for at in 0..chunk.num_elements() {
-                let element = chunk.pick_elements(&[at])?;
-                match self.class_of(&element) {
-                    class if class.is_short => self.assign_element(class, element, &mut out)?,
-                    _ => self.push_to_window(element, &mut out)?,
-                }
+                self.push_to_window(chunk.pick_elements(&[at])?, &mut out)?;
             }
         } else {
             self.assign_elements(&chunk, &mut out)?;
@@ -136,10 +173,8 @@ impl Rounds {
 
     /// The class of an element, or of all rows of a chunk.
     fn class_of(&self, element: &Chunk) -> Class {
-        let bucket = element.round.bucket;
-        let index = bucket.and_then(|b| usize::try_from(b).ok()).unwrap_or(0);
-        let full = self.batch_sizes.get(index).or(self.batch_sizes.first()).copied().unwrap_or(0);
-        Class { bucket, is_short: element.elements != Elements::Rows && (element.rows() as u64) < full }
+        let is_short = element.elements != Elements::Rows && element.rows() < self.full_rows(element);
+        Class { bucket: element.round.bucket, is_short }
     }
 
     fn assign_element(&mut self, class: Class, element: Chunk, out: &mut Vec<(usize, Chunk)>) -> Result<()> {
@@ -152,46 +187,43 @@ impl Rounds {
         Ok(())
     }
 
+    /// The rows of a full element of a class: 1 where elements are rows.
+    fn full_rows(&self, element: &Chunk) -> usize {
+        let bucket = element.round.bucket.and_then(|b| usize::try_from(b).ok()).unwrap_or(0);
+        let full = self.batch_sizes.get(bucket).or(self.batch_sizes.first()).copied();
+        let full = full.filter(|_| element.elements != Elements::Rows).unwrap_or(1);
+        usize::try_from(full).unwrap_or(usize::MAX).max(1)
+    }
+
     fn push_to_window(&mut self, element: Chunk, out: &mut Vec<(usize, Chunk)>) -> Result<()> {
-        let Some(window) = &mut self.window else { return Ok(()) };
         let rounds = if element.elements == Elements::Rows { WINDOW_ROUNDS_OF_ROWS } else { WINDOW_ROUNDS };
-        window.rows += element.rows();
-        window.bytes += element.bytes();
-        window.elements.push(element);
-        let count = window.elements.len();
+        let full = self.full_rows(&element);
+        let Some(window) = &mut self.window else { return Ok(()) };
+        window.push(element);
+        let count = window.rows / full;
         let is_full = count >= rounds.saturating_mul(self.consumers)
             || window.rows >= WINDOW_ROWS
             || window.bytes >= WINDOW_BYTES;
-        if is_full && count.is_multiple_of(self.consumers) {
+        if is_full && count >= self.consumers {
             self.pack_window(out)?;
         }
         Ok(())
     }
 
-    /// Packs the rows of the window. Elements that fill no round stay.
+    /// Packs the rows of the window into rounds of full elements. The rows behind the last such round stay.
     fn pack_window(&mut self, out: &mut Vec<(usize, Chunk)>) -> Result<()> {
-        let Some(window) = self.window.as_mut().map(std::mem::take) else { return Ok(()) };
-        let mut elements = window.elements;
-        let rest = elements.split_off(elements.len() / self.consumers * self.consumers);
-        for element in rest {
-            let class = self.class_of(&element);
-            self.classes.entry(class).or_default().push_back(element);
-        }
-        let Some(first) = elements.first() else { return Ok(()) };
-        let sizes: Vec<usize> = elements.iter().map(Chunk::rows).collect();
-        let are_rows = first.elements == Elements::Rows;
-        let pieces = elements.iter().flat_map(|e| e.pieces.iter().cloned()).collect();
-        let runs = elements.iter().flat_map(|e| e.runs.iter().copied()).collect();
-        let all =
-            Chunk { pieces, runs, elements: Elements::Rows, remainder: false, round: RoundMark::default() };
-        let batch = all.concat()?;
-        let items = items_per_row(&batch);
-        let all = Chunk { pieces: vec![batch], ..all };
-        for round in pack(&items, &sizes, self.consumers) {
+        let Some(mut window) = self.window.as_mut().map(std::mem::take) else { return Ok(()) };
+        let Some(first) = window.elements.front() else { return Ok(()) };
+        let (full, are_rows) = (self.full_rows(first), first.elements == Elements::Rows);
+        let count = window.rows / full / self.consumers * self.consumers;
+        let all = window.take_rows(count.saturating_mul(full))?;
+        self.window = Some(window);
+        let Some(all) = all else { return Ok(()) };
+        let items: Vec<u64> = all.pieces.iter().flat_map(items_per_row).collect();
+        for round in pack(&items, &vec![full; count], self.consumers) {
             for (consumer, rows) in round.iter().enumerate() {
                 let element = all.pick_elements(rows)?;
-                let lengths = Elements::Lengths(vec![u32::try_from(rows.len()).unwrap_or(u32::MAX)]);
-                let elements = if are_rows { Elements::Rows } else { lengths };
+                let elements = if are_rows { Elements::Rows } else { one_element(rows.len()) };
                 out.push((consumer, Chunk { elements, ..element }));
             }
         }
@@ -206,6 +238,13 @@ impl Rounds {
         let mut out = Vec::new();
         self.pack_window(&mut out)?;
         self.remainder_elements = std::mem::take(&mut self.classes).into_values().flatten().collect();
+        let mut window = self.window.as_mut().map(std::mem::take).unwrap_or_default();
+        while let Some(first) = window.elements.front() {
+            let (full, are_rows) = (self.full_rows(first), first.elements == Elements::Rows);
+            let Some(element) = window.take_rows(full.min(window.rows))? else { break };
+            let elements = if are_rows { Elements::Rows } else { one_element(element.rows()) };
+            self.remainder_elements.push(Chunk { elements, ..element });
+        }
         Ok(out)
     }
 
@@ -340,8 +379,7 @@ pub(crate) fn rows_of(chunks: &[Chunk], start: usize, end: usize) -> Vec<Chunk> 
         let (from, to) = (start.max(at), end.min(at + chunk.rows()));
         let part = (from < to).then(|| chunk.slice_rows(from - at, to - from));
         at += chunk.rows();
-        let rows = u32::try_from(to.saturating_sub(from)).unwrap_or(u32::MAX);
-        part.map(|p| Chunk { elements: Elements::Lengths(vec![rows]), ..p })
+        part.map(|p| Chunk { elements: one_element(to.saturating_sub(from)), ..p })
     });
     parts.collect()
 }
