@@ -1,5 +1,6 @@
 """The number of workers that a dispatcher of this process asks for."""
 
+import contextlib
 import threading
 import time
 
@@ -25,6 +26,26 @@ def test_a_dispatcher_of_this_process_has_a_target():
         while dispatcher.target.workers != 1:
             threading.Event().wait(0.1)
             assert time.monotonic() < until, dispatcher.target
+
+
+def test_rows_that_come_from_the_cache_need_fewer_workers_in_the_same_epoch(tmp_path):
+    """The second repetition reads what the first one has stored. The target falls before the epoch ends."""
+    rows = 12_000
+    text = f"source: {{ range: {rows} }}\nsteps: [ {{ sleep: {{ per_row: 2ms }} }}, {{ autocache: h }}, {{ repeat: {{}} }}, {{ batch: 10 }} ]"
+    settings = {"cache": tmp_path, "scaling_interval": 1.0, "scale_down_after": 2.0}
+    with cj.start_dispatcher(**settings) as dispatcher, contextlib.ExitStack() as workers:
+        for _ in range(3):
+            workers.enter_context(cj.start_worker(dispatcher))
+        stream = iter(cj.from_yaml(text).distribute(dispatcher, job_name="train", policy="hint:h"))
+        began, taken, most = time.monotonic(), 0, 0
+        while taken < rows or dispatcher.target.workers > 1:
+            taken += len(next(stream)["id"])
+            most = max(most, dispatcher.target.workers)
+            # A reader that takes 1,000 rows per second needs two workers that compute 500 each.
+            threading.Event().wait(max(0.0, began + taken / 1000 - time.monotonic()))
+            assert time.monotonic() - began < PATIENCE_S, dispatcher.target
+        assert most >= 2 and "`train`" in dispatcher.target.reason, dispatcher.target
+        stream.close()
 
 
 @pytest.mark.parametrize("arguments, part", [
