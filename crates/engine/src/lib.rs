@@ -8,6 +8,7 @@ mod busy;
 mod cache_plan;
 mod caching;
 mod context;
+mod hidden;
 mod hint;
 mod learning;
 mod lease;

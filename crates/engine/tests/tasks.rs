@@ -453,3 +453,52 @@ async fn a_split_of_which_readers_have_all_rows_is_not_computed_again() {
         assert!(run_with(more, rows, done).await.is_err(), "{more} {rows:?} {done}");
     }
 }
+
+/// A zip pairs rows by their numbers. A row that one of its datasets left out would pair all rows behind it wrongly.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_inside_of_a_zip_are_not_skipped() {
+    let zipped = |above: &str, below: &str| {
+        format!(
+            "
+source:
+  zip:
+    - {{ source: {{ range: 20 }}, steps: [ {{ map: {{ a: 'id{above}' }} }} ] }}
+    - {{ source: {{ range: 20 }}, steps: [ {{ map: {{ b: id }} }} ] }}
+steps: [ {{ with_columns: {{ c: 'a{below}' }} }} ]
+on_error: skip
+"
+        )
+    };
+    let fails = " + 0 * (1 / (id % 10))";
+    let e = chunks(&zipped(fails, ""), How::default()).await.unwrap_err();
+    assert!(e.message().contains("rows inside of a zip are not skipped"), "{e}");
+    // Below it both sides lose the row.
+    let all = chunks(&zipped("", " + 0 * (1 / (b % 10))"), How::default()).await.unwrap();
+    assert_eq!(rows(&all).len(), 18);
+}
+
+/// DataFusion computes both sides of `and` for all rows of a batch, also for rows whose first side decides.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_expression_fails_only_where_a_row_alone_does() {
+    let yaml = |filter: &str| format!("source: {{ range: 3000 }}\nsteps: [ {{ filter: '{filter}' }} ]");
+    let count = async |filter: &str| chunks(&yaml(filter), How::default()).await.map(|all| rows(&all).len());
+    assert_eq!(count("id % 7 <> 1 and 100 / (id % 7 - 1) > 0").await.unwrap(), 3000 / 7 * 5 + 2);
+    assert_eq!(count("id % 7 = 1 or 100 / (id % 7 - 1) > 0").await.unwrap(), 3000 / 7 * 6 + 3);
+    let e = count("id % 7 <> 2 and 100 / (id % 7 - 1) > 0").await.unwrap_err();
+    assert!(e.message().contains("row 1: ") || e.message().contains("row 1 "), "{e}");
+}
+
+/// Who lists the splits of a definition lets other tasks of its thread run, whatever the definition skips.
+#[tokio::test]
+async fn a_listing_that_skips_without_end_holds_up_nobody() {
+    let numbers = "range: { start: 0, end: 4611686018427387904 }";
+    for steps in
+        ["skip: 4503599627370496", "shard: { num_shards: 9007199254740992, index: 9007199254740991 }"]
+    {
+        let pipeline = bound(&format!("source: {{ {numbers} }}\nsteps: [ {{ {steps} }} ]")).await.unwrap();
+        let mut splits = pipeline.splits();
+        let first = futures::StreamExt::next(&mut splits);
+        let waited = tokio::time::timeout(std::time::Duration::from_millis(50), first).await;
+        assert!(waited.is_err(), "{steps}: no split has rows of it soon");
+    }
+}

@@ -17,6 +17,7 @@ mod catalog;
 mod columns;
 mod constant;
 mod cse;
+mod dialect;
 mod eval;
 mod functions;
 mod guard;

@@ -48,6 +48,21 @@ async fn a_compressed_file_of_no_bytes_is_truncated() {
     }
 }
 
+/// A folder has the compressed files that `compression: auto` reads.
+#[test]
+fn the_extensions_of_folders_have_all_compressions() {
+    for (_, format) in formats() {
+        let all = crate::files::extensions(&format);
+        let plain = all.iter().filter(|e| !e.contains('.') && **e != "tgz");
+        for (plain, suffix) in
+            plain.flat_map(|plain| ["gz", "gzip", "zst", "zstd"].map(|suffix| (plain, suffix)))
+        {
+            let name = format!("{plain}.{suffix}");
+            assert!(all.contains(&name.as_str()), "{name}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_plain_file_of_no_bytes_has_no_rows() {
     let (_, tfrecord) = formats().into_iter().next().unwrap();

@@ -42,7 +42,8 @@ impl Json {
 
     /// What the decoder would not report. Keys without a column are errors if all columns are read and were found in the rows.
     fn scan(&self, schema: &SchemaRef, projection: &[usize], lines: &[u8]) -> Result<(), String> {
-        let root = (!self.is_given || schema.fields().iter().any(|f| f.data_type().is_floating()))
+        let is_checked = |of: &DataType| of.is_numeric() || of.is_nested();
+        let root = (!self.is_given || schema.fields().iter().any(|f| is_checked(f.data_type())))
             .then(|| DataType::Struct(schema.fields().clone()));
         let unknown_keys = self.is_given || projection.len() < schema.fields().len();
         scan(lines, root.as_ref().map(|of| Expected { of, unknown_keys, rounds: self.is_given }))

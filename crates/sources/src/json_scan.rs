@@ -1,5 +1,5 @@
 //! What the JSON decoder of Arrow does not report: keys that an object has twice, of which it takes one, keys that no column
-//! takes, integers that it rounds, and numbers that it makes infinite.
+//! takes, integers that it rounds, fractions that it cuts off, and numbers that it makes infinite.
 
 use std::collections::{HashMap, HashSet};
 
@@ -121,7 +121,11 @@ pub(crate) fn scan(lines: &[u8], expected: Option<Expected<'_>>) -> Result<(), S
                         add_key(o, &lines[at..at + len], unknown_keys, &mut columns)?;
                     }
                     // The decoder reads numbers in quotes, too.
-                    Some(Open { next: Some(of), .. }) => check_range(&lines[at + 1..at + len - 1], of)?,
+                    Some(Open { next: Some(of), .. }) => {
+                        let number = &lines[at + 1..at + len - 1];
+                        check_range(number, of)?;
+                        check_fraction(number, of)?;
+                    }
                     _ => {}
                 }
                 at += len;
@@ -131,6 +135,7 @@ pub(crate) fn scan(lines: &[u8], expected: Option<Expected<'_>>) -> Result<(), S
                 let len = number.iter().position(|b| !is_of_number(*b)).unwrap_or(number.len());
                 if let Some(of) = open.last().and_then(|o| o.next) {
                     check_range(&number[..len], of)?;
+                    check_fraction(&number[..len], of)?;
                     if *of == DataType::Float64 && !rounds {
                         check_integer(&number[..len])?;
                     }
@@ -211,6 +216,24 @@ fn check_range(number: &[u8], of: &DataType) -> Result<(), String> {
     match std::str::from_utf8(number).ok().and_then(|number| overflow(number, of)) {
         Some(why) => Err(why),
         None => Ok(()),
+    }
+}
+
+/// # Errors
+/// For a number with a fraction in a column of integers: the decoder would cut it off.
+fn check_fraction(number: &[u8], of: &DataType) -> Result<(), String> {
+    if !of.is_integer() || !number.iter().any(|b| matches!(b, b'.' | b'e' | b'E')) {
+        return Ok(());
+    }
+    let text = String::from_utf8_lossy(number);
+    match text.parse::<f64>() {
+        Ok(n) if n.fract() != 0.0 => Err(format!(
+            "the number {} is no integer, and the type of its column is {}; set `schema` with float64",
+            shown(&text),
+            of.to_string().to_lowercase()
+        )),
+        // The decoder reports what is no number.
+        _ => Ok(()),
     }
 }
 
@@ -300,6 +323,28 @@ mod tests {
             let expected = Expected { of: &root, unknown_keys: true, rounds: false };
             assert_eq!(scan(text.as_bytes(), Some(expected)).is_err(), rounded, "{text}");
             scan(text.as_bytes(), None).unwrap();
+        }
+    }
+
+    #[test]
+    fn fractions_in_columns_of_integers_are_found() {
+        let int = |name: &str| Arc::new(Field::new(name, DataType::Int64, true));
+        let root = DataType::Struct(Fields::from(vec![
+            int("n"),
+            Arc::new(Field::new("list", DataType::List(int("item")), true)),
+            Arc::new(Field::new("x", DataType::Float64, true)),
+        ]));
+        for (text, is_cut) in [
+            (r#"{"n":1500.75}"#, true),
+            (r#"{"n":"1500.75"}"#, true),
+            (r#"{"n":15e-1}"#, true),
+            (r#"{"list":[1,2.5]}"#, true),
+            (r#"{"n":1500.0,"x":1500.75}"#, false),
+            (r#"{"n":15e1,"other":1.5}"#, false),
+            (r#"{"n":"x.e"}"#, false),
+        ] {
+            let expected = Expected { of: &root, unknown_keys: true, rounds: true };
+            assert_eq!(scan(text.as_bytes(), Some(expected)).is_err(), is_cut, "{text}");
         }
     }
 

@@ -318,6 +318,22 @@ async fn json_integers_are_never_rounded_unless_floats_were_asked_for() {
     assert_eq!(rounded.column(0).as_primitive::<Float64Type>().value(0), 9_007_199_254_740_992.0);
 }
 
+/// Arrow would cut the fraction off.
+#[tokio::test]
+async fn a_fraction_in_a_column_of_integers_is_an_error_of_its_line() {
+    let ctx = context();
+    let url = format!("{}/x.jsonl", fresh());
+    let integers: String = (0..1500).map(|n| format!("{{\"n\":{n}}}\n")).collect();
+    put(&ctx, &url, format!("{integers}{{\"n\":1500.75}}\n")).await;
+    for schema in [None, Some(vec![("n".to_owned(), ColumnType::Int64)])] {
+        let format = FileFormat::Json { schema, compression: Compression::Auto };
+        let e = all_rows(&ctx, &def(format, &url), &ReadOptions::default()).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::DataLoss);
+        let want = format!("{url}: line 1501: the number `1500.75` is no integer");
+        assert!(e.message().starts_with(&want), "{e}");
+    }
+}
+
 /// Arrow would read such a number as infinite. Infinite values that are written as such are read.
 #[tokio::test]
 async fn numbers_that_do_not_fit_a_column_of_floats_are_errors_of_their_line() {

@@ -132,7 +132,7 @@ fn bind_opened(
 ) -> Result<BoundPipeline> {
     let plan = plan::SplitPlan::of(def, by);
     let shards = PlannedShards { data: plan.data_shard(), has_stride: plan.has_stride() };
-    let level = Level { depth: 0, keep_hints, shards };
+    let level = Level { depth: 0, keep_hints, shards, in_zip: false };
     let mut root = bind_branch(def, registry, source, String::new(), level)?;
     plan.finish_steps(&mut root.steps);
     let stats_stages = std::iter::once(("source".to_string(), StageKind::Source))
@@ -226,7 +226,8 @@ fn bind_branch(
         SourceDef::Zip(c) => (BranchKind::Zip, c),
         _ => (BranchKind::Leaf, &[]),
     };
-    let below = Level { depth: level.depth + 1, shards: PlannedShards::default(), ..level };
+    let in_zip = level.in_zip || matches!(kind, BranchKind::Zip);
+    let below = Level { depth: level.depth + 1, shards: PlannedShards::default(), in_zip, ..level };
     let children = child_defs
         .iter()
         .zip(source.children())
@@ -276,7 +277,8 @@ fn bind_branch(
     let (mut steps, run) = bound(&order, &input)?;
     let schemas = if order.is_written() { run } else { bound(&written, &input)?.1 };
     let predicates = pushdown::predicates(def, &ops, registry, &source, &mut steps)?;
-    Ok(Branch { source, kind, projection: needed, predicates, children, steps, order, schemas })
+    let in_zip = level.in_zip;
+    Ok(Branch { source, kind, projection: needed, predicates, children, steps, order, schemas, in_zip })
 }
 
 impl BoundPipeline {

@@ -182,6 +182,7 @@ impl SplitPlan {
         if self.repetitions == Some(0) {
             return stream::empty().boxed();
         }
+        let listed = yielding(listed);
         let listed = match shard {
             Some(shard) if shard.by == ShardBy::File || self.file_hint => {
                 by_file(listed, shard.num_shards, shard.index)
@@ -250,6 +251,16 @@ fn strided(
         (first.first < rows).then_some(Ok(split))
     };
     splits.filter_map(move |split| std::future::ready(mark(split))).boxed()
+}
+
+/// The same splits. Who reads them lets other tasks of its thread run now and then, also while a `skip` or a shard leaves out
+/// more of them than anybody can count.
+fn yielding(splits: BoxStream<'static, Result<Split>>) -> BoxStream<'static, Result<Split>> {
+    let next = |split| async move {
+        tokio::task::consume_budget().await;
+        split
+    };
+    splits.then(next).boxed()
 }
 
 /// Applies takes and skips over rows to a canonical stream of splits whose row counts are known.

@@ -124,7 +124,7 @@ pub(crate) fn bind_stages(
     place: &str,
     at: Level,
 ) -> Result<(Vec<Step>, Vec<SchemaRef>)> {
-    let Level { depth, keep_hints, shards } = at;
+    let Level { depth, keep_hints, shards, in_zip } = at;
     let (mut hints, mut has_stride) = (0, shards.has_stride);
     // The first `shard` is the planned one.
     let mut shard =
@@ -142,7 +142,8 @@ pub(crate) fn bind_stages(
         let place = format!("{place}steps[{i}].{}", stage.op.name());
         let position =
             u32::try_from(def.stage_position_without_hints(i)).unwrap_or(u32::MAX) + depth * NESTED_POSITIONS;
-        let at = StageSite { place, position, stats: if depth == 0 { at_place + 1 } else { 0 } };
+        let stats = if depth == 0 { at_place + 1 } else { 0 };
+        let at = StageSite { place, position, stats, in_zip };
         if streaming && matches!(stage.op, StageOp::Unnest { .. } | StageOp::FlatMap { .. }) {
             return Err(Error::invalid(format!(
                 "{}: rows cannot be multiplied below a stream stage; put it above the first shuffle, batch, take, skip or repeat",
@@ -194,6 +195,8 @@ pub(crate) struct Level {
     pub(crate) depth: u32,
     pub(crate) keep_hints: bool,
     pub(crate) shards: PlannedShards,
+    /// Inside of a `zip`, which pairs rows by their numbers.
+    pub(crate) in_zip: bool,
 }
 
 /// What was planned of the shards of the outermost definition.
@@ -209,6 +212,7 @@ struct StageSite {
     place: String,
     position: u32,
     stats: usize,
+    in_zip: bool,
 }
 
 impl StageSite {
@@ -219,6 +223,7 @@ impl StageSite {
             position: self.position,
             schema,
             stats: self.stats,
+            in_zip: self.in_zip,
         }))
     }
 

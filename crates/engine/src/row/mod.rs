@@ -42,6 +42,9 @@ pub(crate) struct RowStage {
     pub(crate) schema: SchemaRef,
     /// Index of its counters.
     pub(crate) stats: usize,
+    /// It is inside of a `zip`, which pairs rows by their numbers: a row that it left out would pair all rows behind it wrongly,
+    /// so a bad row is an error also under `on_error: skip`.
+    pub(crate) in_zip: bool,
 }
 
 /// One column of a projection's output.
@@ -167,6 +170,10 @@ impl RowStage {
                 let located = self.locate(ctx, runs, &e);
                 if e.row.is_none() || !ctx.skips() || !located.is_data_error() {
                     return Err(located);
+                }
+                if self.in_zip {
+                    let why = "rows inside of a zip are not skipped, because it pairs rows by their numbers; put the stage below the zip";
+                    return Err(located.context(why));
                 }
                 self.run_row_by_row(ctx, batch, runs)
             }

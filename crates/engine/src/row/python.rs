@@ -14,6 +14,7 @@ use caju_wire::schema_from_ipc;
 
 use super::cast::{CastError, cast_column};
 use super::{Made, RowReclaimer, RowSelection};
+use crate::hidden::without_hidden_values;
 use crate::typename::type_name;
 
 /// A call that may give rows back.
@@ -204,6 +205,7 @@ impl PythonStage {
                 return Err(whole(Error::internal("a function did not report which rows it kept")));
             }
         };
+        let batch = without_hidden_values(batch).map_err(whole)?;
         self.check_kept(input, &batch, ran.start, &kept)?;
         Ok(Made { batch, kept, ran })
     }

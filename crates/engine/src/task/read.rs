@@ -18,6 +18,7 @@ use super::zip::{Side, zipped};
 use crate::bind::{BoundPipeline, Branch, BranchKind, Step};
 use crate::caching::{Entry, OpenPart, StoredGroup, TaskCache};
 use crate::context::TaskContext;
+use crate::hidden::without_hidden_values;
 use crate::lease::LeasedSplit;
 use crate::sharing::{Begin, END, Flights, MayShare, Next, SharedRows, entry_index};
 use crate::stats::SplitReads;
@@ -287,7 +288,8 @@ impl Reader {
     fn open(&self, branch: &Branch, split: &Split, home: u64) -> BoxStream<'static, Result<RecordBatch>> {
         match branch.kind {
             BranchKind::Leaf => {
-                let skip = self.ctx.skips().then(|| {
+                // Rows inside of a zip are not skipped: it pairs rows by their numbers.
+                let skip = (self.ctx.skips() && !branch.in_zip).then(|| {
                     let ctx = Arc::clone(&self.ctx);
                     let f: caju_sources::SkipFn = Arc::new(move |e| ctx.count_skip(home, &e));
                     f
@@ -304,7 +306,11 @@ impl Reader {
                 let ctx = Arc::clone(&self.ctx);
                 ctx.stats.source_opened();
                 let batches = read_split(&*branch.source, split, &options);
-                batches.map(move |b| b.and_then(|b| ctx.check_skips().map(|()| b))).boxed()
+                let checked = move |batch: Result<RecordBatch>| {
+                    let batch = without_hidden_values(batch?)?;
+                    ctx.check_skips().map(|()| batch)
+                };
+                batches.map(checked).boxed()
             }
             BranchKind::Concatenate | BranchKind::Sample { .. } => self.open_child(branch, split, home),
             BranchKind::Zip => self.open_zip(branch, split, home),

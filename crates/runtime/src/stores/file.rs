@@ -44,10 +44,11 @@ impl Filter {
         if let Some(p) = &self.pattern {
             return p.matches(key);
         }
-        let name = key.rsplit('/').next().unwrap_or(key);
-        if is_hidden(name) {
+        let below = key.strip_prefix(self.base.as_str()).unwrap_or(key);
+        if below.split('/').any(is_hidden) {
             return false;
         }
+        let name = key.rsplit('/').next().unwrap_or(key);
         let lower = name.to_ascii_lowercase();
         self.extensions.is_empty()
             || self.extensions.iter().any(|e| {
@@ -57,7 +58,7 @@ impl Filter {
 
     /// Whether keys below a folder can be wanted.
     pub(super) fn may_enter(&self, level: usize, name: &str) -> bool {
-        self.pattern.as_ref().is_none_or(|p| p.may_enter(level, name))
+        self.pattern.as_ref().map_or(!is_hidden(name), |p| p.may_enter(level, name))
     }
 }
 

@@ -79,6 +79,9 @@ fn is_hash(text: &str) -> bool {
 /// rows of the folder. A user's folders may have the names of theirs, so a folder alone shows nothing.
 pub(super) fn origin(below: &str) -> Origin {
     let segments: Vec<&str> = below.split('/').collect();
+    if segments.last() == Some(&"save.json") {
+        return Origin::StoredIfSealed;
+    }
     let found = segments.iter().enumerate().filter(|(_, name)| **name == "v1");
     let kinds = found.map(|(i, _)| origin_in_v1(segments.get(i + 1..).unwrap_or_default()));
     kinds.fold(Origin::User, |all, kind| match (all, kind) {
@@ -176,16 +179,20 @@ impl Pattern {
     /// Whether a whole key matches.
     pub(super) fn matches(&self, key: &str) -> bool {
         let below = key.strip_prefix(self.base.as_str()).unwrap_or(key);
-        let hidden = |name: &str| is_hidden(name) && !name.starts_with(self.visible.as_slice());
-        self.matcher.is_match(key) && !below.split('/').any(hidden)
+        self.matcher.is_match(key) && !below.split('/').any(|name| self.is_hidden(name))
     }
 
     /// Whether a key below the folder `name`, which is `level` levels below `base`, can match.
     pub(super) fn may_enter(&self, level: usize, name: &str) -> bool {
         match &self.segments {
             Some(s) => level + 1 < s.len() && s[level].is_match(name),
-            None => true,
+            None => !self.is_hidden(name),
         }
+    }
+
+    /// Whether a name is skipped: no segment of the pattern begins with its first character.
+    fn is_hidden(&self, name: &str) -> bool {
+        is_hidden(name) && !name.starts_with(self.visible.as_slice())
     }
 }
 

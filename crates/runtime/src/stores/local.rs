@@ -2,6 +2,7 @@
 
 use std::fs::Metadata;
 use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +20,7 @@ use crate::clock::SystemClock;
 /// Files whose metadata one blocking call reads.
 const STAT_BATCH: usize = 256;
 
-/// The most levels of folders. A deeper tree is taken for a loop of symbolic links.
+/// The most levels of folders. A deeper tree would take much memory, and no tool makes one.
 const MAX_DEPTH: usize = 64;
 
 /// How long after its last change a file that is named as one being written is taken for one.
@@ -32,12 +33,25 @@ struct Entry {
     name: String,
     /// It is a symbolic link.
     is_link: bool,
+    /// Why it cannot be read, whatever is in it.
+    refusal: Option<Refusal>,
+}
+
+/// Why a file or folder cannot be read.
+#[derive(Debug)]
+enum Refusal {
+    /// Its name is not UTF-8, and so it cannot be part of a URL.
+    Name,
+    /// It is a symbolic link, and what it leads to cannot be reached.
+    Link(io::Error),
 }
 
 #[derive(Debug)]
 struct Folder {
     key: String,
     level: usize,
+    /// The device and the inode, by which a folder is known again under another path.
+    identity: (u64, u64),
     /// In reverse order: the next entry is the last one.
     entries: Vec<Entry>,
 }
@@ -85,20 +99,28 @@ impl Traversal {
         let url = self.root.with_key(key.clone());
         if level > MAX_DEPTH {
             return Err(Error::invalid(format!(
-                "{url}: more than {MAX_DEPTH} folders deep; is there a loop of symbolic links?"
+                "{url}: more than {MAX_DEPTH} folders deep, which is the most; name a folder further down"
             )));
         }
         self.io.add_list();
-        let mut entries = match read_folder(&url.local_path()) {
-            Ok(entries) => entries,
+        let path = url.local_path();
+        let read = std::fs::metadata(&path).and_then(|m| Ok(((m.dev(), m.ino()), read_folder(&path)?)));
+        let (identity, mut entries) = match read {
+            Ok(read) => read,
             // It does not exist or is no folder: nothing is below it.
             Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
-                Vec::new()
+                return Ok(());
             }
             Err(e) => return Err(io_error(&url, &e)),
         };
+        if let Some(outer) = self.stack.iter().find(|outer| outer.identity == identity) {
+            return Err(Error::invalid(format!(
+                "{url}: the symbolic link leads to the folder {} that it is in, whose files would be read again; remove the link",
+                self.root.with_key(outer.key.clone())
+            )));
+        }
         entries.sort_unstable_by(|a, b| b.name.cmp(&a.name));
-        self.stack.push(Folder { key, level, entries });
+        self.stack.push(Folder { key, level, identity, entries });
         Ok(())
     }
 
@@ -115,7 +137,11 @@ impl Traversal {
             looked += 1;
             let name = entry.name.trim_end_matches('/');
             let key = if folder.key.is_empty() { name.to_string() } else { format!("{}/{name}", folder.key) };
-            if entry.name.ends_with('/') {
+            if let Some(refusal) = &entry.refusal {
+                if self.filter.accepts(&key) || self.filter.may_enter(level, name) {
+                    return Err(refused(&self.root.with_key(key), refusal));
+                }
+            } else if entry.name.ends_with('/') {
                 if self.filter.may_enter(level, name) {
                     self.enter(key, level + 1)?;
                 }
@@ -171,20 +197,41 @@ fn dangling(url: &StoreUrl, name: &str) -> Result<()> {
     )))
 }
 
+/// The error of a file or folder that cannot be read: without it its rows would be left out.
+fn refused(url: &StoreUrl, refusal: &Refusal) -> Error {
+    match refusal {
+        Refusal::Name => Error::invalid(format!(
+            "{url}: the name is not valid UTF-8 (its other bytes are shown as \u{fffd}), so no URL can name it; rename it, or name \
+             the files by a pattern that leaves it out"
+        )),
+        Refusal::Link(e) => io_error(url, e).context(
+            "the symbolic link leads to what cannot be reached; remove the link, or make it readable",
+        ),
+    }
+}
+
 fn read_folder(path: &Path) -> io::Result<Vec<Entry>> {
     let mut out = Vec::new();
     for entry in std::fs::read_dir(path)? {
         let entry = entry?;
-        let Ok(mut name) = entry.file_name().into_string() else {
-            // A name that is not UTF-8 cannot be part of a URL.
-            continue;
+        let (mut name, mut refusal) = match entry.file_name().into_string() {
+            Ok(name) => (name, None),
+            Err(name) => (name.to_string_lossy().into_owned(), Some(Refusal::Name)),
         };
         let kind = entry.file_type()?;
-        let is_folder = kind.is_dir() || (kind.is_symlink() && entry.path().is_dir());
+        let mut is_folder = kind.is_dir();
+        if kind.is_symlink() && refusal.is_none() {
+            match std::fs::metadata(entry.path()) {
+                Ok(m) => is_folder = m.is_dir(),
+                // A link that leads nowhere is looked at in its place.
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                Err(e) => refusal = Some(Refusal::Link(e)),
+            }
+        }
         if is_folder {
             name.push('/');
         }
-        out.push(Entry { name, is_link: kind.is_symlink() });
+        out.push(Entry { name, is_link: kind.is_symlink(), refusal });
     }
     Ok(out)
 }

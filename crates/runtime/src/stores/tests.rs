@@ -533,6 +533,71 @@ async fn a_symbolic_link_in_the_place_of_a_folder_that_leads_nowhere_is_an_error
     }
 }
 
+#[cfg(unix)]
+#[tokio::test]
+async fn what_cannot_be_listed_is_an_error_where_its_rows_would_be_read() {
+    use std::os::unix::ffi::OsStrExt;
+    let dir = tempfile::tempdir().unwrap();
+    let link = |to: &str, name: &str| std::os::unix::fs::symlink(to, dir.path().join(name)).unwrap();
+    std::fs::create_dir(dir.path().join("train")).unwrap();
+    std::fs::write(dir.path().join("train/a.csv"), "x").unwrap();
+    let folder = dir.path().to_str().unwrap();
+    let everywhere = format!("{folder}/**/*.csv");
+    let listed = async |path: &str| keys(&stores(), path, &["csv"]).await;
+    // Hidden ones are not listed, and other names not wanted.
+    let bad_name = |start: &str, end: &str| {
+        let name = [start.as_bytes(), b"\xff", end.as_bytes()].concat();
+        dir.path().join(std::ffi::OsStr::from_bytes(&name))
+    };
+    std::fs::write(bad_name(".hidden", ".csv"), "x").unwrap();
+    link(".", ".loop");
+    for path in [folder, &everywhere] {
+        assert_eq!(listed(path).await.unwrap().len(), 1, "{path}");
+    }
+    let refused = async |what: &str| {
+        for path in [folder, &everywhere] {
+            let e = listed(path).await.unwrap_err();
+            assert!(e.message().contains(what), "{path}: {e}");
+        }
+        // A pattern that leaves it out.
+        assert_eq!(listed(&format!("{folder}/train/*.csv")).await.unwrap().len(), 1);
+    };
+    std::fs::write(bad_name("b", ".csv"), "x").unwrap();
+    refused("the name is not valid UTF-8").await;
+    std::fs::remove_file(bad_name("b", ".csv")).unwrap();
+    std::fs::create_dir(bad_name("shard", "")).unwrap();
+    refused("the name is not valid UTF-8").await;
+    std::fs::remove_dir(bad_name("shard", "")).unwrap();
+    link("train/..", "back");
+    refused("back: the symbolic link leads to the folder").await;
+    std::fs::remove_file(dir.path().join("back")).unwrap();
+    // The file system refuses to follow it, as it does a link to a folder of somebody else.
+    link("itself", "itself");
+    refused("the symbolic link leads to what cannot be reached").await;
+}
+
+#[tokio::test]
+async fn folders_with_hidden_names_are_skipped_below_a_plain_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    for folder in ["2026", "_temporary", ".git", "2026/.ipynb_checkpoints"] {
+        std::fs::create_dir_all(dir.path().join(folder)).unwrap();
+        std::fs::write(dir.path().join(folder).join("a.csv"), "x").unwrap();
+    }
+    let folder = dir.path().to_str().unwrap();
+    for path in
+        [folder.to_owned(), format!("{folder}/**"), format!("{folder}/**/*.csv"), format!("{folder}/*/*.csv")]
+    {
+        let found = keys(&stores(), &path, &["csv"]).await.unwrap();
+        assert_eq!(found.len(), 1, "{path}: {found:?}");
+    }
+    assert_eq!(keys(&stores(), &format!("{folder}/_*/*.csv"), &["csv"]).await.unwrap().len(), 1);
+    assert_eq!(
+        keys(&stores(), &format!("{folder}/_temporary"), &["csv"]).await.unwrap().len(),
+        1,
+        "it is named"
+    );
+}
+
 #[tokio::test]
 async fn a_large_local_folder_is_read_once_and_looked_at_in_steps() {
     let dir = tempfile::tempdir().unwrap();
