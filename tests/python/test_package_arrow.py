@@ -30,6 +30,21 @@ def by_id(rows):
     return sorted(rows, key=lambda row: row["id"])
 
 
+def test_what_is_below_a_null_is_null_whether_rows_are_computed_or_stored(tmp_path):
+    """pyarrow writes values below null structs and lists. Rows that were stored as Parquet would have lost them."""
+    x = pa.array([7, 1, None], pa.int64())
+    st = pa.StructArray.from_arrays([x], ["x"], mask=pa.array([True, False, False]))
+    items = pa.ListArray.from_arrays(pa.array([0, 2, 3, 4], pa.int32()), pa.array([5, 6, 7, 8]), mask=pa.array([True, False, False]))
+    with pa.OSFile(str(tmp_path / "rows.arrow"), "wb") as file, pa.ipc.new_file(file, pa.schema([("st", st.type), ("l", items.type)])) as to:
+        to.write_batch(pa.record_batch([st, items], ["st", "l"]))
+    rows = cj.read_arrow(str(tmp_path / "rows.arrow")).autocache("h")
+    kept = rows.filter("st.x is null and (l is null or l[1] > 6)").map(x="st.x", first="l[1]")
+    with cj.LocalCluster(cache=tmp_path / "cache") as cluster:
+        epochs = kept.distribute(cluster, job_name="j", policy="full", encoding="parquet/none")
+        for _ in range(2):
+            assert [row for row in epochs] == [{"x": None, "first": None}, {"x": None, "first": 8}]
+
+
 # ---- other libraries read datasets ---------------------------------------------------------------------------------
 
 

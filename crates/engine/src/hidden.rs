@@ -70,16 +70,21 @@ fn items<O: OffsetSizeTrait>(
     offsets: &OffsetBuffer<O>,
     nulls: Option<&NullBuffer>,
 ) -> Result<Option<(ArrayRef, OffsetBuffer<O>)>, ArrowError> {
-    let inner = changed(values)?;
-    let values = inner.as_ref().unwrap_or(values);
+    // Slices of a batch have all values of the whole.
+    let (first, last) =
+        (offsets.first().map_or(0, |o| o.as_usize()), offsets.last().map_or(0, |o| o.as_usize()));
+    let own = values.slice(first, last - first);
+    let inner = changed(&own)?;
+    let values = inner.as_ref().unwrap_or(&own);
     let is_null = |row: usize| nulls.is_some_and(|n| n.is_null(row));
     let lengths = || offsets.windows(2).map(|ends| (ends[0].as_usize(), ends[1].as_usize()));
     if !lengths().enumerate().any(|(row, (start, end))| end > start && is_null(row)) {
-        return Ok(inner.map(|values| (values, offsets.clone())));
+        let lengths = lengths().map(|(start, end)| end - start);
+        return Ok(inner.map(|values| (values, OffsetBuffer::from_lengths(lengths))));
     }
     let mut kept = vec![false; values.len()];
     for (row, (start, end)) in lengths().enumerate() {
-        kept[start..end].fill(!is_null(row));
+        kept[start - first..end - first].fill(!is_null(row));
     }
     let kept = BooleanArray::new(BooleanBuffer::from(kept), None);
     let lengths = lengths().enumerate().map(|(row, (start, end))| if is_null(row) { 0 } else { end - start });

@@ -163,27 +163,38 @@ impl BoundExprs {
         self.run(&narrow).or_else(|fault| {
             let located = self.locate(&narrow, fault);
             let fails_alone = located.row.is_some() || !located.error.is_data_error();
-            if fails_alone || narrow.num_rows() < 2 { Err(located) } else { self.run_halves(&narrow) }
+            if fails_alone || narrow.num_rows() < 2 { Err(located) } else { self.run_halves(&narrow, &mut 0) }
         })
     }
 
     /// Evaluates rows of which none needs to fail. `a <> 0 and 1 / a > 2` fails for a batch in which some rows are zero, because
     /// both sides are computed for all rows, but for none of the rows alone. The values of a row do not depend on the rows
     /// that share its batch, so these are the values.
-    fn run_halves(&self, batch: &RecordBatch) -> Result<Vec<ArrayRef>, RowError> {
+    ///
+    /// `kept`: the bytes of the values so far, which are bounded as those of one evaluation are.
+    fn run_halves(&self, batch: &RecordBatch, kept: &mut u64) -> Result<Vec<ArrayRef>, RowError> {
         let (rows, middle) = (batch.num_rows(), batch.num_rows() / 2);
-        let half = |start: usize, end: usize| {
+        let mut half = |start: usize, end: usize| {
             let part = batch.slice(start, end - start);
             match self.run(&part) {
-                Ok(values) => Ok(values),
+                Ok(values) => {
+                    *kept = values
+                        .iter()
+                        .fold(*kept, |sum, v| sum.saturating_add(v.get_array_memory_size() as u64));
+                    if *kept > self.chunk_bytes {
+                        let what = format_args!("the result of {rows} rows");
+                        return Err(budget::too_much(&what, *kept, self.chunk_bytes).into());
+                    }
+                    Ok(values)
+                }
                 Err(f) if end - start == 1 || !f.error.is_data_error() => {
                     let mut located = self.locate(&part, f);
                     located.row = located.row.map(|row| start + row);
                     Err(located)
                 }
-                Err(_) => {
-                    self.run_halves(&part).map_err(|e| RowError { row: e.row.map(|row| start + row), ..e })
-                }
+                Err(_) => self
+                    .run_halves(&part, kept)
+                    .map_err(|e| RowError { row: e.row.map(|row| start + row), ..e }),
             }
         };
         let (first, second) = (half(0, middle)?, half(middle, rows)?);

@@ -73,11 +73,11 @@ fn parsed(sql: &str) -> Result<ExprWithAlias, Failure> {
         .with_recursion_limit(MAX_NESTING)
         .build()
         .and_then(|mut p| p.parse_into_expr());
-    match parsed {
-        Ok(expression) => Ok(expression),
-        Err(_) if dialect.is_exhausted() => Err(Failure::TooLong),
-        Err(e) => Err(Failure::Syntax(e)),
+    // What the parser gave back after that may not be the first reading.
+    if dialect.is_exhausted() {
+        return Err(Failure::TooLong);
     }
+    parsed.map_err(Failure::Syntax)
 }
 
 /// The most reserved words that [`quote_hint`] tries. Each one costs a parse of the whole text.

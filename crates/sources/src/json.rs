@@ -44,7 +44,7 @@ impl Json {
     fn scan(&self, schema: &SchemaRef, projection: &[usize], lines: &[u8]) -> Result<(), String> {
         let is_checked = |of: &DataType| of.is_numeric() || of.is_nested();
         let root = (!self.is_given || schema.fields().iter().any(|f| is_checked(f.data_type())))
-            .then(|| DataType::Struct(schema.fields().clone()));
+            .then(|| DataType::Struct(projection.iter().map(|i| Arc::clone(&schema.fields()[*i])).collect()));
         let unknown_keys = self.is_given || projection.len() < schema.fields().len();
         scan(lines, root.as_ref().map(|of| Expected { of, unknown_keys, rounds: self.is_given }))
     }

@@ -219,6 +219,9 @@ fn check_range(number: &[u8], of: &DataType) -> Result<(), String> {
     }
 }
 
+/// Integers below this one are exact in float64.
+const MAX_EXACT: f64 = 9_007_199_254_740_992.0;
+
 /// # Errors
 /// For a number with a fraction in a column of integers: the decoder would cut it off.
 fn check_fraction(number: &[u8], of: &DataType) -> Result<(), String> {
@@ -227,8 +230,10 @@ fn check_fraction(number: &[u8], of: &DataType) -> Result<(), String> {
     }
     let text = String::from_utf8_lossy(number);
     match text.parse::<f64>() {
-        Ok(n) if n.fract() != 0.0 => Err(format!(
-            "the number {} is no integer, and the type of its column is {}; set `schema` with float64",
+        // Beyond, the decoder rounds what is written with a point or an exponent.
+        Ok(n) if n.fract() != 0.0 || n.abs() >= MAX_EXACT => Err(format!(
+            "the number {} is no integer that is read exactly, and the type of its column is {}; write it without a point and \
+             an exponent, or set `schema` with float64",
             shown(&text),
             of.to_string().to_lowercase()
         )),
@@ -338,6 +343,9 @@ mod tests {
             (r#"{"n":1500.75}"#, true),
             (r#"{"n":"1500.75"}"#, true),
             (r#"{"n":15e-1}"#, true),
+            (r#"{"n":9007199254740993.5}"#, true),
+            (r#"{"n":9007199254740993.0}"#, true),
+            (r#"{"n":9007199254740993}"#, false),
             (r#"{"list":[1,2.5]}"#, true),
             (r#"{"n":1500.0,"x":1500.75}"#, false),
             (r#"{"n":15e1,"other":1.5}"#, false),

@@ -329,7 +329,7 @@ async fn a_fraction_in_a_column_of_integers_is_an_error_of_its_line() {
         let format = FileFormat::Json { schema, compression: Compression::Auto };
         let e = all_rows(&ctx, &def(format, &url), &ReadOptions::default()).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::DataLoss);
-        let want = format!("{url}: line 1501: the number `1500.75` is no integer");
+        let want = format!("{url}: line 1501: the number `1500.75` is no integer that is read exactly");
         assert!(e.message().starts_with(&want), "{e}");
     }
 }

@@ -160,7 +160,7 @@ proptest! {
         let left: Vec<u64> = rounds.remainder().0.iter().map(|k| k.rows).collect();
         let rest = start - 4 * each * consumers as u64;
         let mut want = vec![4; usize::try_from(rest / 4).unwrap()];
-        want.extend((rest % 4 > 0).then_some(rest % 4));
+        want.extend((!rest.is_multiple_of(4)).then_some(rest % 4));
         prop_assert_eq!(left, want);
         let mut given = assigned;
         for at in 0..rounds.remainder().0.len() as u64 {

@@ -354,8 +354,10 @@ fn check_remainder(id: TaskId, request: &v1::AssignRemainderRequest, consumers: 
     let is_in_rounds = consumers.balance != Balance::None;
     let mut of_class: BTreeMap<u32, u64> = BTreeMap::new();
     request.kinds.iter().for_each(|element| *of_class.entry(element.bucket).or_default() += 1);
-    // In rounds: less than a round of full elements of each class, and less than one of those with fewer rows.
-    let most = if is_in_rounds { count.saturating_mul(2).saturating_sub(1) } else { count };
+    // In rounds: less than a round of full elements of each class, and less than one of those with fewer rows. `tokens` keeps
+    // less than a round and one element with fewer rows.
+    let of_two = count.saturating_mul(2).saturating_sub(1);
+    let most = if is_in_rounds { of_two.max(count.saturating_add(1)) } else { count };
     let largest = if is_in_rounds { of_class.values().copied().max().unwrap_or(0) } else { request.elements };
     if is_in_rounds && request.kinds.len() as u64 != request.elements {
         return Err(Error::invalid(format!(
@@ -364,7 +366,7 @@ fn check_remainder(id: TaskId, request: &v1::AssignRemainderRequest, consumers: 
             request.kinds.len()
         )));
     }
-    if largest >= most.max(1) || request.lag.len() as u64 > count {
+    if largest >= most || request.lag.len() as u64 > count {
         return Err(Error::invalid(format!(
             "{id} keeps {largest} elements for {count} consumers: it should have assigned a round"
         )));

@@ -18,7 +18,7 @@ use crate::state::{Dataset, Feed, FeedId, Iteration, Job, Mode, Sharing, SplitRe
 /// end of them. A job for which such a split is still to come computes it, whether or not a window has it.
 const MAX_GIVEN: usize = if cfg!(test) { 40 } else { 262_144 };
 
-/// Splits that wait in the feed of a job that shares, beyond which it gets these before all others. Under an endless `repeat`
+/// Splits that wait in the feed of a job that shares, beyond which it gets these before all others until half of them are left. Under an endless `repeat`
 /// a job that is slower than the others falls behind without end, and each split that waits takes memory and a place in the
 /// journal.
 const MAX_WAITING: usize = if cfg!(test) { 20 } else { 131_072 };
@@ -45,6 +45,8 @@ struct SharingIteration {
     given: GivenSplits,
     /// Splits that wait in its feed, by name.
     waiting: HashMap<u64, u64>,
+    /// More than [`MAX_WAITING`] splits have waited, and it gets these before all others until half of them are left.
+    catches_up: bool,
 }
 
 /// The splits that the tasks of an iteration were given last.
@@ -162,7 +164,9 @@ impl SharingIterations {
             false => listed.iter().enumerate().map(|(at, name)| (*name, at)).collect(),
         };
         let mut choice = Choice::default();
-        let may_wait = known.pending.len() < MAX_WAITING;
+        let own = self.iterations.entry(iteration.id).or_default();
+        own.catches_up = known.pending.len() >= if own.catches_up { MAX_WAITING / 2 } else { MAX_WAITING };
+        let may_wait = !own.catches_up;
         let waiting = self.waiting(iteration.id, known);
         for name in &request.shared_splits {
             match waiting.get(name) {

@@ -30,6 +30,7 @@ pub(crate) use nested::{unnest, unnested_schema};
 pub(crate) use python::PythonStage;
 
 use crate::context::TaskContext;
+use crate::hidden::without_hidden_values;
 
 /// A bound row stage.
 pub(crate) struct RowStage {
@@ -285,7 +286,9 @@ impl RowStage {
             RowOp::Project { exprs, out } => {
                 let values = self.evaluate(ctx, exprs.as_ref(), batch, runs)?;
                 let columns = out.iter().map(|c| pick(*c, batch, &values)).collect();
-                (self.batch(columns, batch.num_rows())?, RowSelection::All)
+                let made = self.batch(columns, batch.num_rows())?;
+                // A `case` leaves the fields of a struct that it makes null as they are.
+                (without_hidden_values(made).map_err(whole)?, RowSelection::All)
             }
             RowOp::Filter(predicate) => {
                 let values = self.evaluate(ctx, Some(predicate), batch, runs)?;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use super::shared_split::SplitRef;
 
-/// The most splits that are remembered one by one, unless they are of one repetition of the source: about 2 MiB.
+/// The most splits that are remembered one by one, unless they are of the last two repetitions of the source: about 2 MiB.
 const MAX_SPLITS: usize = 65_536;
 
 /// The splits that a task computed or read. A task runs for as long as its job, and an endless `repeat` gives it splits for
@@ -26,7 +26,7 @@ impl HadSplits {
         }
         self.splits += usize::from(self.by_repetition.entry(of.repetition).or_default().insert(of.key));
         while self.splits > MAX_SPLITS
-            && self.by_repetition.len() > 1
+            && self.by_repetition.len() > 2
             && let Some((repetition, keys)) = self.by_repetition.pop_first()
         {
             self.splits -= keys.len();

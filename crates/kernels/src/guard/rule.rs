@@ -117,6 +117,12 @@ impl Rule {
             (Rule::Resize, [list, length, fill @ ..]) => {
                 let item = item_width(list);
                 let length = length.ints()?;
+                // DataFusion takes such a length for an internal error.
+                if let Some(negative) = (0..rows).filter_map(|row| length.get(row)).find(|n| *n < 0) {
+                    return Err(DataFusionError::Execution(format!(
+                        "array_resize: the length {negative} is negative"
+                    )));
+                }
                 each(&|row| {
                     let filling = fill.first().map_or(0, |f| f.bytes(row)).saturating_add(item);
                     list.bytes(row).saturating_add(filling.saturating_mul(length.count(row)))

@@ -50,6 +50,7 @@ fn values_that_are_too_large_are_errors_of_their_row() {
             "`generate_series` needs",
         ),
         ("array_resize(l, 1000000000, 0)", "`array_resize` needs"),
+        ("array_resize(l, -1)", "the length -1 is negative"),
         ("array_to_string(range(0, 20000), lpad('-', 1000))", "`array_to_string` needs"),
         ("truncate(pad(l, 2000000), 1)", "lists of 2,000,000 values"),
     ] {

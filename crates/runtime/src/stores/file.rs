@@ -56,6 +56,11 @@ impl Filter {
             })
     }
 
+    /// Whether no key is wanted below some number of folders.
+    pub(super) fn is_bounded(&self) -> bool {
+        self.pattern.as_ref().is_some_and(Pattern::is_bounded)
+    }
+
     /// Whether keys below a folder can be wanted.
     pub(super) fn may_enter(&self, level: usize, name: &str) -> bool {
         self.pattern.as_ref().map_or(!is_hidden(name), |p| p.may_enter(level, name))

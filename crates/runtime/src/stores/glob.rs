@@ -190,6 +190,11 @@ impl Pattern {
         }
     }
 
+    /// Whether keys match up to some number of folders alone.
+    pub(super) fn is_bounded(&self) -> bool {
+        self.segments.is_some()
+    }
+
     /// Whether a name is skipped: no segment of the pattern begins with its first character.
     fn is_hidden(&self, name: &str) -> bool {
         is_hidden(name) && !name.starts_with(self.visible.as_slice())

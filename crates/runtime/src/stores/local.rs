@@ -35,6 +35,8 @@ struct Entry {
     is_link: bool,
     /// Why it cannot be read, whatever is in it.
     refusal: Option<Refusal>,
+    /// Of what cannot be read: a folder, or a link whose name has no extension.
+    may_be_folder: bool,
 }
 
 /// Why a file or folder cannot be read.
@@ -50,8 +52,8 @@ enum Refusal {
 struct Folder {
     key: String,
     level: usize,
-    /// The device and the inode, by which a folder is known again under another path.
-    identity: (u64, u64),
+    /// A symbolic link leads to it.
+    is_link: bool,
     /// In reverse order: the next entry is the last one.
     entries: Vec<Entry>,
 }
@@ -75,7 +77,7 @@ pub(super) fn list_files(
     stream::try_unfold((traversal, start), |(mut traversal, start)| async move {
         let step = move || {
             if let Some(key) = start {
-                traversal.enter(key, 0)?;
+                traversal.enter(key, 0, false)?;
             }
             traversal.step()
         };
@@ -95,7 +97,7 @@ async fn blocking<T: Send + 'static>(f: impl FnOnce() -> Result<T> + Send + 'sta
 }
 
 impl Traversal {
-    fn enter(&mut self, key: String, level: usize) -> Result<()> {
+    fn enter(&mut self, key: String, level: usize, is_link: bool) -> Result<()> {
         let url = self.root.with_key(key.clone());
         if level > MAX_DEPTH {
             return Err(Error::invalid(format!(
@@ -103,24 +105,39 @@ impl Traversal {
             )));
         }
         self.io.add_list();
-        let path = url.local_path();
-        let read = std::fs::metadata(&path).and_then(|m| Ok(((m.dev(), m.ino()), read_folder(&path)?)));
-        let (identity, mut entries) = match read {
-            Ok(read) => read,
+        let mut entries = match read_folder(&url.local_path()) {
+            Ok(entries) => entries,
             // It does not exist or is no folder: nothing is below it.
             Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
                 return Ok(());
             }
             Err(e) => return Err(io_error(&url, &e)),
         };
-        if let Some(outer) = self.stack.iter().find(|outer| outer.identity == identity) {
-            return Err(Error::invalid(format!(
-                "{url}: the symbolic link leads to the folder {} that it is in, whose files would be read again; remove the link",
-                self.root.with_key(outer.key.clone())
-            )));
+        // Without a link there is no circle, and where the pattern has an end the circle has one.
+        if (is_link || self.stack.iter().any(|folder| folder.is_link)) && !self.filter.is_bounded() {
+            self.check_circle(&url)?;
         }
         entries.sort_unstable_by(|a, b| b.name.cmp(&a.name));
-        self.stack.push(Folder { key, level, identity, entries });
+        self.stack.push(Folder { key, level, is_link, entries });
+        Ok(())
+    }
+
+    /// Whether a folder is one that it is in.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if it is: its files would be read again and again.
+    fn check_circle(&self, url: &StoreUrl) -> Result<()> {
+        let identity = |url: &StoreUrl| std::fs::metadata(url.local_path()).map(|m| (m.dev(), m.ino()));
+        let own = identity(url).map_err(|e| io_error(url, &e))?;
+        for outer in &self.stack {
+            let outer = self.root.with_key(outer.key.clone());
+            if identity(&outer).is_ok_and(|other| other == own) {
+                return Err(Error::invalid(format!(
+                    "{url}: a symbolic link leads to the folder {outer} that it is in, whose files would be read again; remove the \
+                     link"
+                )));
+            }
+        }
         Ok(())
     }
 
@@ -138,12 +155,13 @@ impl Traversal {
             let name = entry.name.trim_end_matches('/');
             let key = if folder.key.is_empty() { name.to_string() } else { format!("{}/{name}", folder.key) };
             if let Some(refusal) = &entry.refusal {
-                if self.filter.accepts(&key) || self.filter.may_enter(level, name) {
+                let may_be_folder = entry.may_be_folder && self.filter.may_enter(level, name);
+                if self.filter.accepts(&key) || may_be_folder {
                     return Err(refused(&self.root.with_key(key), refusal));
                 }
             } else if entry.name.ends_with('/') {
                 if self.filter.may_enter(level, name) {
-                    self.enter(key, level + 1)?;
+                    self.enter(key, level + 1, entry.is_link)?;
                 }
             } else if self.filter.accepts(&key) {
                 let staged = staged_for(&key);
@@ -165,14 +183,18 @@ impl Traversal {
                         }
                     }
                     Ok(_) => {}
-                    Err(e) if e.kind() == io::ErrorKind::NotFound => dangling(&url, name)?,
+                    Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                        dangling(&url, name)?;
+                    }
                     Err(e) => return Err(io_error(&url, &e)),
                 }
             } else if entry.is_link && self.filter.may_enter(level, name) {
                 // In the place of a folder: it leads to a file, or nowhere.
                 let url = self.root.with_key(key);
                 match std::fs::metadata(url.local_path()) {
-                    Err(e) if e.kind() == io::ErrorKind::NotFound => dangling(&url, name)?,
+                    Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                        dangling(&url, name)?;
+                    }
                     _ => {}
                 }
             }
@@ -224,14 +246,15 @@ fn read_folder(path: &Path) -> io::Result<Vec<Entry>> {
             match std::fs::metadata(entry.path()) {
                 Ok(m) => is_folder = m.is_dir(),
                 // A link that leads nowhere is looked at in its place.
-                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
                 Err(e) => refusal = Some(Refusal::Link(e)),
             }
         }
         if is_folder {
             name.push('/');
         }
-        out.push(Entry { name, is_link: kind.is_symlink(), refusal });
+        let may_be_folder = kind.is_dir() || kind.is_symlink() && !name.contains('.');
+        out.push(Entry { name, is_link: kind.is_symlink(), refusal, may_be_folder });
     }
     Ok(out)
 }

@@ -115,6 +115,7 @@ async fn folders_hide_what_caches_and_saves_wrote_into_them() {
             (&format!("v1/listings/{HASH}.json"), sealed),
             (&format!("v1/plans/{HASH}.json"), sealed),
             ("v1/writers/6721-18ebc66b6a8a225d-1.json", sealed),
+            ("deep/save/save.json", sealed),
         ] {
             put(&stores, &format!("{root}/{key}"), content).await;
         }
@@ -143,6 +144,7 @@ async fn a_users_files_in_folders_named_as_those_of_a_cache_are_read() {
         format!("v1/{HASH}/parts/a.parquet"),
         format!("v1/{HASH}/pin"),
         "left.commit".to_owned(),
+        "save.json".to_owned(),
         "v1/listings/a.parquet".to_owned(),
         format!("v1/listings/{HASH}.json"),
         "v1/plans/b.json".to_owned(),
@@ -157,7 +159,7 @@ async fn a_users_files_in_folders_named_as_those_of_a_cache_are_read() {
         }
         for (path, ext, count) in [
             ("", &["parquet"] as &[&str], 3),
-            ("", &["json"], 5),
+            ("", &["json"], 6),
             ("/**", &[], files.len()),
             ("/*/listings/*.parquet", &[], 1),
             ("/*/*/*.json", &[], 5),
@@ -550,6 +552,8 @@ async fn what_cannot_be_listed_is_an_error_where_its_rows_would_be_read() {
         dir.path().join(std::ffi::OsStr::from_bytes(&name))
     };
     std::fs::write(bad_name(".hidden", ".csv"), "x").unwrap();
+    std::fs::write(bad_name("notes", ".txt"), "x").unwrap();
+    link("notes.md", "notes.md");
     link(".", ".loop");
     for path in [folder, &everywhere] {
         assert_eq!(listed(path).await.unwrap().len(), 1, "{path}");
@@ -569,8 +573,15 @@ async fn what_cannot_be_listed_is_an_error_where_its_rows_would_be_read() {
     refused("the name is not valid UTF-8").await;
     std::fs::remove_dir(bad_name("shard", "")).unwrap();
     link("train/..", "back");
-    refused("back: the symbolic link leads to the folder").await;
+    refused("back: a symbolic link leads to the folder").await;
+    // A pattern with an end lists nothing twice.
+    assert_eq!(listed(&format!("{folder}/train/a.csv")).await.unwrap().len(), 1);
     std::fs::remove_file(dir.path().join("back")).unwrap();
+    // Not at once: behind the link comes the folder that was listed first.
+    std::os::unix::fs::symlink("..", dir.path().join("train/up")).unwrap();
+    let e = listed(&format!("{folder}/train")).await.unwrap_err();
+    assert!(e.message().contains("a symbolic link leads to the folder"), "{e}");
+    std::fs::remove_file(dir.path().join("train/up")).unwrap();
     // The file system refuses to follow it, as it does a link to a folder of somebody else.
     link("itself", "itself");
     refused("the symbolic link leads to what cannot be reached").await;
