@@ -119,11 +119,17 @@ fn distinct(all: &[Vec<Got>]) -> usize {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cor_01_every_round_is_of_consecutive_rows_of_one_worker() {
-    // Chunks of a number of rows that all numbers of consumers divide: no round lies across two chunks.
+    // Chunks of a number of rows that all numbers of consumers divide, of one split at a time: no round lies across two chunks
+    // that do not follow each other.
     for (workers, count) in [(1, 1), (1, 2), (1, 5), (3, 1), (3, 2), (3, 5)] {
         let mut cluster = Cluster::start(0).await;
         for _ in 0..workers {
-            cluster.add(|c| c.batch_rows = Some(40)).await;
+            cluster
+                .add(|c| {
+                    c.batch_rows = Some(40);
+                    c.tuned.readers = Some(1);
+                })
+                .await;
         }
         let def = json!({"source": {"range": {"start": 0, "end": 4000}},
                          "steps": [{"repeat": {}}]});
