@@ -3,7 +3,8 @@
 //! In Arrow the fields of a struct that is null, and the items of a list that is null, may have any values. Files of other
 //! writers have them, and so may what a user's function returns. Expressions that read a field, and formats that store it, do
 //! not agree about them: `st.x` had a value where `st` was null, and none once the rows had been stored. So such values become
-//! null, or are left out of the list, before anything reads them.
+//! null, or are left out of the list, before a stage reads them. A struct that an expression makes null, and of which the same
+//! expression reads a field, is not seen here.
 
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use arrow::compute::{filter, nullif};
 use arrow_array::cast::AsArray;
 use arrow_array::{
     Array, ArrayRef, BooleanArray, FixedSizeListArray, GenericListArray, MapArray, OffsetSizeTrait,
-    RecordBatch, RecordBatchOptions, StructArray,
+    RecordBatch, StructArray,
 };
 use arrow_buffer::{BooleanBuffer, NullBuffer, OffsetBuffer};
 use arrow_schema::{ArrowError, DataType, FieldRef};
@@ -25,13 +26,19 @@ pub(crate) fn without_hidden_values(batch: RecordBatch) -> Result<RecordBatch> {
     if !batch.schema_ref().fields().iter().any(|f| f.data_type().is_nested()) {
         return Ok(batch);
     }
-    let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
-    let (schema, columns, _) = batch.into_parts();
-    let columns = columns.iter().map(|c| Ok(changed(c)?.unwrap_or_else(|| Arc::clone(c))));
-    let columns: Result<Vec<ArrayRef>, ArrowError> = columns.collect();
-    columns
-        .and_then(|columns| RecordBatch::try_new_with_options(schema, columns, &options))
-        .map_err(|e| Error::data_loss(format!("a column is not what its type says: {e}")))
+    let made = || -> Result<Option<RecordBatch>, ArrowError> {
+        let new = batch.columns().iter().map(changed).collect::<Result<Vec<_>, _>>()?;
+        if new.iter().all(Option::is_none) {
+            return Ok(None);
+        }
+        let columns =
+            batch.columns().iter().zip(new).map(|(old, new)| new.unwrap_or_else(|| Arc::clone(old)));
+        RecordBatch::try_new(batch.schema(), columns.collect()).map(Some)
+    };
+    match made() {
+        Ok(changed) => Ok(changed.unwrap_or(batch)),
+        Err(e) => Err(Error::data_loss(format!("a column is not what its type says: {e}"))),
+    }
 }
 
 /// The array without hidden values; none if it has none.

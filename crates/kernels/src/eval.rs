@@ -178,9 +178,9 @@ impl BoundExprs {
             let part = batch.slice(start, end - start);
             match self.run(&part) {
                 Ok(values) => {
-                    *kept = values
-                        .iter()
-                        .fold(*kept, |sum, v| sum.saturating_add(v.get_array_memory_size() as u64));
+                    // A column that is passed on is a slice: all of its memory is there already.
+                    let bytes = |v: &ArrayRef| v.to_data().get_slice_memory_size().unwrap_or(0) as u64;
+                    *kept = values.iter().fold(*kept, |sum, v| sum.saturating_add(bytes(v)));
                     if *kept > self.chunk_bytes {
                         let what = format_args!("the result of {rows} rows");
                         return Err(budget::too_much(&what, *kept, self.chunk_bytes).into());

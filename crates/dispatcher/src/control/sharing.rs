@@ -18,9 +18,9 @@ use crate::state::{Dataset, Feed, FeedId, Iteration, Job, Mode, Sharing, SplitRe
 /// end of them. A job for which such a split is still to come computes it, whether or not a window has it.
 const MAX_GIVEN: usize = if cfg!(test) { 40 } else { 262_144 };
 
-/// Splits that wait in the feed of a job that shares, beyond which it gets these before all others until half of them are left. Under an endless `repeat`
-/// a job that is slower than the others falls behind without end, and each split that waits takes memory and a place in the
-/// journal.
+/// Splits that wait in the feed of a job that shares, beyond which it gets these before all others until half of them are left.
+/// Under an endless `repeat` a job that is slower than the others falls behind without end, and each split that waits takes
+/// memory and a place in the journal.
 const MAX_WAITING: usize = if cfg!(test) { 20 } else { 131_072 };
 
 /// Jobs that share rows.

@@ -162,6 +162,19 @@ async fn cor_03_all_batches_of_a_round_are_of_one_class() {
     assert!(job.surplus_elements < 3 * 15);
 }
 
+/// One consumer gets what fills no batch, too: with `tokens` a batch with fewer rows is left at the end of a task.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_consumer_gets_the_short_batch_of_packed_rows() {
+    let cluster = Cluster::start(1).await;
+    let tokens = json!({"with_columns": {"tokens": "array_repeat(id, 3)"}});
+    let mut def = range(1_003, &[tokens, json!({"batch": 10})]);
+    def["deterministic"] = json!(true);
+    let mut readers = open(&cluster.client().await, &def, 1, Balance::Tokens).await;
+    let all = take_all(&mut readers, usize::MAX).await.unwrap();
+    let ids: BTreeSet<i64> = all[0].iter().flat_map(|e| e.ids.clone()).collect();
+    assert_eq!((all[0].len(), ids.len()), (101, 1_003));
+}
+
 /// The splits behind a `take` are never leased.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rounds_end_where_a_take_ends_the_epoch() {
