@@ -3,8 +3,8 @@
 //! In Arrow the fields of a struct that is null, and the items of a list that is null, may have any values. Files of other
 //! writers have them, and so may what a user's function returns. Expressions that read a field, and formats that store it, do
 //! not agree about them: `st.x` had a value where `st` was null, and none once the rows had been stored. So such values become
-//! null, or are left out of the list, before a stage reads them. A struct that an expression makes null, and of which the same
-//! expression reads a field, is not seen here.
+//! null, or are left out of the list, before a stage reads them. The field of a struct that the same expression makes null is
+//! masked where it is read: `caju_kernels` does that.
 
 use std::sync::Arc;
 

@@ -500,6 +500,46 @@ steps:
     assert_eq!(rows(&chunks(yaml, How::default()).await.unwrap()).len(), 10);
 }
 
+/// A stage that sees many rows at once names the row that it cannot take, and leaves out no other one.
+#[tokio::test]
+async fn a_bad_row_of_a_batching_stage_is_named_or_skipped() {
+    let yaml = |steps: &str, on_error: &str| {
+        format!("source: {{ range: {{ start: 0, end: 100 }} }}\nsteps: [ {steps} ]\non_error: {on_error}\n")
+    };
+    let bucket =
+        "bucket_by_length: { length: '100 / (id - 40)', boundaries: [1, 5], batch_sizes: 7, pad: false }";
+    let padded = "with_columns: { l: 'case when id = 40 then [1, 2, 3] else [1] end' }, padded_batch: { size: 7, lengths: { l: 2 } }";
+    let padded = padded.replacen(", padded", " }, { padded", 1);
+    for (steps, what) in [
+        (
+            format!("{{ {bucket} }}"),
+            "steps[0].bucket_by_length: source rows 0..100 (row 40 of it): column `length`: Divide by zero",
+        ),
+        (
+            format!("{{ shuffle: {{ buffer: 10 }} }}, {{ {bucket} }}"),
+            "steps[1].bucket_by_length: source rows 0..100 (row 40 of it): column `length`: Divide by zero",
+        ),
+        (
+            format!("{{ {padded} }}"),
+            "steps[1].padded_batch: source rows 0..100 (row 40 of it): padded_batch: a value of `l` has 3 items",
+        ),
+    ] {
+        let e = chunks(&yaml(&steps, "fail"), How::default()).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::InvalidArgument, "{e}");
+        assert!(e.message().contains(what), "{e}");
+        for deterministic in [false, true] {
+            let how = How { deterministic, batch_rows: 9, ..How::default() };
+            let out = rows(&chunks(&yaml(&steps, "skip"), how).await.unwrap());
+            let id = |text: &str| text.split('|').next().and_then(|id| id.parse().ok()).unwrap();
+            let mut got: Vec<i64> = out.iter().map(|(_, text)| id(text)).collect();
+            got.sort_unstable();
+            assert_eq!(got, (0..100).filter(|id| *id != 40).collect::<Vec<_>>(), "{steps}");
+        }
+        let e = chunks(&yaml(&steps, "{ skip: { limit: 0 } }"), How::default()).await.unwrap_err();
+        assert!(e.message().contains("(row 40 of it)"), "{e}");
+    }
+}
+
 /// Who lists the splits of a definition lets other tasks of its thread run, whatever the definition skips.
 #[tokio::test]
 async fn a_listing_that_skips_without_end_holds_up_nobody() {

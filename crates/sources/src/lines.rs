@@ -20,7 +20,7 @@ use crate::sniff::other_format;
 use crate::source::ReadOptions;
 use crate::split::{FileRef, Split};
 use crate::split_reader::{Rows, open_rows};
-use crate::text::{Text, strip_bom};
+use crate::text::{Text, check_spelling, strip_bom};
 
 /// Bytes of a file that a schema is inferred from.
 const INFER_BYTES: usize = 1 << 20;
@@ -47,6 +47,25 @@ impl<T: Text> Lines<T> {
             (None, None) => return Err(Error::internal("neither a schema nor a file")),
         };
         Ok(Self { text, compression, schema })
+    }
+
+    /// Refuses a given schema with a column that no line of the beginning of a file has, where a column of it that the schema
+    /// does not name is called almost the same: all values of the misspelt column would be null.
+    pub(crate) async fn check_names(
+        ctx: &SourceContext,
+        text: &T,
+        compression: Compression,
+        given: &Schema,
+        first: &FileRef,
+    ) -> Result<()> {
+        let found = match Self::discover(ctx, text, compression, first).await {
+            Ok(found) => found,
+            // Reading the rows says what is wrong, or that nothing is with the types that are given.
+            Err(e) if e.is_data_error() => return Ok(()),
+            Err(e) => return Err(e),
+        };
+        let names = |schema: &Schema| schema.fields().iter().map(|f| f.name().clone()).collect::<Vec<_>>();
+        check_spelling(&first.url, "schema", &names(given), &names(&found))
     }
 
     async fn discover(

@@ -454,3 +454,25 @@ async fn json_keys_behind_the_rows_that_the_columns_were_found_in_are_errors_of_
     let all = all_rows(&ctx, &def(given, &url), &ReadOptions::default()).await.unwrap().unwrap();
     assert_eq!((all.num_rows(), all.num_columns()), (1001, 1));
 }
+
+#[tokio::test]
+async fn a_misspelt_column_of_a_json_schema_is_refused() {
+    let with = |names: &[&str]| FileFormat::Json {
+        schema: Some(names.iter().map(|n| ((*n).into(), ColumnType::Int64)).collect()),
+        compression: Compression::Auto,
+    };
+    let ctx = context();
+    let url = format!("{}/x.jsonl", fresh());
+    put(&ctx, &url, "{\"label\":1,\"size\":2}\n{\"label\":3}\n").await;
+    let e = open(&ctx, &def(with(&["lable", "size"]), &url)).await.map(drop).unwrap_err();
+    let want = format!(
+        "{url}: no row at its beginning has `lable`, which `schema` names; did you mean `label`? It has: label, size. If both \
+         names are right, name both"
+    );
+    assert_eq!((e.kind(), e.message()), (ErrorKind::InvalidArgument, want.as_str()));
+    // Both are named, or nothing is like it: a column that comes later.
+    for names in [&["lable", "label"][..], &["weight", "label"]] {
+        let rows = all_rows(&ctx, &def(with(names), &url), &ReadOptions::default()).await.unwrap().unwrap();
+        assert_eq!(rows.column(0).null_count(), 2, "{names:?}");
+    }
+}

@@ -154,6 +154,10 @@ async fn open_files(
         FileFormat::Json { schema: given, compression } => {
             let given = given.as_ref().map(|g| text::given_schema(g, "json")).transpose()?;
             let text = json::Json { is_given: given.is_some(), memory: ctx.limits.chunk_bytes };
+            if let (None, Some(given), Some(first)) = (&schema, &given, &first) {
+                let check = lines::Lines::check_names(ctx, &text, *compression, given, first);
+                guard::planned(&first.url, check).await?;
+            }
             let format = lines::Lines::open(ctx, text, *compression, schema.or(given), first.as_ref());
             let format = guard::planned(place, format).await?;
             checked(place, files::FilesSource::new(format, def, ctx))?

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use arrow_array::RecordBatch;
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use caju_pipeline::ColumnType;
-use caju_types::{Error, Result};
+use caju_types::{Error, Result, did_you_mean};
 
 /// Rows of a file that a schema is inferred from.
 pub(crate) const INFER_ROWS: usize = 1000;
@@ -82,6 +82,26 @@ pub(crate) fn given_schema(columns: &[(String, ColumnType)], what: &str) -> Resu
         .collect::<Result<Vec<_>>>()?;
     Ok(Arc::new(Schema::new(fields)))
 }
+
+/// Refuses a name that a definition gives and the beginning of a file does not have, where the file has another one that is
+/// spelt almost the same and is not given. A name that is like none of the file's may come later in it.
+pub(crate) fn check_spelling(url: &str, argument: &str, given: &[String], found: &[String]) -> Result<()> {
+    let others: Vec<&String> = found.iter().filter(|name| !given.contains(name)).collect();
+    for name in given.iter().filter(|name| !found.contains(name)) {
+        let meant = did_you_mean(name, &others);
+        if !meant.is_empty() && name.len() >= SHORTEST_COMPARED {
+            return Err(Error::invalid(format!(
+                "{url}: no row at its beginning has `{name}`, which `{argument}` names{meant} It has: {}. If both names are \
+                 right, name both",
+                found.join(", ")
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// The shortest name that is compared, in bytes: names of one or two letters are all alike.
+const SHORTEST_COMPARED: usize = 3;
 
 /// Why a value has no place in a column of floats, if it is a finite number that would be read as an infinite one.
 pub(crate) fn overflow(value: &str, of: &DataType) -> Option<String> {

@@ -21,6 +21,7 @@ use crate::source::ReadOptions;
 use crate::split::{FileRef, Split};
 use crate::split_reader::{PendingRows, Rows, SplitReader, batch_of, open_rows};
 use crate::tar::{BLOCK, Entry, Names, SampleScan, key_and_extension, padded};
+use crate::text::check_spelling;
 
 /// The column of the samples' keys.
 const KEY: &str = "__key__";
@@ -52,9 +53,6 @@ impl WebDataset {
         compression: Compression,
         columns: Option<&[String]>,
     ) -> Result<Self> {
-        if let Some(columns) = columns {
-            return Ok(Self { compression, schema: schema_of(columns), picked: true });
-        }
         let url = file.url.clone();
         let codec = Codec::of(compression, &url);
         check_not_empty(codec, file)?;
@@ -73,10 +71,15 @@ impl WebDataset {
             }
             members.skip(&member).await?;
         }
-        if found.is_empty() {
+        if found.is_empty() && columns.is_none() {
             return Err(Error::invalid(format!(
                 "{url}: holds no sample; a WebDataset names its members KEY.EXTENSION, such as 000017.jpg"
             )));
+        }
+        if let Some(columns) = columns {
+            let named: Vec<String> = columns.iter().filter(|c| *c != KEY).cloned().collect();
+            check_spelling(&url, "columns", &named, &found)?;
+            return Ok(Self { compression, schema: schema_of(columns), picked: true });
         }
         Ok(Self { compression, schema: schema_of(&found), picked: false })
     }

@@ -146,6 +146,23 @@ async fn columns_are_found_and_strangers_refused() {
 }
 
 #[tokio::test]
+async fn a_misspelt_extension_is_refused() {
+    let ctx = context();
+    let url = format!("{}/a.tar", fresh());
+    let one = |k: &str, e: &str| (format!("{k}.{e}"), vec![1, 2]);
+    put(&ctx, &url, archive(&[vec![one("a", "jpeg"), one("a", "cls")]], 0)).await;
+    let e = open(&ctx, &def(format(Some(&["jpg", "cls"])), &url)).await.map(drop).unwrap_err();
+    let want = format!(
+        "{url}: no row at its beginning has `jpg`, which `columns` names; did you mean `jpeg`? It has: jpeg, cls. If both names \
+         are right, name both"
+    );
+    assert_eq!((e.kind(), e.message()), (ErrorKind::InvalidArgument, want.as_str()));
+    // Samples that come later may have it.
+    let source = open(&ctx, &def(format(Some(&["cls", "txt"])), &url)).await.unwrap();
+    assert_eq!(source_rows(&source, &ReadOptions::default()).await.unwrap().unwrap().num_columns(), 3);
+}
+
+#[tokio::test]
 async fn compressed_and_damaged_archives() {
     use std::io::Write;
     let samples: Vec<Members> = (0..20).map(|i| vec![(format!("{i}.jpg"), vec![i as u8; 700])]).collect();

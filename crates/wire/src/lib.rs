@@ -76,7 +76,7 @@ pub use io::{FrameReader, FrameWriter, InFrame, begins_framed_stream};
 pub use link::{Dispatcher, DispatcherLink, is_transient};
 pub use local::{LocalTask, LocalWorker, LocalWorkers};
 pub use open::OpenTimeouts;
-pub use padding::{Padding, pad_batch, pad_to_lengths};
+pub use padding::{Padding, longer_than, pad_batch, pad_to_lengths};
 pub use pool::{Body, BufferPool};
 pub use queue::ByteQueue;
 pub use queue_memory::{QueueBound, QueueMemory, QueueUse};

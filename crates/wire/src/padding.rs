@@ -69,6 +69,27 @@ fn pad_columns(chunk: &Chunk, padding: &Padding, is_padded: impl Fn(&str) -> boo
     Ok(Chunk { pieces: vec![padded], ..chunk.clone() })
 }
 
+/// The first row of a list column whose value is longer than the fixed length of the column, with the error; none if all fit,
+/// and for other columns, which are not padded.
+pub fn longer_than(name: &str, column: &ArrayRef, length: u32) -> Option<(usize, Error)> {
+    fn first<O: OffsetSizeTrait>(list: &GenericListArray<O>, length: usize) -> Option<(usize, usize)> {
+        let items = |row: usize| if list.is_valid(row) { list.value_length(row).as_usize() } else { 0 };
+        (0..list.len()).map(|row| (row, items(row))).find(|(_, items)| *items > length)
+    }
+    let (row, items) = match column.data_type() {
+        DataType::List(_) => first(column.as_list::<i32>(), length as usize),
+        DataType::LargeList(_) => first(column.as_list::<i64>(), length as usize),
+        _ => None,
+    }?;
+    Some((row, too_long(name, items, length)))
+}
+
+fn too_long(name: &str, items: usize, length: u32) -> Error {
+    Error::invalid(format!(
+        "padded_batch: a value of `{name}` has {items} items, more than its fixed length {length}; truncate it first or raise `lengths.{name}`"
+    ))
+}
+
 fn pad_list<O: OffsetSizeTrait>(
     name: &str,
     list: &GenericListArray<O>,
@@ -81,11 +102,7 @@ fn pad_list<O: OffsetSizeTrait>(
     let length_of = |i: usize| if list.is_valid(i) { list.value_length(i).as_usize() } else { 0 };
     let longest = (0..list.len()).map(length_of).max().unwrap_or(0);
     let target = match fixed {
-        Some(n) if longest > n as usize => {
-            return Err(Error::invalid(format!(
-                "padded_batch: a value of `{name}` has {longest} items, more than its fixed length {n}; truncate it first or raise `lengths.{name}`"
-            )));
-        }
+        Some(n) if longest > n as usize => return Err(too_long(name, longest, n)),
         Some(n) => n as usize,
         None => longest,
     };

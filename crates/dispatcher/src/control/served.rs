@@ -1,6 +1,7 @@
 //! What tasks gave to their readers, as their workers report it with heartbeats and at the end of a task.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 
 use caju_proto::v1::{SharedUse, TaskServed};
 use caju_types::{IterationId, TaskId, WorkerId};
@@ -82,13 +83,18 @@ impl Served {
 
     /// Drops the reports of an iteration.
     pub(super) fn forget(&mut self, iteration: IterationId) {
-        self.ended.retain(|(i, _)| *i != iteration);
-        self.tasks.retain(|(i, _), _| *i != iteration);
+        self.tasks.extract_if(tasks_of(iteration), |_, _| true).for_each(drop);
+        self.ended.extract_if(tasks_of(iteration), |_| true).for_each(drop);
+    }
+
+    /// The reports of an iteration. Those of others are not looked at: a job may have thousands of epochs.
+    fn reports(&self, iteration: IterationId) -> impl Iterator<Item = (TaskId, &Report)> {
+        self.tasks.range(tasks_of(iteration)).map(|((_, task), report)| (*task, report))
     }
 
     /// What all tasks of an iteration gave out.
     pub(super) fn of_iteration(&self, iteration: IterationId) -> TaskServed {
-        sum(self.tasks.iter().filter(|((i, _), _)| *i == iteration).map(|(_, r)| &r.served))
+        sum(self.reports(iteration).map(|(_, r)| &r.served))
     }
 
     /// What the tasks of a job that shares computed, and what they read from the windows of their workers: what ended ones reported,
@@ -101,7 +107,7 @@ impl Served {
             self.ended.contains(&(iteration.id, *task))
                 || iteration.tasks.get(task).is_some_and(|t| t.reported)
         };
-        let own = self.tasks.iter().filter(|((i, task), _)| *i == iteration.id && !is_reported(task));
+        let own = self.reports(iteration.id).filter(|(task, _)| !is_reported(task));
         let unreported_tasks = iteration.unreported_tasks;
         let unreported =
             (unreported_tasks > 0).then(|| SharedUse { unreported_tasks, ..SharedUse::default() });
@@ -112,7 +118,7 @@ impl Served {
     /// What each worker gave out for an iteration.
     pub(super) fn by_worker(&self, iteration: IterationId) -> BTreeMap<WorkerId, ServedByWorker> {
         let mut all: BTreeMap<WorkerId, ServedByWorker> = BTreeMap::new();
-        for (_, report) in self.tasks.iter().filter(|((i, _), _)| *i == iteration) {
+        for (_, report) in self.reports(iteration) {
             let of = all.entry(report.worker).or_default();
             of.is_in_reader = report.is_in_reader;
             of.served = sum([&of.served, &report.served].into_iter());
@@ -135,6 +141,10 @@ impl Served {
     pub(super) fn of_task(&self, iteration: IterationId, task: TaskId) -> Option<TaskServed> {
         self.tasks.get(&(iteration, task)).map(|r| r.served)
     }
+}
+
+fn tasks_of(iteration: IterationId) -> RangeInclusive<(IterationId, TaskId)> {
+    (iteration, TaskId(u64::MIN))..=(iteration, TaskId(u64::MAX))
 }
 
 fn sum<'a>(all: impl Iterator<Item = &'a TaskServed>) -> TaskServed {

@@ -9,7 +9,7 @@ use caju_sources::feature_field;
 use caju_types::{Error, Result, did_you_mean, format_bytes, format_count};
 use caju_wire::Padding;
 
-use crate::row::{OutColumn, PythonStage, RowOp, RowStage, inflated_field, unnested_schema};
+use crate::row::{OutColumn, PythonStage, RowCheck, RowOp, RowStage, inflated_field, unnested_schema};
 
 /// What a stage does at run time.
 #[derive(Clone)]
@@ -143,6 +143,7 @@ pub(crate) fn bind_stages(
         let position =
             u32::try_from(def.stage_position_without_hints(i)).unwrap_or(u32::MAX) + depth * NESTED_POSITIONS;
         let stats = if depth == 0 { at_place + 1 } else { 0 };
+        let check = StageSite { place: place.clone(), position, stats, in_zip };
         let at = StageSite { place, position, stats, in_zip };
         if streaming && matches!(stage.op, StageOp::Unnest { .. } | StageOp::FlatMap { .. }) {
             return Err(Error::invalid(format!(
@@ -161,6 +162,11 @@ pub(crate) fn bind_stages(
             }
             _ => bind_stage(&stage.op, registry, &schema, at)?,
         };
+        if let Some(Step::Stream { op, .. }) = &step
+            && let Some(of) = row_check(op, &schema)
+        {
+            steps.push(check.rows(RowOp::Check(of), Arc::clone(&schema)));
+        }
         schemas.push(match &step {
             Some(Step::Rows(r)) => {
                 check_columns(&r.schema).map_err(|e| e.context(&r.place))?;
@@ -376,6 +382,23 @@ fn bind_stream(op: &StageOp, registry: &Registry, schema: &SchemaRef, at: StageS
     })
 }
 
+/// What the rows of a stream stage have to satisfy; none if all rows do.
+fn row_check(op: &StreamOp, schema: &Schema) -> Option<RowCheck> {
+    match op {
+        StreamOp::Bucket { length, .. } => {
+            let fits = length.is_infallible() && length.fields()[0].data_type() != &DataType::UInt64;
+            (!fits).then(|| RowCheck::Length((**length).clone()))
+        }
+        StreamOp::Batch(batch) => {
+            let lengths = &batch.padding.as_ref()?.lengths;
+            let column = |(name, n): (&String, &u32)| Some((schema.index_of(name).ok()?, name.clone(), *n));
+            let columns: Vec<_> = lengths.iter().filter_map(column).collect();
+            (!columns.is_empty()).then_some(RowCheck::FixedLengths(columns))
+        }
+        _ => None,
+    }
+}
+
 /// Refuses a fixed length at which a full batch exceeds the memory limit of a chunk.
 fn check_padding(name: &str, length: u32, size: u64, schema: &Schema, registry: &Registry) -> Result<()> {
     let item = match schema.field_with_name(name).map(Field::data_type) {
@@ -443,7 +466,7 @@ impl RowStage {
             }
             RowOp::Filter(e) => e.columns().to_vec(),
             // A function reads all columns; callers handle that case before.
-            RowOp::Python(_) => Vec::new(),
+            RowOp::Python(_) | RowOp::Check(_) => Vec::new(),
             RowOp::Unnest { list, exprs, .. } => {
                 let mut columns = exprs.as_ref().map(|e| e.columns().to_vec()).unwrap_or_default();
                 if let OutColumn::Input(i) = list {

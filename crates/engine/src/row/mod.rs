@@ -4,6 +4,7 @@
 //! which ([`RowSelection`]), so that the caller can update the provenance.
 
 mod cast;
+mod check;
 mod cost;
 mod inflate;
 mod nested;
@@ -24,6 +25,7 @@ use caju_sources::parse_example;
 use caju_types::{Error, ErrorKind, Result};
 use caju_wire::{Run, push_run};
 
+pub(crate) use check::{RowCheck, lengths};
 pub(crate) use cost::artificial_delay;
 pub(crate) use inflate::{inflate, inflated_field};
 pub(crate) use nested::{unnest, unnested_schema};
@@ -70,6 +72,8 @@ pub(crate) enum RowOp {
     Python(PythonStage),
     /// Makes values longer.
     Inflate { column: usize, factor: f64 },
+    /// Passes all rows on, and fails for those that the stream stage below cannot take. It has the counters of that stage.
+    Check(RowCheck),
 }
 
 /// What a stage made of rows.
@@ -153,6 +157,10 @@ impl RowStage {
 
     /// Counts rows that passed.
     pub(crate) fn count(&self, ctx: &TaskContext, made: &Made) {
+        if matches!(self.op, RowOp::Check(_)) {
+            // The stage below counts its rows.
+            return;
+        }
         let (rows, bytes) = (made.batch.num_rows(), caju_wire::batch_bytes(&made.batch));
         ctx.stats.stage(self.stats).moved(made.ran.len(), rows, bytes);
     }
@@ -313,6 +321,10 @@ impl RowStage {
             RowOp::Python(f) => {
                 let keys = f.is_random().then(|| ctx.keys(self.position, runs));
                 return f.run(batch, keys.as_ref(), reclaimer);
+            }
+            RowOp::Check(check) => {
+                check.run(batch)?;
+                (batch.clone(), RowSelection::All)
             }
             RowOp::Inflate { column, factor } => {
                 let mut columns = batch.columns().to_vec();

@@ -1,10 +1,7 @@
 //! `bucket_by_length`: rows of like length share a batch.
 
-use arrow::compute::{cast, take_record_batch};
-use arrow_array::cast::AsArray;
-use arrow_array::types::Int64Type;
+use arrow::compute::take_record_batch;
 use arrow_array::{Array, UInt32Array};
-use arrow_schema::DataType;
 use caju_kernels::BoundExprs;
 use caju_types::{Error, Result};
 use caju_wire::{Chunk, Padding, RoundMark, Run, pad_batch, push_run};
@@ -12,6 +9,7 @@ use caju_wire::{Chunk, Padding, RoundMark, Run, pad_batch, push_run};
 use super::batch::Pending;
 use super::waiting::WaitLimit;
 use super::{Flow, StreamStage};
+use crate::row::lengths;
 
 /// Collects rows by length class; each full class becomes a batch. The rows that wait in all classes together are bounded in
 /// bytes.
@@ -48,14 +46,12 @@ impl Bucket {
         Ok(())
     }
 
-    /// The class of every row; a null length belongs to the first.
+    /// The class of every row; a null length belongs to the first. A row stage above has checked that each row has a class.
     fn classes(&self, chunk: &Chunk) -> Result<Vec<usize>> {
         let mut classes = Vec::with_capacity(chunk.rows());
         for piece in &chunk.pieces {
             let values = self.length.evaluate(piece, None).map_err(|e| e.error.context(&self.limit.place))?;
-            let lengths = cast(&values[0], &DataType::Int64)
-                .map_err(|e| Error::invalid(format!("{}: length: {e}", self.limit.place)))?;
-            let lengths = lengths.as_primitive::<Int64Type>();
+            let lengths = lengths(&values[0]).map_err(|e| e.error.context(&self.limit.place))?;
             for i in 0..lengths.len() {
                 let n = if lengths.is_valid(i) { lengths.value(i) } else { 0 };
                 classes.push(self.boundaries.partition_point(|&b| b <= n));
@@ -133,6 +129,8 @@ impl StreamStage for Bucket {
 mod tests {
     use std::sync::Arc;
 
+    use arrow_array::cast::AsArray;
+    use arrow_array::types::Int64Type;
     use arrow_array::{ArrayRef, Int64Array, RecordBatch};
     use caju_kernels::{Limits, Registry};
     use proptest::prelude::*;

@@ -229,7 +229,12 @@ fn renumber(items: Items) -> Items {
 /// The stages that a row's checksum is about, for messages: users' functions, since everything else is a function by
 /// construction, or all of them.
 fn stages_of(local: &[Step]) -> String {
-    let rows = || local.iter().filter_map(|s| if let Step::Rows(r) = s { Some(r) } else { None });
+    let rows = || {
+        local.iter().filter_map(|s| match s {
+            Step::Rows(r) if !matches!(r.op, RowOp::Check(_)) => Some(r),
+            _ => None,
+        })
+    };
     let users: Vec<&str> = rows().filter(|r| matches!(r.op, RowOp::Python(_))).map(|r| &*r.place).collect();
     let named = if users.is_empty() { rows().map(|r| &*r.place).collect() } else { users };
     if named.is_empty() { "the source".to_string() } else { named.join(" or ") }

@@ -34,7 +34,7 @@ pub(crate) use patterns::{PatternSizes, Patterns};
 pub(crate) use rule::rule;
 pub(crate) use size::fixed_width;
 pub(crate) use steps::{Steps, steps};
-use udf::{ChargedText, Guarded, LongLiteral};
+use udf::{ChargedText, Guarded, LongLiteral, VisibleField};
 
 use crate::kernel::{Fault, KernelUdf};
 
@@ -64,6 +64,9 @@ pub(crate) fn guard(expr: Expr, schema: &DFSchema) -> Result<Expr, DataFusionErr
             if let Some(cast) = cast_call(&f, schema) {
                 return Ok(Transformed::yes(cast));
             }
+            if reads_field_of_computed(&f) {
+                return Ok(Transformed::yes(call(VisibleField { inner: f.func }, f.args)));
+            }
             let ours = f.func.inner().downcast_ref::<Guarded>().is_some();
             let name = f.func.name();
             let (rule, steps, range) = (rule::rule(name), steps(name), range::range(name));
@@ -82,6 +85,24 @@ pub(crate) fn guard(expr: Expr, schema: &DFSchema) -> Result<Expr, DataFusionErr
     })
     .data()
 }
+
+/// Whether a call reads a field of a struct that the expression computes. Structs of columns have no values below their nulls.
+fn reads_field_of_computed(f: &ScalarFunction) -> bool {
+    let reads = |f: &ScalarFunction| f.func.name() == GET_FIELD;
+    if !reads(f) || f.func.inner().downcast_ref::<VisibleField>().is_some() {
+        return false;
+    }
+    let mut of = f.args.first();
+    while let Some(Expr::ScalarFunction(inner)) = of
+        && reads(inner)
+    {
+        of = inner.args.first();
+    }
+    !matches!(of, None | Some(Expr::Column(_)))
+}
+
+/// DataFusion's function for `struct.field`.
+const GET_FIELD: &str = "get_field";
 
 /// Whether a cast of an expression is replaced by a [`GuardedCast`].
 fn is_guarded(expr: &Expr, to: &DataType, schema: &DFSchema) -> bool {

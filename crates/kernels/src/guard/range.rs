@@ -1,23 +1,26 @@
-//! Functions of DataFusion that wrap or clamp a result which does not fit its type.
+//! Functions of DataFusion that wrap, clamp or leave out a result which does not fit its type.
 
 use std::fmt::Display;
 
-use arrow::array::{Array, AsArray};
+use arrow::array::{Array, ArrayRef, AsArray};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Float64Type};
 use caju_types::Error;
 use datafusion_common::DataFusionError;
+use datafusion_expr::ColumnarValue;
 
 use super::size::Arg;
 use crate::kernel::Fault;
 
-/// Which values of a function's first argument have a result that fits.
+/// Which values of a function's arguments have a result that fits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Range {
     /// Text whose bits fit 32 bits. Text with offsets of 64 bits has results of 64 bits.
     Bits,
     /// Seconds whose nanoseconds fit 64 bits, where they are floats. Integers are checked by DataFusion.
     Seconds,
+    /// Times whose result is not null. The functions give null for a time that they cannot compute, as for a null.
+    Times,
 }
 
 /// The rule for a function, by DataFusion's name; none if it fails for every result that does not fit.
@@ -25,6 +28,7 @@ pub(super) fn range(name: &str) -> Option<Range> {
     match name {
         "bit_length" => Some(Range::Bits),
         "to_timestamp" => Some(Range::Seconds),
+        "date_bin" | "date_part" | "date_trunc" => Some(Range::Times),
         _ => None,
     }
 }
@@ -43,6 +47,8 @@ impl Range {
                 long_text(of, rows).map(|row| (row, format!("a text of {} bytes", of.text_bytes(row))))
             }
             Range::Seconds => outside(of)?.map(|(row, seconds)| (row, format!("{seconds} seconds"))),
+            // Only the result shows it.
+            Range::Times => None,
         };
         match found {
             None => Ok(()),
@@ -50,12 +56,54 @@ impl Range {
                 let instead = match self {
                     Range::Bits => "Int32; use `octet_length`",
                     Range::Seconds => "nanoseconds in 64 bits; use `to_timestamp_seconds`",
+                    Range::Times => "its type",
                 };
                 let error = Error::invalid(format!("{what} of {value} does not fit {instead}"));
                 Err(Fault::at(row, error).into())
             }
         }
     }
+}
+
+/// # Errors
+/// The first row whose result is null although no argument is.
+pub(super) fn check_times(
+    args: &[ColumnarValue],
+    result: &ColumnarValue,
+    rows: usize,
+    what: &dyn Display,
+) -> Result<(), DataFusionError> {
+    if matches!(result, ColumnarValue::Array(values) if values.null_count() == 0) {
+        return Ok(());
+    }
+    let rows = if matches!(result, ColumnarValue::Scalar(_)) { 1 } else { rows };
+    let has_null = |row: usize| args.iter().any(|a| is_null(a, row));
+    let Some(row) = (0..rows).find(|&row| is_null(result, row) && !has_null(row)) else { return Ok(()) };
+    let shown = args.iter().map(|a| shown(a, row)).collect::<Vec<_>>().join(", ");
+    let error = Error::invalid(format!("{what} of {shown} is outside of the times that it can compute"));
+    Err(Fault::at(row, error).into())
+}
+
+fn is_null(value: &ColumnarValue, row: usize) -> bool {
+    match value {
+        ColumnarValue::Array(values) => values.is_null(row),
+        ColumnarValue::Scalar(value) => value.is_null(),
+    }
+}
+
+/// A value for messages. Text of a time outside of the calendar may be empty, so its number is shown.
+fn shown(value: &ColumnarValue, row: usize) -> String {
+    let one: ArrayRef = match value {
+        ColumnarValue::Array(values) => values.slice(row, 1),
+        ColumnarValue::Scalar(value) => match value.to_array() {
+            Ok(array) => array,
+            Err(_) => return "a constant".into(),
+        },
+    };
+    let number = one.data_type().is_temporal().then(|| cast(&one, &DataType::Int64).ok()).flatten();
+    let text = cast(number.as_ref().unwrap_or(&one), &DataType::Utf8).ok();
+    let text = text.as_ref().and_then(|t| t.as_string_opt::<i32>()).map(|t| t.value(0).to_owned());
+    text.unwrap_or_else(|| one.data_type().to_string())
 }
 
 fn long_text(of: &Arg, rows: usize) -> Option<usize> {

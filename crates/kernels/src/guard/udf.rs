@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use arrow::array::Array;
+use arrow::compute::{is_null, nullif};
 use arrow::datatypes::{DataType, Field, FieldRef};
 use caju_runtime::{budget, interrupt};
 use datafusion_common::{DataFusionError, ScalarValue, internal_err};
@@ -9,7 +11,7 @@ use datafusion_expr::{
     ColumnarValue, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
 };
 
-use super::range::Range;
+use super::range::{Range, check_times};
 use super::rule::Rule;
 use super::size::Arg;
 use super::steps::Steps;
@@ -83,7 +85,53 @@ impl ScalarUDFImpl for Guarded {
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue, DataFusionError> {
         interrupt::check().map_err(fault)?;
         self.charge(&args.args, args.number_rows)?;
-        self.inner.invoke_with_args(args)
+        if self.range != Some(Range::Times) {
+            return self.inner.invoke_with_args(args);
+        }
+        let (values, rows) = (args.args.clone(), args.number_rows);
+        let result = self.inner.invoke_with_args(args)?;
+        check_times(&values, &result, rows, &format_args!("`{}`", self.inner.name()))?;
+        Ok(result)
+    }
+}
+
+/// `get_field`, which is null where the struct is null. DataFusion's gives the value that the field has there.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(super) struct VisibleField {
+    pub(super) inner: Arc<ScalarUDF>,
+}
+
+impl ScalarUDFImpl for VisibleField {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn signature(&self) -> &Signature {
+        self.inner.signature()
+    }
+
+    fn return_type(&self, types: &[DataType]) -> Result<DataType, DataFusionError> {
+        self.inner.inner().return_type(types)
+    }
+
+    fn return_field_from_args(&self, args: ReturnFieldArgs<'_>) -> Result<FieldRef, DataFusionError> {
+        self.inner.return_field_from_args(args)
+    }
+
+    fn coerce_types(&self, types: &[DataType]) -> Result<Vec<DataType>, DataFusionError> {
+        self.inner.coerce_types(types)
+    }
+
+    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue, DataFusionError> {
+        let parent = match args.args.first() {
+            Some(ColumnarValue::Array(parent)) if parent.null_count() > 0 => Arc::clone(parent),
+            _ => return self.inner.invoke_with_args(args),
+        };
+        let field = self.inner.invoke_with_args(args)?.into_array(parent.len())?;
+        if field.data_type() == &DataType::Null {
+            return Ok(ColumnarValue::Array(field));
+        }
+        Ok(ColumnarValue::Array(nullif(&field, &is_null(&parent)?)?))
     }
 }
 

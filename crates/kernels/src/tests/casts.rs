@@ -126,3 +126,39 @@ fn seconds_that_are_no_time_are_an_error_of_their_row() {
     assert_eq!(eval(&b.slice(0, 1), "to_timestamp(x)").len(), 1);
     assert!(try_eval(&b, "to_timestamp(1e300)").is_err());
 }
+
+#[test]
+fn a_time_that_a_function_cannot_compute_is_an_error_of_its_row() {
+    let seconds = Int64Array::from(vec![Some(0), None, Some(i64::MAX)]);
+    let b = batch([("s", Arc::new(seconds) as ArrayRef)]);
+    for (sql, row) in [
+        ("date_part('year', arrow_cast(s, 'Timestamp(Second, None)'))", 2),
+        ("extract(year from arrow_cast(s, 'Timestamp(Second, None)'))", 2),
+        ("date_part('year', arrow_cast(9223372036854775807, 'Timestamp(Second, None)'))", 0),
+    ] {
+        let e = try_eval(&b, sql).expect_err(sql);
+        assert_eq!((e.row, e.error.kind()), (Some(row), ErrorKind::InvalidArgument), "{sql}: {e}");
+        assert!(e.error.message().contains("9223372036854775807"), "{sql}: {e}");
+        let y = eval(&b.slice(0, 2), "date_part('year', arrow_cast(s, 'Timestamp(Second, None)'))");
+        assert_eq!(y.as_primitive::<arrow::datatypes::Int32Type>().value(0), 1970);
+        assert!(y.is_null(1), "a null stays null");
+    }
+}
+
+#[test]
+fn a_field_of_a_struct_that_the_expression_makes_null_is_null() {
+    let b = batch([("i", Arc::new(Int64Array::from(vec![1, 2, 3])) as ArrayRef)]);
+    let st = "case when i < 2 then named_struct('x', i, 'in', named_struct('y', i)) end";
+    for sql in [
+        format!("({st})['x']"),
+        format!("get_field({st}, 'x')"),
+        format!("({st})['in']['y']"),
+        "get_field(nullif(named_struct('x', i), named_struct('x', 2)), 'x') + 0 * i".to_string(),
+        "get_field(get_field(named_struct('a', case when i < 2 then named_struct('y', i) end), 'a'), 'y')"
+            .into(),
+    ] {
+        let y = eval(&b, &sql);
+        assert!(y.is_null(1), "{sql}: {y:?}");
+        assert_eq!(y.as_primitive::<arrow::datatypes::Int64Type>().value(0), 1, "{sql}");
+    }
+}

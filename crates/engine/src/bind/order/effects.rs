@@ -43,6 +43,7 @@ impl Effects {
             (StageOp::Sleep(_) | StageOp::Burn(_), Step::Cost { .. }) => Some(Self::nothing(Size::same())),
             // Its results depend on which rows come together.
             (StageOp::Python(f), _) if f.batched => None,
+            (_, Step::Rows(stage)) if matches!(stage.op, RowOp::Check(_)) => None,
             (_, Step::Rows(stage)) => Some(Self {
                 is_random: stage.is_random(),
                 ..Self::of_rows(op, stage, input, size(op, stage, input, measured))
@@ -108,6 +109,7 @@ impl Effects {
                 let only = (!filters).then(output);
                 Self { reads, writes, only, rows, is_python: true, ..plain }
             }
+            RowOp::Check(_) => plain,
             RowOp::Inflate { column, .. } => {
                 Self { reads: Some(one(*column)), writes: vec![name(*column)], ..plain }
             }
