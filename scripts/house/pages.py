@@ -232,34 +232,83 @@ def nested_options():
 
 PACKAGE = "crates/python/python/caju"
 
+# Classes whose objects users get from functions and methods. Those may pass on keyword-only arguments, as `Dataset.torch` does; the
+# other arguments of the constructors have no rows.
+NOT_CONSTRUCTED = {"ArrowView", "Dataset", "DatasetIterator", "DispatcherServer", "Expr", "JaxView", "RayCluster", "Save", "Schema",
+                   "TorchDataset", "WorkerServer"}
+
+# Classes whose methods Ray calls. Users call their constructors only.
+CALLED_BY_RAY = {"CajuDatasink", "CajuDatasource"}
+
+
+def public_nodes(trees):
+    """The functions and classes of the Python package that users see: those that `caju` and its public subpackages export, the
+    bases of such classes, and the classes that public functions and methods return. `trees`: the parsed files by their paths in
+    the package.
+    """
+    nodes = collections.defaultdict(list)
+    for node in (node for tree in trees.values() for node in tree.body):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            nodes[node.name].append(node)
+    pending, found = [], {}
+    for path, tree in trees.items():
+        if path.name == "__init__.py" and not any(part.startswith("_") for part in path.parts[:-1]):
+            lists = [n.value for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__"]
+            pending += [name for names in lists for name in ast.literal_eval(names)]
+    while pending:
+        name = pending.pop()
+        if name.startswith("_") or name in found:
+            continue
+        found[name] = nodes[name]
+        for node in nodes[name]:
+            seen = [f.returns for f in public_functions(node) if f.returns is not None] + getattr(node, "bases", [])
+            pending += [word for tree in seen for word in re.findall(r"\w+", ast.unparse(tree))]
+    return [node for of_name in found.values() for node in of_name]
+
+
+def public_functions(node):
+    """A function, or the methods of a class that users call."""
+    if isinstance(node, ast.FunctionDef):
+        return [node]
+    methods = [m for m in node.body if isinstance(m, ast.FunctionDef)]
+    if node.name in CALLED_BY_RAY:
+        return [m for m in methods if m.name == "__init__"]
+    return [m for m in methods if m.name[0] != "_" or m.name == "__init__"]
+
+
+def python_parameters():
+    """The named parameters of the functions and methods of the Python package that users call, as (argument with `=`, function,
+    whether it is given by its keyword only). The function is a class for the parameters of its constructor. Two functions of one
+    name, of different modules or classes, have their rows in common.
+    """
+    root = workspace.ROOT / PACKAGE
+    trees = {file.relative_to(root): ast.parse(file.read_text(encoding="utf-8")) for file in sorted(root.rglob("*.py"))}
+    for node in public_nodes(trees):
+        for function in public_functions(node):
+            is_method = isinstance(node, ast.ClassDef)
+            name = function.name.replace("__init__", node.name)
+            positional = [*function.args.posonlyargs, *function.args.args][is_method:] if name not in NOT_CONSTRUCTED else []
+            yield from ((argument.arg + "=", name, False) for argument in positional)
+            yield from ((argument.arg + "=", name, True) for argument in function.args.kwonlyargs)
+
 
 def python_arguments():
-    """The keyword-only arguments of the functions and methods of the Python package that users call, as (argument with `=`,
-    function). The function is a class for the arguments of its constructor.
-    """
-    files = sorted((workspace.ROOT / PACKAGE).rglob("*.py"))
-    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in files]
-    exports = [n.value for tree in trees for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__"]
-    exported = {name for names in exports for name in ast.literal_eval(names)}
-    for node in (node for tree in trees for node in tree.body):
-        functions = []
-        if isinstance(node, ast.FunctionDef) and node.name in exported:
-            functions = [(node.name, node)]
-        elif isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-            # Classes that are not exported are bases of those that are, or their methods return them.
-            methods = [m for m in node.body if isinstance(m, ast.FunctionDef)]
-            functions = [(m.name.replace("__init__", node.name), m) for m in methods if m.name == "__init__" or m.name[0] != "_"]
-        for name, function in functions:
-            yield from ((argument.arg + "=", name) for argument in function.args.kwonlyargs)
+    """The arguments of the Python package, as (argument with `=`, function)."""
+    return ((argument, function) for argument, function, _ in python_parameters())
 
 
-def unnamed_arguments(page, tests):
-    """Rows of arguments in Python none of whose tests is in a file that names the argument. `tests`: the text of the file of
-    each test in Python."""
-    for argument, names in re.findall(r"^\| `(\w+)=` \|.*\| (.*) \|$", page, re.MULTILINE):
+def unnamed_arguments(page, tests, keywords):
+    """Rows of arguments in Python none of whose tests is in a file that names the argument, or, if it may be given by its position,
+    one of the functions. `tests`: the text of the file of each test in Python. `keywords`: the arguments that are given by their
+    keyword only."""
+    for argument, functions, names in re.findall(r"^\| `(\w+)=` \| (.*) \| (.*) \|$", page, re.MULTILINE):
         texts = [tests.get(name, "") for name in re.findall(r"`(\w+)`", names)]
-        if not any(re.search(rf"\b{argument}\b", text) for text in texts):
-            yield f"{OPTIONS} names {names} for `{argument}=`, and no file of these tests names the argument"
+        functions = re.findall(r"`(\w+)`", functions)
+        is_keyword = any((argument + "=", function) in keywords for function in functions)
+        words = [argument] if is_keyword else functions
+        if not any(re.search(rf"\b{word}\b", text) for text in texts for word in words):
+            what = f"`{argument}=`" if is_keyword else ", ".join(f"`{function}`" for function in functions)
+            yield f"{OPTIONS} names {names} for `{argument}=`, and no file of these tests names {what}"
 
 
 def promised_options():
@@ -268,7 +317,7 @@ def promised_options():
         yield f"{CLI} declares no options; have they moved?"
     arguments = set(python_arguments())
     if not arguments:
-        yield f"{PACKAGE} has no keyword-only arguments; has it moved?"
+        yield f"{PACKAGE} has no arguments; has it moved?"
     root = workspace.ROOT
     pages = [root / "README.md", root / "ARCHITECTURE.md", root / FOUND, *sorted((root / "docs").rglob("*.md"))]
     flags = {flag for flag, *_ in declared}
@@ -286,7 +335,8 @@ def promised_options():
     page = (root / OPTIONS).read_text(encoding="utf-8")
     yield from tested_options(rows | options | nested | arguments, page, test_names())
     texts = [file.read_text(encoding="utf-8") for file in sorted((root / "tests/python").glob("test_*.py"))]
-    yield from unnamed_arguments(page, {name: text for text in texts for name in tests_of(text)})
+    keywords = {(argument, function) for argument, function, is_keyword in python_parameters() if is_keyword}
+    yield from unnamed_arguments(page, {name: text for text in texts for name in tests_of(text)}, keywords)
 
 
 def tested_options(wanted, page, tests):

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import threading
+import time
 
 import pytest
 
@@ -24,6 +25,15 @@ def find_binary():
         return pathlib.Path(os.environ["CAJU_BIN"])
     subprocess.run(["cargo", "build", "--quiet", "--workspace", "--bins"], cwd=ROOT, check=True)
     return pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug" / "caju"
+
+
+def wait_for(what, probe):
+    """What `probe` returns once it is true."""
+    until = time.monotonic() + PATIENCE_S
+    while not (found := probe()):
+        assert time.monotonic() < until, f"no {what}"
+        threading.Event().wait(0.02)
+    return found
 
 
 class Caju:

@@ -256,39 +256,78 @@ def test_an_option_without_a_test_is_found():
 
 
 PACKAGE = {
-    "__init__.py": '__all__ = ["Rows", "read"]\n',
+    "__init__.py": '__all__ = ["Own", "Rows", "open_rows", "read"]\n',
+    "extra/__init__.py": '__all__ = ["write"]\n',
+    "_private/__init__.py": '__all__ = ["inner"]\n',
+    "_private/_rows.py": "def inner(depth): ...\n",
+    "extra/_write.py": "def write(rows, url): ...\n",
     "_rows.py": """
 class Stages:
-    def map(self, f, *, timeout=None): ...
-    def _with(self, *, step): ...
+    def map(self, f, /, size=1, *, timeout=None, **more): ...
+    def _with(self, step, *, place): ...
+
+class View:
+    def __init__(self, rows, *, copy=True): ...
+    def epoch(self, number): ...
 
 class Rows(Stages):
     def __init__(self, *, seed=0): ...
+    def view(self, **options) -> View | None: ...
 
-class _Own:
+class Own:
+    def __init__(self, client): ...
     def close(self, *, wait): ...
 
+class _Hidden:
+    def close(self, force): ...
+
+class Helper:
+    def __init__(self, name): ...
+
 def read(path, *, columns=None, seed=0): ...
-def helper(*, name): ...
+def open_rows() -> "Rows": ...
+def helper(name, *, text): ...
 """,
 }
 
 
-def test_an_argument_in_python_without_a_test_is_found(tmp_path, monkeypatch):
+@pytest.fixture
+def package(tmp_path, monkeypatch):
     for name, text in PACKAGE.items():
-        (tmp_path / pages.PACKAGE).mkdir(parents=True, exist_ok=True)
+        (tmp_path / pages.PACKAGE / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / pages.PACKAGE / name).write_text(text)
     monkeypatch.setattr(workspace, "ROOT", tmp_path)
-    wanted = set(pages.python_arguments())
-    assert wanted == {("timeout=", "map"), ("seed=", "Rows"), ("seed=", "read"), ("columns=", "read")}
-    page = "| `timeout=` | `map` | `one` |\n| `seed=` | `Rows`, `read` | `one` |\n| `columns=` | `read` | `two` |\n"
+    monkeypatch.setattr(pages, "NOT_CONSTRUCTED", {"View", "Own"})
+    monkeypatch.setattr(pages, "CALLED_BY_RAY", set())
+
+
+def test_public_functions_and_methods_have_arguments(package, monkeypatch):
+    assert sorted(pages.python_parameters()) == [
+        ("columns=", "read", True), ("copy=", "View", True), ("f=", "map", False), ("number=", "epoch", False),
+        ("path=", "read", False), ("rows=", "write", False), ("seed=", "Rows", True), ("seed=", "read", True),
+        ("size=", "map", False), ("timeout=", "map", True), ("url=", "write", False), ("wait=", "close", True),
+    ]
+    monkeypatch.setattr(pages, "NOT_CONSTRUCTED", set())
+    monkeypatch.setattr(pages, "CALLED_BY_RAY", {"Own"})
+    found = set(pages.python_arguments())
+    assert {("rows=", "View"), ("client=", "Own")} < found and ("wait=", "close") not in found
+
+
+def test_an_argument_in_python_without_a_test_is_found():
+    wanted = {("timeout=", "map"), ("size=", "map"), ("seed=", "Rows"), ("seed=", "read"), ("columns=", "read")}
+    page = ("| `timeout=` | `map` | `one` |\n| `size=` | `map` | `one` |\n| `seed=` | `Rows`, `read` | `one` |\n"
+            "| `columns=` | `read` | `two` |\n")
     assert list(pages.tested_options(wanted, page, {"one", "two"})) == []
     (found,) = pages.tested_options(wanted, page.replace("`Rows`, ", ""), {"one", "two"})
     assert "has no row for `seed= Rows`" in found
-    texts = {"one": "read(seed=1).map(f, timeout=2)", "two": "read(columns=[])"}
-    assert list(pages.unnamed_arguments(page, texts)) == []
-    (found,) = pages.unnamed_arguments(page, texts | {"two": "read(columns_of=[])"})
+    # An argument that may be given by its position is not always named.
+    keywords = wanted - {("size=", "map")}
+    texts = {"one": "read(seed=1).map(f, 3, timeout=2)", "two": "read(columns=[])"}
+    assert list(pages.unnamed_arguments(page, texts, keywords)) == []
+    (found,) = pages.unnamed_arguments(page, texts | {"two": "read(columns_of=[])"}, keywords)
     assert "names `two` for `columns=`" in found
+    (found,) = pages.unnamed_arguments(page, texts | {"one": "read(seed=1).apply(f, timeout=2)"}, keywords)
+    assert "names `one` for `size=`" in found and "names `map`" in found
 
 
 def test_several_locks_without_an_order_are_found(tmp_path, monkeypatch):

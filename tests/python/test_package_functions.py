@@ -166,7 +166,7 @@ def test_a_process_that_always_dies_is_reported_with_the_row():
 
 
 def test_a_process_that_hangs_is_replaced_then_reported_with_the_row_and_the_setting():
-    pool, start = Pool(lambda row: time.sleep(3600 if row["x"] == 2 else 0), "filter", timeout=0.5), time.monotonic()
+    pool, start = Pool(lambda row: time.sleep(3600 if row["x"] == 2 else 0) is None, "filter", timeout=0.5), time.monotonic()
     with pytest.raises(cj.DeadlineExceeded, match=r"row 1: .*hangs.*within 500.*filter\(\.\.\., timeout=600\)"):
         pool(TABLE)
     assert time.monotonic() - start < 20

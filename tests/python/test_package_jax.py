@@ -1,10 +1,17 @@
 """Batches as JAX arrays. Left out where JAX is not installed."""
 
+import os
+
 import numpy as np
 import pytest
 
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
+
+# Two devices, so that the one that is chosen is not the default.
+with pytest.MonkeyPatch.context() as environment:
+    environment.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2")
+    jax.devices()
 
 import caju as cj  # noqa: E402
 
@@ -19,9 +26,12 @@ def test_batches_are_arrays_on_a_device():
 
 
 def test_the_device_can_be_chosen():
-    device = jax.devices("cpu")[0]
-    [batch] = cj.from_numpy({"x": np.ones((4, 2, 3), "f4")}).batch(4).jax(device)
-    assert batch["x"].shape == (4, 2, 3) and batch["x"].devices() == {device}
+    images = cj.from_numpy({"x": np.ones((4, 2, 3), "f4")}).batch(4)
+    devices = jax.devices("cpu")
+    assert len(devices) == 2
+    for device in devices:
+        [batch] = images.jax(device)
+        assert batch["x"].shape == (4, 2, 3) and batch["x"].devices() == {device}
 
 
 def test_arrays_outlive_the_batch():

@@ -171,6 +171,15 @@ def test_stages_of_rows(data):
         list(records.map(other="record").parse_example(features))
 
 
+def test_columns_are_named_by_a_dict_or_by_keywords():
+    ds = cj.range(2).map({"id": "id", "x y": "id + 1"})
+    assert list(ds.schema) == ["id", "x y"] and values(ds, "x y") == [1, 2]
+    added = ds.with_columns({"z": "id + 5"}, w="id + 6")
+    assert list(added.schema) == ["id", "x y", "z", "w"] and (values(added, "z"), values(added, "w")) == ([5, 6], [6, 7])
+    lists = cj.from_arrow(LISTS).with_options(deterministic=True)
+    assert values(lists.flat_map({"v w": "l"}), "v w") == values(lists.flat_map(v="l"), "v") == values(lists.unnest("l"), "l")
+
+
 def test_hints_have_the_names_given():
     ds = cj.range(3).autocache("one").autocache().with_columns(x="id")
     assert "hint 'one'" in ds.explain() and "hint 'hint-1'" in ds.explain()

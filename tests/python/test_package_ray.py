@@ -201,6 +201,15 @@ def test_ray_data_reads_and_writes(local_ray, tmp_path):
     assert sum(1 for _ in caju.ray.load(tmp_path / "rows")) == 10_000
 
 
+def test_the_source_and_the_sink_are_for_ray_data(local_ray, tmp_path):
+    with caju.ray.start_cluster(2, placement="pack") as cluster:
+        ds = cj.range(1_000).map(x="id * 3").batch(100).distribute(cluster, job_name="data")
+        rows = ray.data.read_datasource(caju.ray.CajuDatasource(ds), override_num_blocks=2)
+        assert rows.sum("x") == 3 * sum(range(1_000))
+        rows.write_datasink(caju.ray.CajuDatasink(tmp_path / "rows"))
+    assert sorted(row["x"].item() for row in caju.ray.load(tmp_path / "rows")) == [3 * i for i in range(1_000)]
+
+
 def test_ray_train_gives_its_ranks_equal_shares(local_ray, tmp_path):
     pytest.importorskip("torch")
     train = pytest.importorskip("ray.train")

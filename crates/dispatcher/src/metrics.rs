@@ -210,7 +210,10 @@ impl Metrics {
         self.numbers("caju_job_tasks", "Tasks that run for a job", numbers(|j| u64::from(j.tasks)));
         let help = "Rows that a job's last epoch left out by `on_error: skip`";
         self.numbers("caju_job_skipped_rows", help, numbers(|j| j.rows_skipped));
-        let rates = jobs.iter().map(|(name, job)| (of(name), job.readers.iter().map(|r| r.rows_per_s).sum()));
+        let rates = jobs.iter().map(|(name, job)| {
+            // The sum of no floats is -0.
+            (of(name), job.readers.iter().fold(0.0, |sum, r| sum + r.rows_per_s))
+        });
         self.fractions("caju_job_rows_per_second", "Rows that all readers of a job take per second", rates);
         let waits = jobs.iter().filter(|(_, job)| !job.readers.is_empty()).map(|(name, job)| {
             let most = job.readers.iter().map(|r| r.wait_fraction).fold(0.0, f64::max);

@@ -74,6 +74,7 @@ pub(super) struct WebP<'a> {
 
 impl<'a> WebP<'a> {
     fn open(bytes: &'a [u8]) -> Result<Self> {
+        check_riff_length(bytes)?;
         let decoder = image_webp::WebPDecoder::new(Cursor::new(bytes)).map_err(|e| webp_error(bytes, &e))?;
         Ok(Self { bytes, decoder })
     }
@@ -82,6 +83,17 @@ impl<'a> WebP<'a> {
     pub(super) fn read(&mut self, out: &mut [u8]) -> Result<()> {
         self.decoder.read_image(out).map_err(|e| webp_error(self.bytes, &e))
     }
+}
+
+/// Refuses a file that is shorter than its header says. The decoder takes the end of the data of a lossy image for zeros.
+fn check_riff_length(bytes: &[u8]) -> Result<()> {
+    // `RIFF`, the length of what follows, `WEBP`. The decoder reports other signatures.
+    let Some(&[a, b, c, d]) = bytes.get(4..8) else { return Ok(()) };
+    let says = 8 + u64::from(u32::from_le_bytes([a, b, c, d]));
+    if says <= bytes.len() as u64 {
+        return Ok(());
+    }
+    Err(Error::data_loss(format!("truncated WebP: it has {} bytes, and its header says {says}", bytes.len())))
 }
 
 /// Size and orientation of a WebP.

@@ -131,6 +131,17 @@ fn build(column: Column) -> Result<(Field, ArrayRef)> {
     let null_rows = validity(null_rows.as_ref());
     // In a tensor, whole rows may be null; elsewhere a row is one value.
     let own = null_rows.clone().filter(|_| rest.is_empty());
+    let bytes = match &values {
+        Values::Strings(list) => list.iter().flatten().map(String::len).sum(),
+        Values::Binaries(list) => list.iter().flatten().map(|v| v.len()).sum(),
+        _ => 0,
+    };
+    if i32::try_from(bytes).is_err() {
+        return Err(Error::exhausted(format!(
+            "column `{name}`: {bytes} bytes of text or bytes, and a column of one batch takes at most {}; give fewer rows at once",
+            i32::MAX
+        )));
+    }
     let flat: ArrayRef = match values {
         Values::Strings(list) => Arc::new(StringArray::from(list)),
         Values::Binaries(list) => Arc::new(list.iter().map(|v| v.as_deref()).collect::<BinaryArray>()),

@@ -1,5 +1,6 @@
 //! Comma-separated values.
 
+use std::borrow::Cow;
 use std::io::Cursor;
 use std::sync::Arc;
 
@@ -135,6 +136,7 @@ impl Text for Csv {
     ) -> Result<Vec<RecordBatch>, String> {
         // A projection of nothing would lose the number of rows.
         let columns = if projection.is_empty() { vec![0] } else { projection.to_vec() };
+        let lines = &*if schema.fields().len() == 1 { with_empty_values(lines) } else { lines.into() };
         let batch = self.read(schema, Some(columns.clone()), lines, rows)?;
         if let Some(why) =
             batch.as_ref().map(|b| self.overflow(schema, b, &columns, lines)).transpose()?.flatten()
@@ -198,6 +200,24 @@ fn has_infinite(array: &ArrayRef) -> bool {
         }
         _ => false,
     }
+}
+
+/// The lines of a file of one column, with `""` on each line of which the value is left out: a null. The parser passes such a
+/// line over, and the row would be lost.
+fn with_empty_values(lines: &[u8]) -> Cow<'_, [u8]> {
+    let is_empty = |line: &[u8]| matches!(line, b"\n" | b"\r\n");
+    if !lines.split_inclusive(|b| *b == b'\n').any(is_empty) {
+        return lines.into();
+    }
+    let (mut out, mut quotes) = (Vec::with_capacity(lines.len() + 2), 0);
+    for line in lines.split_inclusive(|b| *b == b'\n') {
+        if quotes % 2 == 0 && is_empty(line) {
+            out.extend_from_slice(b"\"\"");
+        }
+        quotes += line.iter().filter(|b| **b == b'"').count();
+        out.extend_from_slice(line);
+    }
+    out.into()
 }
 
 fn uneven(found: usize, columns: usize, line: &[u8]) -> String {

@@ -1,6 +1,7 @@
 //! What the JSON decoder of Arrow does not report: keys that an object has twice, of which it takes one, keys that no column
 //! takes, integers that it rounds, fractions that it cuts off, and numbers that it makes infinite.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
 use arrow_schema::{DataType, FieldRef, Fields};
@@ -121,10 +122,8 @@ pub(crate) fn scan(lines: &[u8], expected: Option<Expected<'_>>) -> Result<(), S
                         add_key(o, &lines[at..at + len], unknown_keys, &mut columns)?;
                     }
                     // The decoder reads numbers in quotes, too.
-                    Some(Open { next: Some(of), .. }) => {
-                        let number = &lines[at + 1..at + len - 1];
-                        check_range(number, of)?;
-                        check_fraction(number, of)?;
+                    Some(Open { next: Some(of), .. }) if of.is_numeric() => {
+                        check_number(&unquoted(&lines[at..at + len]), of, rounds)?;
                     }
                     _ => {}
                 }
@@ -134,11 +133,7 @@ pub(crate) fn scan(lines: &[u8], expected: Option<Expected<'_>>) -> Result<(), S
                 let number = &lines[at..];
                 let len = number.iter().position(|b| !is_of_number(*b)).unwrap_or(number.len());
                 if let Some(of) = open.last().and_then(|o| o.next) {
-                    check_range(&number[..len], of)?;
-                    check_fraction(&number[..len], of)?;
-                    if *of == DataType::Float64 && !rounds {
-                        check_integer(&number[..len])?;
-                    }
+                    check_number(&number[..len], of, rounds)?;
                 }
                 at += len;
             }
@@ -202,6 +197,24 @@ fn item_of(list: &DataType) -> Option<&DataType> {
         DataType::List(f) | DataType::LargeList(f) | DataType::FixedSizeList(f, _) => Some(f.data_type()),
         _ => None,
     }
+}
+
+/// The text within the quotes, without escapes.
+fn unquoted(quoted: &[u8]) -> Cow<'_, [u8]> {
+    let inner = &quoted[1..quoted.len() - 1];
+    if !inner.contains(&b'\\') {
+        return inner.into();
+    }
+    // The decoder reports what is no string.
+    serde_json::from_slice::<String>(quoted).map_or(inner.into(), |text| text.into_bytes().into())
+}
+
+/// # Errors
+/// For a number that its column cannot have exactly. `rounds`: floats may be rounded.
+fn check_number(number: &[u8], of: &DataType, rounds: bool) -> Result<(), String> {
+    check_range(number, of)?;
+    check_fraction(number, of)?;
+    if *of == DataType::Float64 && !rounds { check_integer(number) } else { Ok(()) }
 }
 
 /// The most characters of a number without an exponent that fits float32.
@@ -323,7 +336,11 @@ mod tests {
             (r#"{"list":[1,9007199254740993]}"#, true),
             (r#"{"object":{"n":9007199254740993,"y":1}}"#, false),
             (r#"{"object":{"n":1,"y":9007199254740993}}"#, true),
-            (r#"{"other":9007199254740993,"x":"9007199254740993"}"#, false),
+            (r#"{"other":9007199254740993}"#, false),
+            // The decoder reads numbers in quotes, with escapes, too.
+            (r#"{"x":"9007199254740993"}"#, true),
+            (r#"{"x":"900719925474099\u0033"}"#, true),
+            (r#"{"x":"9007199254740992"}"#, false),
         ] {
             let expected = Expected { of: &root, unknown_keys: true, rounds: false };
             assert_eq!(scan(text.as_bytes(), Some(expected)).is_err(), rounded, "{text}");

@@ -158,6 +158,18 @@ impl<T: Text> Format for Lines<T> {
         file: FileRef,
         split_bytes: u64,
     ) -> BoxFuture<'static, Result<Vec<Split>>> {
+        // A file of another compression that is empty is refused there.
+        if self.text.header()
+            && file.version.size == 0
+            && Codec::of(self.compression, &file.url) == Codec::Plain
+        {
+            let error = Error::data_loss(format!(
+                "{}: the file has 0 bytes, and so no header: the file is truncated or is still being written; remove it if it \
+                 is meant to be empty",
+                file.url
+            ));
+            return Box::pin(std::future::ready(Err(error)));
+        }
         cut_bytes(self.compression, &file, split_bytes)
     }
 

@@ -476,3 +476,43 @@ async fn a_misspelt_column_of_a_json_schema_is_refused() {
         assert_eq!(rows.column(0).null_count(), 2, "{names:?}");
     }
 }
+
+/// `pyarrow.csv.write_csv` writes a null of the only column as a line without a character.
+#[tokio::test]
+async fn rows_of_one_column_without_a_value_are_null() {
+    let ctx = context();
+    for (text, want) in [
+        ("a\n1\n\n3\n", vec![Some(1), None, Some(3)]),
+        ("a\r\n1\r\n\r\n3", vec![Some(1), None, Some(3)]),
+        ("a\n\n\n7\n\n", vec![None, None, Some(7), None]),
+    ] {
+        for split in [1 << 20, 3] {
+            let url = format!("{}/x.csv", fresh());
+            put(&ctx, &url, text).await;
+            let mut def = def(csv(None), &url);
+            def.split_bytes = split;
+            let rows = all_rows(&ctx, &def, &ReadOptions::default()).await.unwrap().unwrap();
+            let got: Vec<_> = rows.column(0).as_primitive::<Int64Type>().iter().collect();
+            assert_eq!(got, want, "{text:?} in splits of {split} bytes");
+        }
+    }
+    // A line end within quotes is part of the value.
+    let url = format!("{}/x.csv", fresh());
+    put(&ctx, &url, "a\n\"x\n\ny\"\nz\n").await;
+    let rows = all_rows(&ctx, &def(csv(None), &url), &ReadOptions::default()).await.unwrap().unwrap();
+    let got: Vec<_> = rows.column(0).as_string::<i32>().iter().flatten().collect();
+    assert_eq!(got, ["x\n\ny", "z"]);
+}
+
+#[tokio::test]
+async fn a_csv_of_no_bytes_is_an_error_also_behind_others() {
+    let ctx = context();
+    let folder = fresh();
+    put(&ctx, &format!("{folder}/a.csv"), "n\n1\n").await;
+    put(&ctx, &format!("{folder}/b.csv"), "").await;
+    let e = all_rows(&ctx, &def(csv(None), &format!("{folder}/*.csv")), &ReadOptions::default())
+        .await
+        .unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::DataLoss);
+    assert!(e.message().contains("b.csv: the file has 0 bytes, and so no header"), "{e}");
+}

@@ -1,9 +1,10 @@
 //! Parquet: row groups as splits, column chunks fetched in one request each row group, footers cached.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use arrow_array::RecordBatch;
-use arrow_schema::{ArrowError, DataType, Field, Fields, Schema, SchemaRef};
+use arrow_schema::{ArrowError, DataType, Field, Fields, Schema, SchemaRef, TimeUnit};
 use caju_types::{Error, Result};
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
@@ -12,7 +13,8 @@ use parquet::arrow::arrow_reader::{
     ArrowPredicate, ArrowPredicateFn, ArrowReaderMetadata, ArrowReaderOptions, RowFilter,
 };
 use parquet::arrow::push_decoder::{ParquetPushDecoder, ParquetPushDecoderBuilder};
-use parquet::arrow::{ProjectionMask, parquet_to_arrow_schema};
+use parquet::arrow::{ARROW_SCHEMA_META_KEY, ProjectionMask, parquet_to_arrow_schema};
+use parquet::basic::Type as PhysicalType;
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{
     PageIndexPolicy, ParquetMetaData, ParquetMetaDataPushDecoder, RowGroupMetaData,
@@ -133,9 +135,42 @@ fn plain_type(t: &DataType) -> DataType {
     }
 }
 
+/// The columns of a file in Arrow's types.
+///
+/// Timestamps of 96 bits are microseconds, as Spark writes them. They have 96 bits because years from 1 to 9999 do not fit 64
+/// bits of nanoseconds, in which the decoder would read them and wrap. A file that says its Arrow types has these.
 fn file_schema(footer: &ParquetMetaData, url: &str) -> Result<Schema> {
     let meta = footer.file_metadata();
-    parquet_to_arrow_schema(meta.schema_descr(), meta.key_value_metadata()).map_err(|e| damaged(url, &e))
+    let columns = meta.schema_descr();
+    let schema = parquet_to_arrow_schema(columns, meta.key_value_metadata()).map_err(|e| damaged(url, &e))?;
+    let says_types =
+        meta.key_value_metadata().is_some_and(|all| all.iter().any(|kv| kv.key == ARROW_SCHEMA_META_KEY));
+    let is_int96 = |leaf: &usize| columns.column(*leaf).physical_type() == PhysicalType::INT96;
+    let roots: BTreeSet<usize> =
+        (0..columns.num_columns()).filter(is_int96).map(|leaf| columns.get_column_root_idx(leaf)).collect();
+    if says_types || roots.is_empty() {
+        return Ok(schema);
+    }
+    let field = |(i, field): (usize, &Arc<Field>)| {
+        if roots.contains(&i) { in_microseconds(field) } else { Arc::clone(field) }
+    };
+    let fields: Fields = schema.fields().iter().enumerate().map(field).collect();
+    Ok(Schema::new_with_metadata(fields, schema.metadata().clone()))
+}
+
+/// The field with microseconds instead of nanoseconds, at any depth.
+fn in_microseconds(field: &Arc<Field>) -> Arc<Field> {
+    let of = match field.data_type() {
+        DataType::Timestamp(TimeUnit::Nanosecond, zone) => {
+            DataType::Timestamp(TimeUnit::Microsecond, zone.clone())
+        }
+        DataType::List(item) => DataType::List(in_microseconds(item)),
+        DataType::LargeList(item) => DataType::LargeList(in_microseconds(item)),
+        DataType::Map(entries, sorted) => DataType::Map(in_microseconds(entries), *sorted),
+        DataType::Struct(fields) => DataType::Struct(fields.iter().map(in_microseconds).collect()),
+        other => other.clone(),
+    };
+    Arc::new(field.as_ref().clone().with_data_type(of))
 }
 
 /// The schema of a file's rows as we read them: every column nullable, no metadata of the file format.

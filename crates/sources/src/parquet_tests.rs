@@ -2,12 +2,17 @@
 
 use std::sync::Arc;
 
+use arrow_array::cast::AsArray;
+use arrow_array::types::TimestampMicrosecondType;
 use arrow_array::{ArrayRef, Int64Array, RecordBatch};
 use caju_pipeline::FileFormat;
 use caju_types::ErrorKind;
 use parquet::arrow::ArrowWriter;
+use parquet::data_type::{Int96, Int96Type};
 use parquet::file::metadata::{ParquetMetaDataReader, ParquetMetaDataWriter};
 use parquet::file::properties::WriterProperties;
+use parquet::file::writer::SerializedFileWriter;
+use parquet::schema::parser::parse_message_type;
 
 use crate::source::ReadOptions;
 use crate::test_util::*;
@@ -127,4 +132,40 @@ fn a_schema_that_is_nested_too_deep_is_refused_before_it_is_built() {
             );
         });
     }
+}
+
+/// Spark, Hive and Impala write such files. In nanoseconds of 64 bits these years wrapped.
+#[tokio::test]
+async fn timestamps_of_96_bits_are_those_that_were_written() {
+    const EPOCH: i64 = 2_440_588;
+    let schema = "message m { optional int96 t; optional group l (LIST) { repeated group list { optional int96 element; } } }";
+    let schema = Arc::new(parse_message_type(schema).unwrap());
+    // 9999-12-31, years 1422 and 2000, with a time of the day.
+    let days = [2_932_896i64, -200_000, 11_000];
+    let values: Vec<Int96> = days
+        .iter()
+        .map(|day| {
+            let mut value = Int96::new();
+            value.set_data(1_000_000, 0, u32::try_from(day + EPOCH).unwrap());
+            value
+        })
+        .collect();
+    let mut writer = SerializedFileWriter::new(Vec::new(), schema, Arc::default()).unwrap();
+    let mut group = writer.next_row_group().unwrap();
+    for levels in [1, 3] {
+        let mut column = group.next_column().unwrap().unwrap();
+        let (def, rep) = (vec![levels; 3], vec![0; 3]);
+        let rep = (levels > 1).then_some(&rep[..]);
+        column.typed::<Int96Type>().write_batch(&values, Some(&def), rep).unwrap();
+        column.close().unwrap();
+    }
+    group.close().unwrap();
+    let url = format!("{}/x.parquet", fresh());
+    let ctx = context();
+    put(&ctx, &url, writer.into_inner().unwrap()).await;
+    let rows = all_rows(&ctx, &def(format(), &url), &ReadOptions::default()).await.unwrap().unwrap();
+    let want: Vec<i64> = days.iter().map(|day| day * 86_400_000_000 + 1000).collect();
+    assert_eq!(rows.column(0).as_primitive::<TimestampMicrosecondType>().values()[..], want);
+    let items = rows.column(1).as_list::<i32>().values();
+    assert_eq!(items.as_primitive::<TimestampMicrosecondType>().values()[..], want);
 }

@@ -400,3 +400,21 @@ async fn folders_and_global_headers_are_skipped() {
     let all = all_rows(&ctx, &def(format(None), &url), &ReadOptions::default()).await.unwrap().unwrap();
     assert_eq!(all.num_rows(), 1);
 }
+
+/// Two names that differ were one key, with the picture of one sample and the label of the other.
+#[tokio::test]
+async fn names_that_are_not_utf8_are_errors() {
+    let ctx = context();
+    let url = format!("{}/a.tar", fresh());
+    let mut bytes = Vec::new();
+    for name in [&b"caf\xe9.jpg"[..], b"caf\xe8.cls"] {
+        bytes.extend(header(name, 1, b'0'));
+        content(b"1", &mut bytes);
+    }
+    bytes.extend([0; 1024]);
+    put(&ctx, &url, bytes).await;
+    let e =
+        all_rows(&ctx, &def(format(Some(&["jpg", "cls"])), &url), &ReadOptions::default()).await.unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::DataLoss);
+    assert!(e.message().contains("the member at byte 0: its name is not UTF-8"), "{e}");
+}

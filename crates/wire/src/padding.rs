@@ -144,13 +144,14 @@ fn pad_value(name: &str, dtype: &DataType, value: Option<&serde_json::Value>) ->
     };
     let int = || value.map_or(Some(0), Value::as_i64).ok_or_else(misfit);
     let float = || value.map_or(Some(0.0), Value::as_f64).ok_or_else(misfit);
+    let fits = |v: f32| if v.is_finite() { Ok(v) } else { Err(misfit()) };
     let text = || value.map_or(Some(""), Value::as_str).ok_or_else(misfit);
     #[expect(clippy::cast_possible_truncation, reason = "a float32 column's padding is rounded")]
     let array: ArrayRef = match dtype {
         DataType::Int64 => Arc::new(Int64Array::from(vec![int()?])),
         DataType::Int32 => Arc::new(Int32Array::from(vec![i32::try_from(int()?).map_err(|_| misfit())?])),
         DataType::UInt8 => Arc::new(UInt8Array::from(vec![u8::try_from(int()?).map_err(|_| misfit())?])),
-        DataType::Float32 => Arc::new(Float32Array::from(vec![float()? as f32])),
+        DataType::Float32 => Arc::new(Float32Array::from(vec![fits(float()? as f32)?])),
         DataType::Float64 => Arc::new(Float64Array::from(vec![float()?])),
         DataType::Boolean => {
             Arc::new(BooleanArray::from(vec![value.map_or(Some(false), Value::as_bool).ok_or_else(misfit)?]))

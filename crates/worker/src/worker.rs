@@ -271,9 +271,20 @@ impl WorkerHandle {
     }
 
     /// Waits until the dispatcher wants this worker to leave (`caju worker drain`) and its tasks are done.
+    ///
+    /// Tasks without readers are abandoned after the time that is set for it.
     pub async fn drained(&self) {
         self.manager.draining().await;
-        self.manager.idle().await;
+        tokio::select! {
+            () = self.manager.idle() => {}
+            () = self.give_up_unread() => {}
+        }
+    }
+
+    /// Abandons tasks that have no readers, and does not return.
+    async fn give_up_unread(&self) {
+        self.manager.give_up_unread(self.manager.config.drain_linger).await;
+        std::future::pending().await
     }
 
     /// Takes no new tasks, and waits until the present ones are done, then stops. Tasks without readers are abandoned. Tasks
@@ -286,14 +297,9 @@ impl WorkerHandle {
         if let Ok(Err(e)) = reported {
             tracing::warn!(error = %e, "the dispatcher could not be notified that this worker leaves");
         }
-        let manager = &self.manager;
-        let give_up = async {
-            manager.give_up_unread(manager.config.drain_linger).await;
-            std::future::pending::<()>().await;
-        };
         let done = tokio::select! {
-            ended = tokio::time::timeout_at(until, manager.idle()) => ended.is_ok(),
-            () = give_up => false,
+            ended = tokio::time::timeout_at(until, self.manager.idle()) => ended.is_ok(),
+            () = self.give_up_unread() => false,
         };
         self.shutdown().await;
         done

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use caju_tests::cluster::Cluster;
 use caju_tests::pipeline::{Pipeline, Report};
-use caju_tests::process::Process;
+use caju_tests::process::{Process, caju};
 use serde_json::{Value, json};
 
 const ROWS: u64 = 100_000;
@@ -134,21 +134,29 @@ fn a_second_signal_ends_the_dispatcher_at_once() {
 
 #[test]
 fn a_worker_in_the_middle_of_slow_rows_that_nobody_reads_any_more_leaves_at_once() {
-    let cluster =
-        Cluster::start_with(1, &["--client-timeout", "80s"], &["--drain-timeout", "80s", "--linger", "80s"]);
-    let p = Pipeline::of(json!({ "range": 1_000_000 }), json!([{ "sleep": { "per_row": "100ms" } }]));
-    let reader = cluster.start_read(&p, &["--job", "train"]);
-    cluster.wait_for_status("rows", |s| (s["jobs"][0]["served"]["elements"].as_u64()? > 0).then_some(()));
-    reader.signal("KILL");
-    reader.wait_for_end();
-    let asked = Instant::now();
-    for worker in &cluster.workers {
-        worker.process.signal("TERM");
+    for is_asked_by_command in [false, true] {
+        let long = ["--drain-timeout", "80s", "--linger", "80s"];
+        let cluster = Cluster::start_with(1, &["--client-timeout", "80s"], &long);
+        let p = Pipeline::of(json!({ "range": 1_000_000 }), json!([{ "sleep": { "per_row": "100ms" } }]));
+        let reader = cluster.start_read(&p, &["--job", "train"]);
+        cluster.wait_for_status("rows", |s| (s["jobs"][0]["served"]["elements"].as_u64()? > 0).then_some(()));
+        reader.signal("KILL");
+        reader.wait_for_end();
+        let id = cluster.status()["workers"][0]["worker_id"].as_u64().unwrap().to_string();
+        let asked = Instant::now();
+        if is_asked_by_command {
+            let secret = cluster.operator_secret_file();
+            let address = cluster.address();
+            caju(&["worker", "drain", &id, "--dispatcher", address, "--operator-secret-file", &secret])
+                .expect_code(0);
+        } else {
+            cluster.workers[0].process.signal("TERM");
+        }
+        for worker in cluster.workers {
+            worker.process.wait_at_most(Duration::from_secs(85)).expect_code(0);
+        }
+        assert!(asked.elapsed() < PROMPT, "by command: {is_asked_by_command}: {:?}", asked.elapsed());
     }
-    for worker in cluster.workers {
-        worker.process.wait_at_most(Duration::from_secs(85)).expect_code(0);
-    }
-    assert!(asked.elapsed() < PROMPT, "{:?}", asked.elapsed());
 }
 
 #[test]

@@ -322,6 +322,13 @@ pub(crate) struct TaskArgs {
     /// How long a task waits for another one that stores the same rows and gives no sign of life. Give all workers the same
     #[arg(long, value_name = "TIME", default_value = "20s", value_parser = duration)]
     pub(crate) cache_lease: Duration,
+    /// A local folder in which blocks of a cache in an object store are held, too, so that they are read from the store once. It
+    /// may be used again after a restart, and by several workers
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) cache_disk: Option<PathBuf>,
+    /// With --cache-disk: the most bytes of these blocks, for each worker and cache
+    #[arg(long, value_name = "SIZE", default_value = "16GiB", value_parser = size)]
+    pub(crate) cache_disk_size: u64,
     /// How long computed rows are held for a first decision where to store them
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub(crate) decision_wait: Duration,

@@ -76,6 +76,7 @@ fn settings(args: &WorkerArgs, default: WorkerConfig) -> WorkerConfig {
             request_timeout: args.tasks.cache_request_timeout,
             lease_ttl: args.tasks.cache_lease,
             decision_wait: args.tasks.decision_wait,
+            disk_tier: args.tasks.cache_disk.clone().map(|folder| (folder, args.tasks.cache_disk_size)),
             ..default.cache.clone()
         },
         silence: args.tasks.reader_silence,
@@ -182,5 +183,8 @@ mod tests {
         ];
         assert_eq!(seconds(&of(&flags)), [6, 7, 8, 9, 11]);
         assert_eq!(seconds(&of(&[])), seconds(&default()), "the flags' defaults are the library's");
+        assert_eq!(of(&[]).cache.disk_tier, None);
+        let disk = of(&["--cache-disk=/fast", "--cache-disk-size=3MiB"]).cache.disk_tier;
+        assert_eq!(disk, Some(("/fast".into(), 3 << 20)));
     }
 }

@@ -212,8 +212,8 @@ fn acknowledged_rows(iteration: &Iteration, task: &Task) -> Vec<(ClientId, u64)>
 fn too_many(iteration: &Iteration, task: &Task, split: u64, rows: u64) -> Error {
     Error::data_loss(format!(
         "{}: {} rows of split {split} are acknowledged that {} did not emit, or by several readers: rows were delivered \
-         twice, so nothing that was read of this epoch can be relied on; read it again under another job name, and \
-         report this",
+         twice, or the state directory is an old copy of what the dispatcher had; nothing that was read of this epoch can \
+         be relied on; read it again under another job name, and report this if the directory is no copy",
         iteration.describe(),
         format_count(rows),
         task.id

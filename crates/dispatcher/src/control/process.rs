@@ -26,11 +26,14 @@ impl Process {
     /// # Errors
     /// Those of the operator's secret.
     pub(super) fn start(config: &DispatcherConfig, clock: &dyn Clock) -> Result<Self> {
-        let in_state_dir = config.state_dir.as_ref().map(|dir| dir.join(secrets::OPERATOR_SECRET));
-        let file = config.operator_secret_file.clone().or(in_state_dir);
+        let operator = match (&config.operator_secret_file, &config.state_dir) {
+            (Some(given), _) => Some(secrets::operator_secret(given)?),
+            (None, Some(dir)) => Some(secrets::operator_secret_of(dir, clock.unix_time())?),
+            (None, None) => None,
+        };
         Ok(Self {
             started: clock.now(),
-            operator: file.map(|file| secrets::operator_secret(&file)).transpose()?,
+            operator,
             draining: AtomicBool::new(false),
             names: (clock.unix_time().as_millis(), AtomicU64::new(0)),
         })

@@ -6,9 +6,10 @@
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
+use std::time::Duration;
 
 use caju_runtime::random_secret;
-use caju_types::{ClientId, Error, Result, Secret, WorkerId};
+use caju_types::{ClientId, Error, ErrorKind, Result, Secret, WorkerId};
 
 use crate::state::{Iteration, State, Worker};
 
@@ -85,6 +86,28 @@ fn write_whole(path: &Path, text: &str) -> std::io::Result<()> {
     renamed
 }
 
+/// The operator's secret of a state directory. A file of it that is damaged is renamed, with a warning, and another secret
+/// drawn: a state directory that is damaged keeps no dispatcher from its work. `unix_time` names what is renamed.
+///
+/// # Errors
+/// As [`operator_secret`], less `InvalidArgument`.
+pub(crate) fn operator_secret_of(dir: &Path, unix_time: Duration) -> Result<Secret> {
+    let file = dir.join(OPERATOR_SECRET);
+    match operator_secret(&file) {
+        Err(damage) if damage.kind() == ErrorKind::InvalidArgument => {
+            let aside = dir.join(format!("{OPERATOR_SECRET}.set-aside-{}", unix_time.as_millis()));
+            std::fs::rename(&file, &aside)
+                .map_err(|e| Error::unavailable(format!("{}: it cannot be renamed: {e}", file.display())))?;
+            tracing::warn!(
+                "{damage}; it is set aside as {} and another one drawn: `caju worker drain` needs the new one",
+                aside.display()
+            );
+            operator_secret(&file)
+        }
+        other => other,
+    }
+}
+
 /// The operator's secret, from its file, or drawn and written there so that only its owner can read it.
 ///
 /// # Errors
@@ -92,7 +115,7 @@ fn write_whole(path: &Path, text: &str) -> std::io::Result<()> {
 /// else.
 pub(crate) fn operator_secret(path: &Path) -> Result<Secret> {
     let place = path.display();
-    match std::fs::read_to_string(path) {
+    match std::fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()) {
         Ok(text) => Secret::from_hex(text.trim()).ok_or_else(|| {
             Error::invalid(format!(
                 "{place} is not an operator's secret of 32 hexadecimal digits; remove it, and the dispatcher writes one"
@@ -110,5 +133,28 @@ pub(crate) fn operator_secret(path: &Path) -> Result<Secret> {
         Err(e) => Err(Error::permission_denied(format!(
             "{place}: the operator's secret cannot be read: {e}; give another --operator-secret-file"
         ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_damaged_secret_of_the_state_directory_is_set_aside_and_a_given_one_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let now = Duration::from_secs(7);
+        let first = operator_secret_of(dir.path(), now).unwrap();
+        assert_eq!(operator_secret_of(dir.path(), now).unwrap(), first, "it stays the same");
+        let file = dir.path().join(OPERATOR_SECRET);
+        for damage in [&b""[..], b"0123", &[0xff; 32]] {
+            std::fs::write(&file, damage).unwrap();
+            assert_eq!(operator_secret(&file).unwrap_err().kind(), ErrorKind::InvalidArgument);
+            let drawn = operator_secret_of(dir.path(), now).unwrap();
+            assert_ne!(drawn, first);
+            assert_eq!(operator_secret(&file).unwrap(), drawn);
+            let aside = dir.path().join(format!("{OPERATOR_SECRET}.set-aside-7000"));
+            assert_eq!(std::fs::read(aside).unwrap(), damage);
+        }
     }
 }

@@ -23,16 +23,29 @@ pub(super) struct Records {
     /// The folder of the journal, for errors.
     folder: PathBuf,
     next: u64,
-    count: fs::File,
+    /// None if the database has lost it.
+    count: Option<fs::File>,
     encoder: Encoder,
 }
 
 impl Records {
-    /// The numbering of the journal in `folder`, which exists. [`Records::decode`] finds the next number.
-    pub(super) fn open(folder: &Path) -> Result<Self> {
-        let mut options = fs::File::options();
-        options.read(true).write(true).create(true).truncate(false);
-        let count = options.open(folder.join(COUNT)).map_err(|e| io_error(folder, &e))?;
+    /// The numbering of the journal in `folder`, which is made if it does not exist. It is opened before `database`, the
+    /// database's main file: a database without a count has lost it. [`Records::decode`] reports that, when the lock of the
+    /// database shows that no other process has the journal open, and finds the next number.
+    ///
+    /// # Errors
+    /// What the file system refuses.
+    pub(super) fn open(folder: &Path, database: &str) -> Result<Self> {
+        let failed = |e: io::Error| io_error(folder, &e);
+        fs::create_dir_all(folder).map_err(failed)?;
+        let path = folder.join(COUNT);
+        if !path.exists() && !folder.join(database).exists() {
+            create_count(&path).map_err(failed)?;
+        }
+        let count = match fs::File::options().read(true).write(true).open(&path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => None,
+            opened => Some(opened.map_err(failed)?),
+        };
         Ok(Self { folder: folder.to_path_buf(), next: 0, count, encoder: Encoder::new()? })
     }
 
@@ -52,14 +65,21 @@ impl Records {
     /// The groups in all records of the database, which are given in their order.
     ///
     /// # Errors
-    /// `DataLoss` if one is missing or damaged.
+    /// `DataLoss` if one is missing or damaged, or if their count is.
     pub(super) fn decode<B: AsRef<[u8]>>(
         &mut self,
         records: impl Iterator<Item = Result<(u64, B)>>,
     ) -> Result<Vec<Vec<Update>>> {
         let (out, next) = decode(&self.folder, records)?;
         self.next = next;
-        let counted = read_count(&self.count);
+        let counted = self.count.as_ref().and_then(read_count).ok_or_else(|| {
+            // The database may have dropped any of its last records.
+            let left = out.len();
+            let what = format!(
+                "the file `{COUNT}`, which counts its records, is missing or damaged, and {left} can be read"
+            );
+            damaged(&self.folder, &what)
+        })?;
         if self.next < counted {
             let (left, lost) = (out.len(), counted - self.next);
             let what =
@@ -72,8 +92,10 @@ impl Records {
     /// All records before `next` are durable. The note may be behind after a loss of power, never ahead.
     pub(super) fn written(&mut self, next: u64) -> Result<()> {
         self.next = next;
-        let note = [next.to_le_bytes(), (!next).to_le_bytes()].concat();
-        self.count.write_all_at(&note, 0).map_err(|e| io_error(&self.folder, &e))
+        let Some(count) = &self.count else {
+            return Err(damaged(&self.folder, "it has no count of its records"));
+        };
+        count.write_all_at(&note(next), 0).map_err(|e| io_error(&self.folder, &e))
     }
 }
 
@@ -98,12 +120,36 @@ pub(super) fn decode<B: AsRef<[u8]>>(
     Ok((out, expected.unwrap_or(0)))
 }
 
-/// The records that were durable when that was last noted; 0 where nothing, or nothing whole, is noted.
-fn read_count(file: &fs::File) -> u64 {
+/// Makes the file that counts records, whole or not at all. Another process that makes it at the same moment has its own.
+fn create_count(path: &Path) -> io::Result<()> {
+    let new = path.with_extension(format!("{}.new", std::process::id()));
+    let written = fs::File::create(&new).and_then(|file| {
+        file.write_all_at(&note(0), 0)?;
+        file.sync_all()
+    });
+    let linked = written.and_then(|()| fs::hard_link(&new, path));
+    // A file that is left is no part of the journal.
+    fs::remove_file(&new).ok();
+    match linked {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        other => other,
+    }
+}
+
+/// The content of the file that counts records: the number, and its complement.
+fn note(next: u64) -> [u8; 16] {
+    let mut note = [0; 16];
+    note[..8].copy_from_slice(&next.to_le_bytes());
+    note[8..].copy_from_slice(&(!next).to_le_bytes());
+    note
+}
+
+/// The records that were durable when that was last noted; none where nothing whole is noted.
+fn read_count(file: &fs::File) -> Option<u64> {
     let (mut number, mut inverse) = ([0; 8], [0; 8]);
     let read = file.read_exact_at(&mut number, 0).and_then(|()| file.read_exact_at(&mut inverse, 8));
     let (number, inverse) = (u64::from_le_bytes(number), u64::from_le_bytes(inverse));
-    if read.is_ok() && number == !inverse { number } else { 0 }
+    (read.is_ok() && number == !inverse).then_some(number)
 }
 
 /// The error of a journal that is not what was written.

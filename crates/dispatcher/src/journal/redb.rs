@@ -1,6 +1,5 @@
 //! The journal in a redb database.
 
-use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -45,12 +44,11 @@ impl RedbJournal {
     }
 
     fn open_inner(folder: &Path) -> Result<(Self, Vec<Vec<Update>>)> {
-        fs::create_dir_all(folder).map_err(|e| io_error(folder, &e))?;
+        let records = Records::open(folder, FILE)?;
         let mut builder = Builder::new();
         // Without the check a file that was changed outside of redb is trusted.
         builder.set_cache_size(CACHE_BYTES).set_check_integrity_on_open(true);
         let db = builder.create(folder.join(FILE)).map_err(|e| classify(folder, e))?;
-        let records = Records::open(folder)?;
         let mut journal = Self { db: Arc::new(db), records, path: folder.to_path_buf() };
         journal.check_format()?;
         let replayed = journal.replay()?;

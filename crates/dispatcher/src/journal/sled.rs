@@ -13,6 +13,8 @@ use super::records::{self, Records, damaged, in_use, io_error};
 use super::{Journal, StoredGroups};
 use crate::state::Update;
 
+/// The main file of the database in the journal's folder.
+const FILE: &str = "db";
 /// Marks a database as ours.
 const FORMAT_KEY: &[u8] = b"format";
 /// How long a database that was closed may stay locked.
@@ -44,6 +46,7 @@ impl SledJournal {
 
     fn open_inner(folder: &Path) -> Result<(Self, Vec<Vec<Update>>)> {
         let at = |e: ::sled::Error| classify(folder, e);
+        let records = Records::open(folder, FILE)?;
         let config = ::sled::Config::new().path(folder).cache_capacity(CACHE_BYTES).flush_every_ms(None);
         let db = open_database(&config).map_err(at)?;
         let meta = db.open_tree("meta").map_err(at)?;
@@ -65,7 +68,6 @@ impl SledJournal {
         }
         let snapshots = db.open_tree("snapshots").map_err(at)?;
         let trees = Trees { groups, snapshots };
-        let records = Records::open(folder)?;
         let mut journal = Self { db, trees, records, path: folder.to_path_buf() };
         let replayed = journal.replay()?;
         Ok((journal, replayed))

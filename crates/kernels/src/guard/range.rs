@@ -1,6 +1,7 @@
 //! Functions of DataFusion that wrap, clamp or leave out a result which does not fit its type.
 
 use std::fmt::Display;
+use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray};
 use arrow::compute::cast;
@@ -19,6 +20,8 @@ pub(super) enum Range {
     Bits,
     /// Seconds whose nanoseconds fit 64 bits, where they are floats. Integers are checked by DataFusion.
     Seconds,
+    /// Finite numbers whose result is finite.
+    Finite,
     /// Times whose result is not null. The functions give null for a time that they cannot compute, as for a null.
     Times,
 }
@@ -28,6 +31,7 @@ pub(super) fn range(name: &str) -> Option<Range> {
     match name {
         "bit_length" => Some(Range::Bits),
         "to_timestamp" => Some(Range::Seconds),
+        "round" | "trunc" => Some(Range::Finite),
         "date_bin" | "date_part" | "date_trunc" => Some(Range::Times),
         _ => None,
     }
@@ -48,7 +52,7 @@ impl Range {
             }
             Range::Seconds => outside(of)?.map(|(row, seconds)| (row, format!("{seconds} seconds"))),
             // Only the result shows it.
-            Range::Times => None,
+            Range::Finite | Range::Times => None,
         };
         match found {
             None => Ok(()),
@@ -56,7 +60,7 @@ impl Range {
                 let instead = match self {
                     Range::Bits => "Int32; use `octet_length`",
                     Range::Seconds => "nanoseconds in 64 bits; use `to_timestamp_seconds`",
-                    Range::Times => "its type",
+                    Range::Finite | Range::Times => "its type",
                 };
                 let error = Error::invalid(format!("{what} of {value} does not fit {instead}"));
                 Err(Fault::at(row, error).into())
@@ -65,9 +69,65 @@ impl Range {
     }
 }
 
+impl Range {
+    /// Whether it is checked by the result.
+    pub(super) fn is_of_result(self) -> bool {
+        matches!(self, Self::Finite | Self::Times)
+    }
+
+    /// # Errors
+    /// The first of `rows` rows whose result is not what the arguments ask for.
+    pub(super) fn check_result(
+        self,
+        args: &[ColumnarValue],
+        result: &ColumnarValue,
+        rows: usize,
+        what: &dyn Display,
+    ) -> Result<(), DataFusionError> {
+        match self {
+            Self::Finite => check_finite(args, result, what),
+            Self::Times => check_times(args, result, rows, what),
+            Self::Bits | Self::Seconds => Ok(()),
+        }
+    }
+}
+
+/// # Errors
+/// The first row whose result is infinite or no number although the first argument is a finite number.
+fn check_finite(
+    args: &[ColumnarValue],
+    result: &ColumnarValue,
+    what: &dyn Display,
+) -> Result<(), DataFusionError> {
+    let floats = |value: &ColumnarValue| -> Result<Option<ArrayRef>, DataFusionError> {
+        if !value.data_type().is_floating() {
+            return Ok(None);
+        }
+        let array = match value {
+            ColumnarValue::Array(array) => Arc::clone(array),
+            ColumnarValue::Scalar(value) => value.to_array()?,
+        };
+        Ok(Some(cast(&array, &DataType::Float64)?))
+    };
+    let (Some(result), Some(first)) = (floats(result)?, args.first().map(floats).transpose()?.flatten())
+    else {
+        return Ok(());
+    };
+    let (result, first) = (result.as_primitive::<Float64Type>(), first.as_primitive::<Float64Type>());
+    // One value for all rows, or one of each.
+    let argument = |row: usize| first.value(if first.len() == 1 { 0 } else { row });
+    let is_bad =
+        |row: &usize| result.is_valid(*row) && !result.value(*row).is_finite() && argument(*row).is_finite();
+    let Some(row) = (0..result.len()).find(is_bad) else { return Ok(()) };
+    let shown = args.iter().map(|a| shown(a, row)).collect::<Vec<_>>().join(", ");
+    let error =
+        Error::invalid(format!("{what} of {shown} cannot be computed: the power of ten is out of range"));
+    Err(Fault::at(row, error).into())
+}
+
 /// # Errors
 /// The first row whose result is null although no argument is.
-pub(super) fn check_times(
+fn check_times(
     args: &[ColumnarValue],
     result: &ColumnarValue,
     rows: usize,

@@ -11,7 +11,7 @@ use datafusion_expr::{
     ColumnarValue, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
 };
 
-use super::range::{Range, check_times};
+use super::range::Range;
 use super::rule::Rule;
 use super::size::Arg;
 use super::steps::Steps;
@@ -85,12 +85,12 @@ impl ScalarUDFImpl for Guarded {
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue, DataFusionError> {
         interrupt::check().map_err(fault)?;
         self.charge(&args.args, args.number_rows)?;
-        if self.range != Some(Range::Times) {
+        let Some(range) = self.range.filter(|r| r.is_of_result()) else {
             return self.inner.invoke_with_args(args);
-        }
+        };
         let (values, rows) = (args.args.clone(), args.number_rows);
         let result = self.inner.invoke_with_args(args)?;
-        check_times(&values, &result, rows, &format_args!("`{}`", self.inner.name()))?;
+        range.check_result(&values, &result, rows, &format_args!("`{}`", self.inner.name()))?;
         Ok(result)
     }
 }

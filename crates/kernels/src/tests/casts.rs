@@ -162,3 +162,57 @@ fn a_field_of_a_struct_that_the_expression_makes_null_is_null() {
         assert_eq!(y.as_primitive::<arrow::datatypes::Int64Type>().value(0), 1, "{sql}");
     }
 }
+
+#[test]
+fn a_rounding_that_is_no_number_is_an_error_of_its_row() {
+    let b = batch([("x", Arc::new(Float64Array::from(vec![Some(2.5), None, Some(1e300)])) as ArrayRef)]);
+    for (sql, row) in [
+        ("round(x, 309)", 0),
+        ("round(x, -400)", 0),
+        ("trunc(x, 400)", 0),
+        ("round(x, 20)", 2),
+        ("round(2.5e0, 309)", 0),
+    ] {
+        let e = try_eval(&b, sql).expect_err(sql);
+        assert_eq!((e.row, e.error.kind()), (Some(row), ErrorKind::InvalidArgument), "{sql}: {e}");
+    }
+    let y = eval(&b.slice(0, 2), "round(x, 0)");
+    assert_eq!(y.as_primitive::<Float64Type>().iter().collect::<Vec<_>>(), [Some(3.0), None]);
+    let of_nan = batch([("x", Arc::new(Float64Array::from(vec![f64::NAN, f64::INFINITY])) as ArrayRef)]);
+    assert!(try_eval(&of_nan, "round(x, 2)").is_ok(), "what is no number stays so");
+}
+
+/// Libraries panic there with overflow checks, and wrap without them.
+#[test]
+fn a_time_at_the_end_of_its_range_is_an_error_of_its_row() {
+    let times = Int64Array::from(vec![0, i64::MIN + 1, i64::MAX]);
+    let b = batch([("n", Arc::new(times) as ArrayRef)]);
+    let ts = "arrow_cast(n, 'Timestamp(Nanosecond, None)')";
+    for (sql, row) in [
+        (format!("date_trunc('day', {ts})"), 1),
+        (format!("array_position([n], 1, -9223372036854775807 - 1)"), 0),
+    ] {
+        let e = try_eval(&b, &sql).expect_err(&sql);
+        assert_eq!((e.row, e.error.kind()), (Some(row), ErrorKind::InvalidArgument), "{sql}: {e}");
+        let text = e.error.message();
+        assert!(
+            text.contains("outside of what the function computes") || text.contains("position"),
+            "{sql}: {e}"
+        );
+    }
+}
+
+#[test]
+fn padding_with_another_value_is_refused() {
+    let b = batch([("i", Arc::new(Int64Array::from(vec![1])) as ArrayRef)]);
+    for sql in [
+        "pad([i], 2, 1.5)",
+        "pad([arrow_cast(i, 'Int32')], 2, 3000000000)",
+        "pad([arrow_cast(i, 'Float32')], 2, 1e300)",
+    ] {
+        let e = bind_error(&b, sql);
+        assert!(e.contains("pads with"), "{sql}: {e}");
+    }
+    eval(&b, "pad([arrow_cast(i, 'Float32')], 2, 0.1)");
+    eval(&b, "pad([i], 2, 7)");
+}

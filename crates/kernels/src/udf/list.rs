@@ -66,7 +66,21 @@ impl Pad {
             return Err(cannot());
         }
         let cast = value.cast_to(to).map_err(|_| cannot())?;
-        if cast.is_null() { Err(cannot()) } else { Ok(cast) }
+        if cast.is_null() || !keeps(&value, &cast) { Err(cannot()) } else { Ok(cast) }
+    }
+}
+
+/// Whether a cast of a constant is the same value. A float may be rounded to a narrower one, but does not become infinite.
+fn keeps(value: &ScalarValue, cast: &ScalarValue) -> bool {
+    let back = cast.cast_to(&value.data_type());
+    match (value, &back) {
+        (ScalarValue::Float64(Some(v)), Ok(ScalarValue::Float64(Some(back))))
+            if cast.data_type().is_floating() =>
+        {
+            v.is_finite() == back.is_finite()
+        }
+        (value, Ok(back)) => value == back,
+        (_, Err(_)) => false,
     }
 }
 

@@ -48,6 +48,10 @@ fn check_weights(weights: &[f64], datasets: usize, path: &str) -> Result<()> {
             return Err(range(&format!("{path}.weights[{i}]"), "a positive number", w));
         }
     }
+    let sum: f64 = weights.iter().sum();
+    if !sum.is_finite() {
+        return Err(range(&join(path, "weights"), "weights whose sum is a number", sum));
+    }
     Ok(())
 }
 

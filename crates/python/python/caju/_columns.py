@@ -22,6 +22,9 @@ NAN = {np.dtype(t): t("nan") for t in (np.float16, np.float32, np.float64)}
 
 _NULL_IDS = frozenset(map(id, NAN.values()))
 
+MAX_TEXT_BYTES = (1 << 31) - 1
+"""The most bytes of text, or of bytes, in a column of one answer: Arrow's offsets have 32 bits."""
+
 
 class Column(NamedTuple):
     """A column for the extension module."""
@@ -93,6 +96,58 @@ def _check_names(names: list[Any], row: int | None) -> None:
     for name in names:
         if not isinstance(name, str):
             raise BadRow(row, f"a column named {name!r}, and names are strings: {str(name)!r}")
+        if not name.isascii() and _surrogate(name) is not None:
+            raise BadRow(row, f"a column named {ascii(name)}, which is not valid text")
+
+
+def ipc_of_columns(columns: list[Column]) -> bytes:
+    """Columns as an Arrow IPC stream. Raises `BadRow` for text that a column cannot hold."""
+    from . import _caju
+
+    try:
+        return _caju.ipc_from_columns(columns)
+    except BaseException:  # also a panic of the extension module
+        for made in columns:
+            _check_text(made)
+        raise
+
+
+def _check_text(made: Column) -> None:
+    """Raises `BadRow` for text with a surrogate, and at the row where text has more bytes than a column takes."""
+    if made.kind == "ragged":
+        flat, offsets = made.values
+        try:
+            _check_text(flat)
+        except BadRow as e:
+            raise BadRow(None if e.row is None else bisect.bisect_right(offsets, e.row) - 1, str(e)) from None
+    elif made.kind == "struct":
+        for field in made.values:
+            _check_text(field)
+    elif made.kind in ("string", "bytes"):
+        size, per_row = 0, max(1, len(made.values) // max(1, made.shape[0]))
+        for i, value in enumerate(made.values):
+            if isinstance(value, str) and not value.isascii():
+                at = _surrogate(value)
+                if at is not None:
+                    shown = f"{ascii(value[max(0, at - 10) : at + 10])} has a surrogate at {at}, which is not valid text"
+                    raise BadRow(i // per_row, f"column `{made.name}`: {shown}; return bytes, or replace it")
+                size += len(value.encode())
+            elif value is not None:
+                size += len(value)
+            if size > MAX_TEXT_BYTES:
+                shown = f"over {MAX_TEXT_BYTES} bytes (2 GiB) of text or bytes in the rows up to this one"
+                raise BadRow(
+                    i // per_row, f"column `{made.name}`: {shown}, and a column takes at most that; return less per row"
+                )
+
+
+def _surrogate(text: str) -> int | None:
+    """The place of the first lone surrogate."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as e:
+        return e.start
+    return None
 
 
 def unknown(made: Column) -> bool:
@@ -253,8 +308,9 @@ def _arrays(name: str, values: list[Any], _: set[type]) -> Column:
         filled = [a for a in present if len(a)] or present[:1]
         return _ragged(name, values, _of_array(name, _joined(name, filled)))
     shown = ", ".join(sorted({f"{a.dtype}{list(a.shape)}" for a in present})[:4])
+    row = next(i for i, v in enumerate(values) if v is not None and v.shape[1:] != present[0].shape[1:])
     raise BadRow(
-        None,
+        row,
         f"column `{name}`: values of several shapes: {shown}; give all rows one, or return array.ravel() and the shape "
         "as columns of their own",
     )

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextvars
 import itertools
+import os
 import sys
+import traceback
+import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -78,8 +81,6 @@ def pack(function: Callable[..., Any]) -> bytes:
 
 
 def _is_module(value: Any) -> bool:
-    import types
-
     return isinstance(value, types.ModuleType)
 
 
@@ -215,9 +216,9 @@ def probe(
     The number of these rows depends on their values, never on the time that they take.
     """
     from . import _caju
-    from ._columns import BadRow, unknown
+    from ._columns import BadRow, ipc_of_columns, unknown
 
-    name, seed = name_of(function), _seed.set(0)
+    name, seed, process = name_of(function), _seed.set(0), os.getpid()
     try:
         made = _probed_batch(function, rows(LENGTH_ROWS)) if batched else _probed_rows(kind, function, rows(0))
         if made is None:
@@ -231,12 +232,34 @@ def probe(
                     f"function `{name}` returned only None or empty lists in column `{one.name}` for the first rows, so its "
                     f'type is not known; give it: schema={{"{one.name}": "int64", ...}}, or "list of string", and so on'
                 )
-        return _caju.ipc_schema(_caju.ipc_from_columns(made), True)
+        return _caju.ipc_schema(ipc_of_columns(made), True)
     except BadRow as e:
         where = "" if e.row is None else f" for row {e.row}"
         raise InvalidPipeline(f"function `{name}` returned{where} {e}") from None
+    except (SystemExit, GeneratorExit, StopIteration) as e:
+        end_fork(process)
+        # Each would end something silently: the program, or a loop or a generator around this call.
+        what = "".join(traceback.format_exception_only(type(e), e)).strip()
+        raise InvalidPipeline(f"function `{name}` raised {what} for one of the first rows") from e
     finally:
+        end_fork(process)
         _seed.reset(seed)
+
+
+def end_fork(process: int) -> None:
+    """Ends this process if a function of the user created it by a fork of `process`. It has everything of `process`, and would
+    do the same work again. An exception that is being handled is printed, and is the reason for the exit status.
+    """
+    if os.getpid() == process:
+        return
+    e = sys.exc_info()[1]
+    code = e.code if isinstance(e, SystemExit) else None if e is None else 1
+    try:
+        if e is not None and not isinstance(e, SystemExit):
+            traceback.print_exception(type(e), e, e.__traceback__)
+        sys.stderr.flush()
+    finally:
+        os._exit(0 if code is None else code & 0xFF if isinstance(code, int) else 1)
 
 
 def _probed_batch(function: Callable[..., Any], batches: Iterator[dict[str, Any]]) -> list[Column] | None:
@@ -259,7 +282,7 @@ def _probed_rows(
     for i, row in enumerate(rows):
         try:
             made += itertools.islice(made_of(kind, function(row), i), LENGTH_ROWS)
-        except Exception:
+        except (Exception, SystemExit, GeneratorExit):
             if made:  # the rows before it have columns; this row is reported, or skipped, when the epoch reaches it
                 break
             raise
@@ -276,11 +299,28 @@ def made_of(kind: str, made: Any, i: int) -> Iterator[Mapping[str, Any]]:
         many: Iterable[Any] = (made,)
     elif isinstance(made, (Mapping, str, bytes)) or not isinstance(made, Iterable):
         raise BadRow(i, f"{type(made).__name__}, and flat_map takes any number of dicts: a list of them, or yield each")
-    else:
+    elif isinstance(made, (list, tuple, types.GeneratorType)):
         many = made
+    else:
+        many = _checked(made)
     for one in many:
-        if not isinstance(one, Mapping):
+        if type(one) is not dict and not isinstance(one, Mapping):
             raise BadRow(i, f"{type(one).__name__}, not a dict of columns")
+        yield one
+
+
+def _checked(many: Iterable[Any]) -> Iterator[Any]:
+    """The values of an iterator. In `map(f, values)` a StopIteration of `f` would end the rows as if they were complete."""
+    values = iter(many)
+    while True:
+        try:
+            one = next(values)
+        except StopIteration as e:
+            frames = traceback.extract_tb(e.__traceback__)[1:]
+            if frames and all(frame.name != "__next__" for frame in frames):
+                at = f"line {frames[-1].lineno} in {frames[-1].name}"
+                raise RuntimeError(f"a function in the returned iterator raised StopIteration: {at}") from e
+            return
         yield one
 
 

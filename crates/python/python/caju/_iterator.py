@@ -85,7 +85,8 @@ class DatasetIterator(Iterator[T], Generic[T]):
     """One epoch of a dataset, element by element.
 
     It leaves the job when it is exhausted, closed or garbage collected. Rows that were not taken by then go to the job's
-    other readers, if there are any.
+    other readers, if there are any. A read after a close is `Cancelled`: a loop in another thread must not mistake it for the
+    end of the epoch.
 
     `state_dict` and `load_state_dict` are the protocol of torchdata's `StatefulDataLoader`.
     """
@@ -150,6 +151,8 @@ class DatasetIterator(Iterator[T], Generic[T]):
             self._leave(0.2)
             raise
         if element is None:
+            if self._stopped is not None:  # closed by another thread meanwhile
+                raise Cancelled(self._stopped)
             self._exhausted = True
             keep = self._keep
             self.close()
@@ -331,7 +334,9 @@ class DatasetIterator(Iterator[T], Generic[T]):
         return self._last.splits
 
     def close(self) -> None:
-        """Leaves the job. A second call does nothing."""
+        """Leaves the job. A second call does nothing. Before the end of the epoch, a later read is `Cancelled`."""
+        if self._reader is not None and not self._exhausted and self._stopped is None:
+            self._stopped = f"epoch {self._epoch} was closed after {self._elements} elements"
         self._leave(5.0)
 
     def _leave(self, timeout: float, keep: bool = False) -> None:

@@ -1,7 +1,7 @@
 """A process of the pool that runs functions of users: `python -m caju._pool`, started by workers.
 
-It reads requests as lines of JSON from standard input, and answers each call with a line on the original standard output.
-Rows are in files in memory, as Arrow. Output of user code goes to standard error.
+It reads requests as lines of JSON from the original standard input, and answers each call with a line on the original standard
+output. Rows are in files in memory, as Arrow. Output of user code goes to standard error.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from . import _caju
-from ._columns import BadRow, Column, columns_of, columns_of_arrays, row_of
-from ._functions import _seed, made_of
+from ._answers import BOOLEANS, collected, kept_rows, keeps_row
+from ._columns import BadRow, Column, columns_of, columns_of_arrays, ipc_of_columns, row_of
+from ._functions import _seed, end_fork, made_of
 
 SEED = "__caju_seed"
 
@@ -108,10 +109,10 @@ class Call:
                 if row > 0:
                     columns, kept = self.columns(0, count, row)
                     with open(self.part, "wb") as file:
-                        file.write(_caju.ipc_from_columns(columns))
+                        file.write(ipc_of_columns(columns))
                     message |= {"ready": row} if kept is None else {"ready": row, "rows": kept}
                     self.sent = row
-            except Exception:
+            except BaseException:
                 # The end of the call has the same error, and names the row.
                 pass
             self.answers.send(message)
@@ -143,13 +144,15 @@ class Call:
 
 
 class Answers:
-    """The lines to the parent, from two threads."""
+    """The lines to the parent, from two threads. A process that user code forked sends none."""
 
     def __init__(self, file: Any) -> None:
+        self.process = os.getpid()
         self._file = file
         self._lock = threading.Lock()
 
     def send(self, answer: Mapping[str, Any]) -> None:
+        end_fork(self.process)
         try:
             with self._lock:
                 self._file.write(json.dumps(answer) + "\n")
@@ -193,9 +196,19 @@ class Pool:
 
 def main() -> None:
     """Serves requests until standard input ends."""
-    requests = sys.stdin.buffer
-    answers = Answers(os.fdopen(os.dup(1), "w", encoding="utf-8"))
+    # Descriptors that other programs do not inherit: one that a function starts might read the next request.
+    requests_fd, answers_fd, nothing = os.dup(0), os.dup(1), os.open(os.devnull, os.O_RDWR)
+    requests = os.fdopen(requests_fd, "rb")
+    answers = Answers(os.fdopen(answers_fd, "w", encoding="utf-8"))
+    os.dup2(nothing, 0)
     os.dup2(2, 1)
+
+    def detach() -> None:
+        """A process that user code forks keeps the pipes of this one neither open nor in use."""
+        for fd in (requests_fd, answers_fd):
+            os.dup2(nothing, fd, inheritable=False)
+
+    os.register_at_fork(after_in_child=detach)
     # The process may outlive its job: output of a function should appear at once.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.stdin = open(os.devnull, encoding="utf-8")
@@ -206,13 +219,14 @@ def main() -> None:
     functions: dict[int, Function] = {}
     broken: dict[int, str] = {}
     answers.send({"ready": True, "gives_back": True})
-    while line := requests.readline():
+    while line := _next_line(requests, answers.process):
         request = json.loads(line)
         if "define" in request:
             try:
                 call = pickle.loads(requests.read(request["payload"]))
                 functions[request["define"]] = Function(request["name"], request["kind"], request["batched"], call)
-            except Exception:
+            except BaseException:  # a module may end the interpreter when it is imported
+                end_fork(answers.process)
                 broken[request["define"]] = f"while it was unpickled:\n{traceback.format_exc()}"
             continue
         number = request["call"]
@@ -222,6 +236,13 @@ def main() -> None:
         answers.send(_answer(functions[number], request["rows"], request["answer"], pool))
 
 
+def _next_line(requests: Any, process: int) -> bytes:
+    """The next request; nothing at the end of them. A process that user code forked reads none."""
+    end_fork(process)
+    line: bytes = requests.readline()
+    return line
+
+
 def _answer(f: Function, rows: str, answer: str, pool: Pool) -> dict[str, Any]:
     try:
         columns = _caju.read_rows(rows)
@@ -229,23 +250,28 @@ def _answer(f: Function, rows: str, answer: str, pool: Pool) -> dict[str, Any]:
         count = _length(columns)
         began = time.perf_counter()
         if f.batched:
-            out, kept = _batch(f, columns, count, None if seeds is None else seeds[0])
+            out, kept = _batch(f, columns, count, None if seeds is None else seeds[0], pool.answers.process)
             first, end = 0, count
         else:
             call = pool.call = Call(f, pool.answers, answer + "-part", pool.mark)
             end = _run(call, columns, count, seeds)
             out, kept, first = call.finish(end)
         took = time.perf_counter() - began
+        try:
+            written = ipc_of_columns(out)
+        except BadRow as e:
+            at = None if e.row is None else first + e.row if kept is None else kept[e.row]
+            raise BadRow(at, str(e)) from None
         with open(answer, "wb") as file:
-            file.write(_caju.ipc_from_columns(out))
+            file.write(written)
         return {"from": first, "to": end, "took": took, **({} if kept is None else {"rows": kept})}
     except Raised as e:
         cause = e.__cause__
         assert cause is not None
         return {"error": f"raised {_traceback(cause)}", "row": e.row}
     except BadRow as e:
-        return {"error": f"returned {e}", "row": e.row}
-    except Exception as e:
+        return {"error": _text(f"returned {e}"), "row": e.row}
+    except BaseException as e:
         return {"error": f"raised {_traceback(e)}"}
     finally:
         if pool.call is not None:
@@ -258,48 +284,66 @@ def _traceback(e: BaseException) -> str:
     """The exception and the frames of its traceback that are the user's."""
     frames = [f for f in traceback.extract_tb(e.__traceback__) if os.path.dirname(f.filename) != os.path.dirname(__file__)]
     last = "".join(traceback.format_exception_only(type(e), e)).strip()
-    return "\n".join([last, *(line.rstrip() for line in traceback.format_list(frames))])
+    return _text("\n".join([last, *(line.rstrip() for line in traceback.format_list(frames))]))
+
+
+def _text(message: str) -> str:
+    """The message as valid text: an answer cannot have surrogates."""
+    return message.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _run(call: Call, columns: dict[str, Any], count: int, seeds: Any) -> int:
     """Applies the function row by row. Returns the first row that was not begun."""
-    f, mark = call.function, call.mark
-    for i in range(count):
-        mark.row(i)
-        # The first row always begins: a call makes progress.
-        if call.is_stopped and i > 0:
-            return i
-        _seed.set(None if seeds is None else seeds[i])
-        try:
-            if f.kind == "filter":
-                call.kept += [i] if f.call(row_of(columns, i)) else []
-                continue
-            # A generator computes its rows only now, so its errors belong to this row.
-            made = list(made_of(f.kind, f.call(row_of(columns, i)), i))
-        except BadRow:
-            raise
-        except Exception as e:
-            raise Raised(i) from e
-        finally:
-            _seed.set(None)
-        call.rows += made
-        call.kept += [i] * len(made)
+    f, mark, kind = call.function, call.mark, call.function.kind
+    process, current_process = call.answers.process, os.getpid
+    try:
+        for i in range(count):
+            mark.row(i)
+            # The first row always begins: a call makes progress.
+            if call.is_stopped and i > 0:
+                return i
+            if seeds is not None:
+                _seed.set(seeds[i])
+            try:
+                made = f.call(row_of(columns, i))
+                if kind == "flat_map":
+                    # A generator computes its rows only now, so its errors belong to this row.
+                    made = collected(made_of(kind, made, i), i)
+            except BadRow:
+                end_fork(process)
+                raise
+            except BaseException as e:
+                end_fork(process)
+                raise Raised(i) from e
+            if current_process() != process:
+                end_fork(process)
+            if kind == "filter":
+                if made if type(made) in BOOLEANS else keeps_row(made, i):
+                    call.kept.append(i)
+            elif kind == "map":
+                call.rows.append(made if type(made) is dict else next(made_of(kind, made, i)))
+                call.kept.append(i)
+            else:
+                call.rows += made
+                call.kept += [i] * len(made)
+    finally:
+        _seed.set(None)
     mark.done()
     return count
 
 
-def _batch(f: Function, columns: dict[str, Any], count: int, seed: Any) -> tuple[list[Column], list[int] | None]:
+def _batch(f: Function, columns: dict[str, Any], count: int, seed: Any, process: int) -> tuple[list[Column], list[int] | None]:
     _seed.set(seed)
     try:
         result = f.call(dict(columns))
-    except Exception as e:
+    except BaseException as e:
+        end_fork(process)
         raise Raised(None) from e
     finally:
         _seed.set(None)
+    end_fork(process)
     if f.kind == "filter":
-        if len(result) != count:
-            raise BadRow(None, f"{len(result)} answers for a batch of {count} rows")
-        kept = [i for i, keep in enumerate(result) if keep]
+        kept = kept_rows(result, count)
         return _taken(kept), kept
     if not isinstance(result, Mapping):
         raise BadRow(None, f"{type(result).__name__}, not a dict of arrays")

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use caju_types::{Error, Result};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
-use tokio::process::{Child, Command};
+use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::oneshot;
 
 /// How long a worker may take to end after its own bound for draining.
@@ -16,7 +16,10 @@ const OWN_VARIABLES: [&str; 2] = ["CAJU_ADDRESS_FILE", "CAJU_ADVERTISE"];
 
 /// A worker's process. It ends when the pipe to its standard input closes, so also when this process is killed.
 pub(super) struct WorkerProcess {
+    /// Killed when it is dropped, which comes before the end of its standard input: it says nothing about that.
     child: Child,
+    /// Tokio closes the standard input of a child that is waited for, so it is taken out of the child.
+    _stdin: Option<ChildStdin>,
 }
 
 impl WorkerProcess {
@@ -34,8 +37,9 @@ impl WorkerProcess {
         for variable in OWN_VARIABLES {
             command.env_remove(variable);
         }
-        let child = command.spawn().map_err(|e| failed(&format!("{}: {e}", program.display())))?;
-        Ok(Self { child })
+        let mut child = command.spawn().map_err(|e| failed(&format!("{}: {e}", program.display())))?;
+        let _stdin = child.stdin.take();
+        Ok(Self { child, _stdin })
     }
 
     /// The process's id.
@@ -53,8 +57,6 @@ impl WorkerProcess {
 
     /// Waits for its end. After a message on `leave` it drains, and is killed if that takes longer than `bound`.
     pub(super) async fn ended(mut self, leave: oneshot::Receiver<()>, bound: Duration) -> Result<ExitStatus> {
-        // Tokio closes the standard input of a child that is waited for.
-        let _open = self.child.stdin.take();
         let lost = |e: std::io::Error| Error::unavailable(format!("a worker process is lost: {e}"));
         tokio::select! {
             ended = self.child.wait() => return ended.map_err(lost),

@@ -132,6 +132,35 @@ fn lost_records_are_counted() {
     }
 }
 
+/// A database may drop its last records when it finds damage, so without their count none of them can be trusted.
+#[test]
+fn a_database_without_a_whole_count_is_not_trusted() {
+    type Spoil = fn(&Path, JournalKind);
+    let spoils: [(&str, Spoil); 5] = [
+        ("the count is cut to nothing", |at, _| fs::write(at.join("caju-records"), "").unwrap()),
+        ("the count is removed", |at, _| fs::remove_file(at.join("caju-records")).unwrap()),
+        ("the count is of somebody else", |at, _| fs::write(at.join("caju-records"), [7; 16]).unwrap()),
+        ("all files are cut to nothing", |at, _| {
+            for entry in fs::read_dir(at).unwrap().map(|e| e.unwrap()).filter(|e| e.path().is_file()) {
+                fs::write(entry.path(), "").unwrap();
+            }
+        }),
+        ("the database is removed", |at, kind| fs::remove_file(at.join(file(kind))).unwrap()),
+    ];
+    for kind in JournalKind::ALL {
+        for (what, spoil) in spoils {
+            let dir = tempfile::tempdir().unwrap();
+            let at = dir.path().join(kind.folder());
+            write(kind, &at, &[every_update(), every_update()]);
+            spoil(&at, kind);
+            let e = kind.open(&at).err().unwrap_or_else(|| panic!("{}: {what}", kind.name()));
+            assert_eq!(e.kind(), ErrorKind::DataLoss, "{}: {what}: {e}", kind.name());
+            let (_, found) = open_state_dir(dir.path(), kind, NOW).unwrap();
+            assert_eq!((found.len(), set_aside(dir.path()).len()), (0, 1), "{}: {what}", kind.name());
+        }
+    }
+}
+
 #[test]
 fn damage_is_set_aside_and_the_rest_of_the_folder_left_alone() {
     for kind in JournalKind::ALL {
