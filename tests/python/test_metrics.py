@@ -153,7 +153,7 @@ def test_metrics_of_workers_and_of_epochs_whose_readers_take_nothing(monitored, 
         behind = jobs()["behind"]["served"]
         begun = behind["source_opens"] + behind["shared"]["window_hits"] - behind["shared"]["taken_over"]
         leased = int(metrics.values()["caju_job_splits", "behind", "leased"])
-        assert 0 < begun <= leased < splits - 10
+        assert 0 < begun <= leased < splits
         metrics.wait_for({
             ("caju_job_splits", "behind", "waiting"): splits - leased, ("caju_job_splits", "behind", "leased"): leased,
             ("caju_job_splits", "behind", "sent"): 0, ("caju_job_splits", "behind", "done"): 0,
@@ -169,7 +169,7 @@ def test_metrics_of_workers_and_of_epochs_whose_readers_take_nothing(monitored, 
         # What the job behind has not read is in the window, a split of 160 kB or a part of it, and in files.
         values = metrics.values()
         in_files = [f.stat().st_size for f in spill.rglob("*.arrows")]
-        assert len(in_files) > 10 and values["caju_worker_sharing_disk_bytes", worker.address] == sum(in_files)
+        assert in_files and values["caju_worker_sharing_disk_bytes", worker.address] == sum(in_files)
         in_memory = values["caju_worker_sharing_bytes", worker.address] / (8 * rows)
         assert splits - leased <= len(in_files) + in_memory <= splits - behind["rows"] // rows and in_memory >= 1
         counts = [job["served"] for job in (jobs()["ahead"], jobs()["behind"])]

@@ -158,7 +158,14 @@ impl Text for Csv {
             if found != columns {
                 return Some(uneven(found, columns, line));
             }
-            return Some(format!("it is not valid UTF-8: {}", shown(text.trim_end())));
+            let why = match std::str::from_utf8(line) {
+                Err(_) => "it is not valid UTF-8",
+                Ok(line) if line.trim_end().contains('\r') => {
+                    "a carriage return within it ends a row, put the value in quotes"
+                }
+                Ok(_) => "it cannot be divided into values",
+            };
+            return Some(format!("{why}: {}", shown(text.trim_end())));
         };
         let bad = projection.iter().copied().find(|&i| self.read(schema, Some(vec![i]), line, 1).is_err());
         let Some(bad) = bad else {

@@ -216,3 +216,25 @@ fn padding_with_another_value_is_refused() {
     eval(&b, "pad([arrow_cast(i, 'Float32')], 2, 0.1)");
     eval(&b, "pad([i], 2, 7)");
 }
+
+/// As `docs/pipeline.md` says.
+#[test]
+fn numbers_of_two_types_are_computed_in_the_wider_one() {
+    let b = batch([
+        ("i", Arc::new(Int64Array::from(vec![16_777_217])) as ArrayRef),
+        ("f", Arc::new(Float32Array::from(vec![16_777_216.0])) as ArrayRef),
+        ("big", Arc::new(Int64Array::from(vec![9_007_199_254_740_993])) as ArrayRef),
+    ]);
+    for (sql, want) in [
+        ("i = f", true),
+        ("i = cast(f as double)", false),
+        ("big = 9007199254740992e0", true),
+        ("big = 9007199254740992", false),
+    ] {
+        assert_eq!(eval(&b, sql).as_boolean().value(0), want, "{sql}");
+    }
+    assert_eq!(eval(&b, "i + f").data_type(), &DataType::Float32);
+    let zoned = "arrow_cast(0, 'Timestamp(Second, Some(\"+02:00\"))')";
+    let y = eval(&b, &format!("arrow_cast(7200, 'Timestamp(Second, None)') = {zoned}"));
+    assert!(y.as_boolean().value(0), "02:00 is midnight of UTC in that zone");
+}
