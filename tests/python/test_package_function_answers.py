@@ -286,6 +286,17 @@ def test_a_stop_iteration_within_a_returned_iterator_loses_no_row():
     assert Pool(lambda row: Two(), "flat_map")(TABLE)[0]["y"].to_pylist() == [1, 0] * 4
     assert len(Pool(lambda row: map(dict, Two()), "flat_map")(TABLE)[0]) == 8
 
+    class Named(Two):
+        def next(self):
+            return Two.__next__(self)
+
+        __next__ = next
+
+    assert len(Pool(lambda row: Named(), "flat_map")(TABLE)[0]) == 8
+    # A function of the returned iterator that uses up another one loses the rows behind.
+    with pytest.raises(cj.InvalidPipeline, match=r"returned iterator raised StopIteration: line \d+ in __next__"):
+        Pool(lambda row: map(lambda two: next(two) and next(two) and next(two), [Two()] * 3), "flat_map")(TABLE)
+
 
 @pytest.mark.parametrize("error", [SystemExit(0), GeneratorExit(), StopIteration()], ids=repr)
 def test_in_the_trial_they_are_errors_too(error):

@@ -1,15 +1,13 @@
 //! Evaluation of bound expressions, and finding the row at which an evaluation fails.
 
-use std::any::Any;
 use std::collections::BTreeSet;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions, UInt64Array};
 use arrow::compute::concat;
 use arrow::datatypes::{Fields, SchemaRef};
 use arrow::error::ArrowError;
-use caju_runtime::{budget, interrupt, panic_text};
+use caju_runtime::{budget, catch_out_of_range, interrupt};
 use caju_types::{Error, ErrorKind, format_bytes};
 use datafusion_common::DataFusionError;
 use datafusion_physical_expr::PhysicalExpr;
@@ -214,8 +212,7 @@ impl BoundExprs {
                 let what = format_args!("{rows} rows of {}", format_bytes(self.inner.row_bytes));
                 budget::reserve(self.inner.row_bytes.saturating_mul(rows), what)?;
             }
-            catch_unwind(AssertUnwindSafe(|| self.compute(narrow)))
-                .unwrap_or_else(|panic| Err(out_of_range(panic)))
+            catch_out_of_range(|| self.compute(narrow)).unwrap_or_else(|text| Err(out_of_range(&text)))
         })
     }
 
@@ -295,18 +292,10 @@ impl BoundExprs {
     }
 }
 
-/// The error of a function of a library that panicked because a value is outside of what it computes: it belongs to a row.
-/// Other panics go on.
-fn out_of_range(panic: Box<dyn Any + Send>) -> Fault {
-    let text = panic_text(&*panic);
-    if !OUT_OF_RANGE.iter().any(|words| text.contains(words)) {
-        resume_unwind(panic);
-    }
+/// The error of a function of a library for which a value is out of range: it belongs to a row.
+fn out_of_range(text: &str) -> Fault {
     Error::invalid(format!("a value is outside of what the function computes: {text}")).into()
 }
-
-/// What panics say of arithmetic whose result does not fit, of the standard library and of chrono.
-const OUT_OF_RANGE: [&str; 3] = ["with overflow", "out of range", "overflowed"];
 
 /// Converts an error of DataFusion's evaluation.
 fn fault(e: &DataFusionError, label: &str) -> Fault {

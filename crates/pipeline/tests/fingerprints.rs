@@ -58,9 +58,9 @@ const GOLDEN: [&str; 3] = [
 ];
 const GOLDEN_IDENTITY: &str = "cef84ff2992270f4580dd3afc81b88df";
 const GOLDEN_EVERYTHING: [&str; 3] = [
-    "7d73f0e9cf8a1ab208bdd9aea0ad4e66",
-    "cd401418e710eb316a72a86cefa00363",
-    "016490c48e064b8a9dfcdff7696f1c40",
+    "a77dbd13207c4c9539022a6bf40d77cd",
+    "ede96154b6d0c78686f92d6170e0e2c4",
+    "fcf3db88a508a842b395e7a2dc7f50b6",
 ];
 
 /// Every kind of stage, and a source of sources.

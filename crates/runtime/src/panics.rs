@@ -4,8 +4,10 @@
 //! [`Caught`]. A panic is then an `Internal` error that names the work, and never a short result.
 
 use std::any::Any;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind, resume_unwind};
 use std::pin::Pin;
+use std::sync::Once;
 use std::task::{Context, Poll, ready};
 
 use caju_types::{Error, Result};
@@ -32,6 +34,43 @@ pub(crate) fn panicked(name: &str, panic: &(dyn Any + Send)) -> Error {
 /// `Internal`, with `name` and the panic's message, if the closure panics.
 pub fn catch<T>(name: &str, work: impl FnOnce() -> T) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| panicked(name, &*panic))
+}
+
+thread_local! {
+    /// Whether this thread is in [`catch_out_of_range`].
+    static EXPECTED: Cell<bool> = const { Cell::new(false) };
+    /// What a library said when it panicked there.
+    static SAID: Cell<Option<String>> = const { Cell::new(None) };
+}
+
+/// Runs a computation with values of users in which a library may panic because a result does not fit its type: chrono does,
+/// and arithmetic that is checked for overflow. Such a panic is no defect, so nothing is printed about it. Other panics go on.
+///
+/// # Errors
+/// What the library said.
+pub fn catch_out_of_range<T>(work: impl FnOnce() -> T) -> std::result::Result<T, String> {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let print = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| match out_of_range(info).filter(|_| EXPECTED.get()) {
+            Some(text) => SAID.set(Some(text)),
+            None => print(info),
+        }));
+    });
+    let before = EXPECTED.replace(true);
+    let done = catch_unwind(AssertUnwindSafe(work));
+    EXPECTED.set(before);
+    let said = SAID.take();
+    done.map_err(|panic| said.unwrap_or_else(|| resume_unwind(panic)))
+}
+
+/// The message of a panic of a library about a value that does not fit its type; none for another panic.
+fn out_of_range(info: &PanicHookInfo<'_>) -> Option<String> {
+    let text = info.payload_as_str()?;
+    let is_ours = info.location().is_some_and(|place| place.file().starts_with("crates/"));
+    let is_access = text.contains("index") || text.contains("slice");
+    let says = ["with overflow", "out of range", "overflowed"].iter().any(|words| text.contains(words));
+    (says && !is_access && !is_ours).then(|| text.to_owned())
 }
 
 /// Runs a future, and turns its panic into an error.

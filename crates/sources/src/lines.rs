@@ -20,7 +20,7 @@ use crate::sniff::other_format;
 use crate::source::ReadOptions;
 use crate::split::{FileRef, Split};
 use crate::split_reader::{Rows, open_rows};
-use crate::text::{Text, check_spelling, strip_bom};
+use crate::text::{Text, misspelt, strip_bom};
 
 /// Bytes of a file that a schema is inferred from.
 const INFER_BYTES: usize = 1 << 20;
@@ -49,8 +49,9 @@ impl<T: Text> Lines<T> {
         Ok(Self { text, compression, schema })
     }
 
-    /// Refuses a given schema with a column that no line of the beginning of a file has, where a column of it that the schema
-    /// does not name is called almost the same: all values of the misspelt column would be null.
+    /// Warns of a column of a given schema that no line of the beginning of a file has, where a column of it that the schema does
+    /// not name is called almost the same: if the column is misspelt, all of its values are null. It is no error, because a key
+    /// may come later.
     pub(crate) async fn check_names(
         ctx: &SourceContext,
         text: &T,
@@ -65,7 +66,10 @@ impl<T: Text> Lines<T> {
             Err(e) => return Err(e),
         };
         let names = |schema: &Schema| schema.fields().iter().map(|f| f.name().clone()).collect::<Vec<_>>();
-        check_spelling(&first.url, "schema", &names(given), &names(&found))
+        if let Some(what) = misspelt(&first.url, "schema", &names(given), &names(&found)) {
+            tracing::warn!("{what}. Where it has no other value, the column is null");
+        }
+        Ok(())
     }
 
     async fn discover(

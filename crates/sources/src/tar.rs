@@ -109,7 +109,7 @@ impl Names {
         }
         let name = match self.name.take() {
             Some(name) => name,
-            None => plain_name(block)?,
+            None => plain_name(block),
         };
         let sparse_name = self.sparse_name.take();
         let by_type = match kind {
@@ -135,7 +135,7 @@ impl Names {
     /// Takes the content of an extension header.
     pub(crate) fn extension(&mut self, kind: u8, content: &[u8]) -> Result<(), &'static str> {
         match kind {
-            b'L' => self.name = Some(text(content)?),
+            b'L' => self.name = Some(text(content)),
             b'x' | b'g' => {
                 let mut rest = content;
                 while !rest.is_empty() && rest[0] != 0 {
@@ -190,26 +190,20 @@ fn pax_record(rest: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
 }
 
 /// Text up to the first zero.
-///
-/// # Errors
-/// Text that is not UTF-8: two names that differ could become one.
-fn text(bytes: &[u8]) -> Result<String, &'static str> {
+fn text(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
-    String::from_utf8(bytes[..end].to_vec()).map_err(|_| NOT_UTF8)
+    String::from_utf8_lossy(&bytes[..end]).into_owned()
 }
 
-/// What is wrong with a name, for messages.
-const NOT_UTF8: &str = "its name is not UTF-8; rename the file, and write the archive again";
-
-fn plain_name(block: &[u8; BLOCK]) -> Result<String, &'static str> {
-    let name = text(&block[..100])?;
+fn plain_name(block: &[u8; BLOCK]) -> String {
+    let name = text(&block[..100]);
     if &block[257..262] == b"ustar" && block[262] == 0 {
-        let prefix = text(&block[345..500])?;
+        let prefix = text(&block[345..500]);
         if !prefix.is_empty() {
-            return Ok(format!("{prefix}/{name}"));
+            return format!("{prefix}/{name}");
         }
     }
-    Ok(name)
+    name
 }
 
 /// An octal number, or a binary one with the top bit of its first byte set.

@@ -83,21 +83,20 @@ pub(crate) fn given_schema(columns: &[(String, ColumnType)], what: &str) -> Resu
     Ok(Arc::new(Schema::new(fields)))
 }
 
-/// Refuses a name that a definition gives and the beginning of a file does not have, where the file has another one that is
-/// spelt almost the same and is not given. A name that is like none of the file's may come later in it.
-pub(crate) fn check_spelling(url: &str, argument: &str, given: &[String], found: &[String]) -> Result<()> {
+/// What to say of a name that a definition gives and the beginning of a file does not have, where the file has another one that
+/// is spelt almost the same and is not given. A name that is like none of the file's may come later in it.
+pub(crate) fn misspelt(url: &str, argument: &str, given: &[String], found: &[String]) -> Option<String> {
     let others: Vec<&String> = found.iter().filter(|name| !given.contains(name)).collect();
     for name in given.iter().filter(|name| !found.contains(name)) {
         let meant = did_you_mean(name, &others);
         if !meant.is_empty() && name.len() >= SHORTEST_COMPARED {
-            return Err(Error::invalid(format!(
-                "{url}: no row at its beginning has `{name}`, which `{argument}` names{meant} It has: {}. If both names are \
-                 right, name both",
+            return Some(format!(
+                "{url}: no row at its beginning has `{name}`, which `{argument}` names{meant} It has: {}",
                 found.join(", ")
-            )));
+            ));
         }
     }
-    Ok(())
+    None
 }
 
 /// The shortest name that is compared, in bytes: names of one or two letters are all alike.

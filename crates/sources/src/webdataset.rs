@@ -21,7 +21,7 @@ use crate::source::ReadOptions;
 use crate::split::{FileRef, Split};
 use crate::split_reader::{PendingRows, Rows, SplitReader, batch_of, open_rows};
 use crate::tar::{BLOCK, Entry, Names, SampleScan, key_and_extension, padded};
-use crate::text::check_spelling;
+use crate::text::misspelt;
 
 /// The column of the samples' keys.
 const KEY: &str = "__key__";
@@ -78,7 +78,11 @@ impl WebDataset {
         }
         if let Some(columns) = columns {
             let named: Vec<String> = columns.iter().filter(|c| *c != KEY).cloned().collect();
-            check_spelling(&url, "columns", &named, &found)?;
+            if let Some(what) = misspelt(&url, "columns", &named, &found) {
+                return Err(Error::invalid(format!(
+                    "{what}. If samples have the one or the other, name both"
+                )));
+            }
             return Ok(Self { compression, schema: schema_of(columns), picked: true });
         }
         Ok(Self { compression, schema: schema_of(&found), picked: false })
@@ -391,6 +395,13 @@ impl Reader {
                     let values = vec![None; self.columns.len()];
                     sample = Some(Sample { key: key.to_string(), values, bytes: key.len(), bad: None });
                 }
+            }
+            if let Some(s) = sample.as_mut().filter(|_| member.name.contains(char::REPLACEMENT_CHARACTER)) {
+                s.bad.get_or_insert(Error::invalid(format!(
+                    "{}: the name `{}` at byte {} is not UTF-8, and two such names could be one key; rename the file, and \
+                     write the archive again",
+                    self.members.url, member.name, member.at
+                )));
             }
             if let Some(s) = &mut sample
                 && let Err(e) = self.take(&member, &extension, s).await

@@ -153,8 +153,8 @@ async fn a_misspelt_extension_is_refused() {
     put(&ctx, &url, archive(&[vec![one("a", "jpeg"), one("a", "cls")]], 0)).await;
     let e = open(&ctx, &def(format(Some(&["jpg", "cls"])), &url)).await.map(drop).unwrap_err();
     let want = format!(
-        "{url}: no row at its beginning has `jpg`, which `columns` names; did you mean `jpeg`? It has: jpeg, cls. If both names \
-         are right, name both"
+        "{url}: no row at its beginning has `jpg`, which `columns` names; did you mean `jpeg`? It has: jpeg, cls. If samples \
+         have the one or the other, name both"
     );
     assert_eq!((e.kind(), e.message()), (ErrorKind::InvalidArgument, want.as_str()));
     // Samples that come later may have it.
@@ -403,18 +403,22 @@ async fn folders_and_global_headers_are_skipped() {
 
 /// Two names that differ were one key, with the picture of one sample and the label of the other.
 #[tokio::test]
-async fn names_that_are_not_utf8_are_errors() {
+async fn names_of_samples_that_are_not_utf8_are_bad_rows() {
     let ctx = context();
     let url = format!("{}/a.tar", fresh());
     let mut bytes = Vec::new();
-    for name in [&b"caf\xe9.jpg"[..], b"caf\xe8.cls"] {
+    for name in [&b"lies-mich\xfc"[..], b"a.jpg", b"caf\xe9.jpg", b"caf\xe8.cls", b"b.jpg"] {
         bytes.extend(header(name, 1, b'0'));
         content(b"1", &mut bytes);
     }
     bytes.extend([0; 1024]);
     put(&ctx, &url, bytes).await;
-    let e =
-        all_rows(&ctx, &def(format(Some(&["jpg", "cls"])), &url), &ReadOptions::default()).await.unwrap_err();
-    assert_eq!(e.kind(), ErrorKind::DataLoss);
-    assert!(e.message().contains("the member at byte 0: its name is not UTF-8"), "{e}");
+    let def = def(format(Some(&["jpg", "cls"])), &url);
+    let e = all_rows(&ctx, &def, &ReadOptions::default()).await.unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::InvalidArgument);
+    assert!(e.message().contains("at byte 2048 is not UTF-8"), "{e}");
+    let (skip, errors) = skips();
+    let options = ReadOptions { skip: Some(skip), ..ReadOptions::default() };
+    let rows = all_rows(&ctx, &def, &options).await.unwrap().unwrap();
+    assert_eq!((rows.num_rows(), errors.lock().len()), (2, 1));
 }

@@ -166,8 +166,8 @@ fn sizes_in_definitions_are_errors_that_name_the_stage() {
     } });
     cluster
         .read(&range(json!([bucket])), &[])
-        .expect_code(3)
-        .expect_error(&["steps[0].bucket_by_length", "`lpad` needs"]);
+        .expect_code(2)
+        .expect_error(&["steps[0].bucket_by_length: source rows 0..1000 (row 0 of it)", "`lpad` needs"]);
     still_serves(&cluster);
     cluster.stop();
 }

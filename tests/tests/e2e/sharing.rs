@@ -69,6 +69,39 @@ fn what_one_trainer_computed_the_other_one_reads() {
     cluster.stop();
 }
 
+/// The rows that a stage of one job cannot take are not missing in another job that shares the stages above it.
+#[test]
+fn rows_that_one_job_skips_below_the_shared_stages_are_not_missing_in_another() {
+    let window = ["--sharing-window", "1GiB", "--sharing-backlog", "1GiB", "--sharing-wait", "30s"];
+    let pipeline = |batch: Value| {
+        let list = json!({ "with_columns": { "l": "case when id % 100 = 40 then [1, 2, 3] else [1] end" } });
+        let def = json!({ "source": { "range": 100_000 }, "steps": [list, batch], "on_error": { "skip": { "limit": 1000 } } });
+        Pipeline::new(&def)
+    };
+    let padded = pipeline(json!({ "padded_batch": { "size": 10, "lengths": { "l": 2 } } }));
+    let length = "1 / (cast(array_length(l) as bigint) - 3)";
+    let bucket = pipeline(
+        json!({ "bucket_by_length": { "length": length, "boundaries": [5], "batch_sizes": 10, "pad": false } }),
+    );
+    let plain = pipeline(json!({ "batch": 10 }));
+    for jobs in [[&padded, &plain], [&bucket, &plain], [&plain, &padded], [&plain, &bucket]] {
+        let cluster = Cluster::start_with(1, &[], &window);
+        for (i, p) in jobs.into_iter().enumerate() {
+            let report = format!("{i}.json");
+            start(&cluster, p, &report, &["--job", &format!("job{i}")]).wait().expect_code(0);
+            let e = epoch(p, &report);
+            let skipped = if std::ptr::eq(p, &plain) { 0 } else { 1000 };
+            assert_eq!(
+                (&e["rows"], e["rows_skipped"].as_u64().unwrap_or(0)),
+                (&json!(100_000 - skipped), skipped),
+                "{e}"
+            );
+            assert!(i == 0 || e["shared"]["window_hits"].as_u64().unwrap() > 0, "they share: {e}");
+        }
+        cluster.stop();
+    }
+}
+
 /// `--sharing-wait`: with `throttle` a job waits for one that is behind for this time, and no longer.
 #[test]
 fn the_sharing_wait_bounds_the_wait_for_a_paused_job() {

@@ -37,7 +37,9 @@ pub(super) fn build(
     // A `shard` behind a sampling source divides its rows in the order in which they are drawn.
     let sampled = matches!(pipeline.root.kind, BranchKind::Sample { .. });
     let drawn = |s: &Step| sampled && matches!(s, Step::Shard(shard) if shard.stats.is_some());
-    let first_stream = steps.iter().position(|s| is_stream(s) || drawn(s)).unwrap_or(steps.len());
+    // The rows of jobs that share are those above the checks of a stream stage, which the other jobs do not have.
+    let first_stream =
+        steps.iter().position(|s| is_stream(s) || is_check(s) || drawn(s)).unwrap_or(steps.len());
     let (local, streaming) = steps.split_at(first_stream);
     let local_items = local_part(local, source, ctx, (cache, sharing), ordered);
     let checked = check_rows(local_items, stages_of(local), ctx);
@@ -113,6 +115,10 @@ pub(super) fn drops_done_first(pipeline: &BoundPipeline) -> bool {
 
 fn is_stream(step: &Step) -> bool {
     matches!(step, Step::Stream { .. } | Step::Repeat)
+}
+
+fn is_check(step: &Step) -> bool {
+    matches!(step, Step::Rows(stage) if matches!(stage.op, RowOp::Check(_)))
 }
 
 /// Chains the split-local stages. Where ordinals change above a random stage, chunks pass one by one, in order, to be
@@ -229,12 +235,7 @@ fn renumber(items: Items) -> Items {
 /// The stages that a row's checksum is about, for messages: users' functions, since everything else is a function by
 /// construction, or all of them.
 fn stages_of(local: &[Step]) -> String {
-    let rows = || {
-        local.iter().filter_map(|s| match s {
-            Step::Rows(r) if !matches!(r.op, RowOp::Check(_)) => Some(r),
-            _ => None,
-        })
-    };
+    let rows = || local.iter().filter_map(|s| if let Step::Rows(r) = s { Some(r) } else { None });
     let users: Vec<&str> = rows().filter(|r| matches!(r.op, RowOp::Python(_))).map(|r| &*r.place).collect();
     let named = if users.is_empty() { rows().map(|r| &*r.place).collect() } else { users };
     if named.is_empty() { "the source".to_string() } else { named.join(" or ") }

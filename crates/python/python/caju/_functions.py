@@ -316,8 +316,9 @@ def _checked(many: Iterable[Any]) -> Iterator[Any]:
         try:
             one = next(values)
         except StopIteration as e:
+            # The first frame is what the iterator called: its own end, that of an iterator below it, or a function.
             frames = traceback.extract_tb(e.__traceback__)[1:]
-            if frames and all(frame.name != "__next__" for frame in frames):
+            if frames and frames[0].name not in ("__next__", "next"):
                 at = f"line {frames[-1].lineno} in {frames[-1].name}"
                 raise RuntimeError(f"a function in the returned iterator raised StopIteration: {at}") from e
             return
