@@ -73,7 +73,8 @@ def test_a_closed_iterator_is_over():
     next(epoch)
     epoch.close()
     epoch.close()
-    assert list(epoch) == []
+    with pytest.raises(cj.Cancelled, match="epoch 0 was closed after 1 elements"):
+        next(epoch)
 
 
 # ---- one definition, one fingerprint -------------------------------------------------------------------------------

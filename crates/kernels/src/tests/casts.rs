@@ -190,7 +190,7 @@ fn a_time_at_the_end_of_its_range_is_an_error_of_its_row() {
     let ts = "arrow_cast(n, 'Timestamp(Nanosecond, None)')";
     for (sql, row) in [
         (format!("date_trunc('day', {ts})"), 1),
-        (format!("array_position([n], 1, -9223372036854775807 - 1)"), 0),
+        ("array_position([n], 1, -9223372036854775807 - 1)".to_string(), 0),
     ] {
         let e = try_eval(&b, &sql).expect_err(&sql);
         assert_eq!((e.row, e.error.kind()), (Some(row), ErrorKind::InvalidArgument), "{sql}: {e}");
