@@ -389,7 +389,7 @@ impl ContentHasher {
 /// The current versions of stages and sources whose rows have changed since version 1. The version is raised whenever equal
 /// arguments give other rows.
 const VERSIONS: &[(&str, u32)] = &[
-    // An empty line of a file of one column is a row. It was passed over in version 1.
+    // An empty line of a file of one column is a row. It was left out in version 1.
     ("csv", 2),
     // Timestamps of 96 bits wrapped outside of the nanoseconds of 64 bits in version 1.
     ("parquet", 2),

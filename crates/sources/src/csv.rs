@@ -209,8 +209,8 @@ fn has_infinite(array: &ArrayRef) -> bool {
     }
 }
 
-/// The lines of a file of one column, with `""` on each line of which the value is left out: a null. The parser passes such a
-/// line over, and the row would be lost.
+/// The lines of a file of one column, with `""` on each line of which the value is left out: a null. The parser leaves such a
+/// line out, and the row would be lost.
 fn with_empty_values(lines: &[u8]) -> Cow<'_, [u8]> {
     let is_empty = |line: &[u8]| line.ends_with(b"\n") && line.iter().all(|b| matches!(b, b'\r' | b'\n'));
     if !lines.split_inclusive(|b| *b == b'\n').any(is_empty) {

@@ -127,13 +127,15 @@ fn create_count(path: &Path) -> io::Result<()> {
         file.write_all_at(&note(0), 0)?;
         file.sync_all()
     });
-    let linked = written.and_then(|()| fs::hard_link(&new, path));
+    let made = written.and_then(|()| match fs::hard_link(&new, path) {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        // Some file systems have no links. There a process that begins at the same moment may replace the file.
+        Err(_) => fs::rename(&new, path),
+        linked => linked,
+    });
     // A file that is left is no part of the journal.
     fs::remove_file(&new).ok();
-    match linked {
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        other => other,
-    }
+    made
 }
 
 /// The content of the file that counts records: the number, and its complement.
