@@ -30,11 +30,12 @@ use datafusion_physical_expr::expressions::Column;
 
 use cast::{GuardedCast, needs_guard};
 pub(crate) use patterns::{PatternSizes, Patterns};
+use range::Range;
 #[cfg(test)]
 pub(crate) use rule::rule;
 pub(crate) use size::fixed_width;
 pub(crate) use steps::{Steps, steps};
-use udf::{ChargedText, Guarded, LongLiteral, VisibleField};
+use udf::{ChargedText, Guarded, LongLiteral};
 
 use crate::kernel::{Fault, KernelUdf};
 
@@ -65,7 +66,8 @@ pub(crate) fn guard(expr: Expr, schema: &DFSchema) -> Result<Expr, DataFusionErr
                 return Ok(Transformed::yes(cast));
             }
             if reads_field_of_computed(&f) {
-                return Ok(Transformed::yes(call(VisibleField { inner: f.func }, f.args)));
+                let field = Guarded { inner: f.func, rule: None, steps: None, range: Some(Range::Field) };
+                return Ok(Transformed::yes(call(field, f.args)));
             }
             let ours = f.func.inner().downcast_ref::<Guarded>().is_some();
             let name = f.func.name();
@@ -89,7 +91,7 @@ pub(crate) fn guard(expr: Expr, schema: &DFSchema) -> Result<Expr, DataFusionErr
 /// Whether a call reads a field of a struct that the expression computes. Structs of columns have no values below their nulls.
 fn reads_field_of_computed(f: &ScalarFunction) -> bool {
     let reads = |f: &ScalarFunction| f.func.name() == GET_FIELD;
-    if !reads(f) || f.func.inner().downcast_ref::<VisibleField>().is_some() {
+    if !reads(f) || f.func.inner().downcast_ref::<Guarded>().is_some() {
         return false;
     }
     let mut of = f.args.first();

@@ -20,6 +20,8 @@ pub(super) enum Range {
     Bits,
     /// Seconds whose nanoseconds fit 64 bits, where they are floats. Integers are checked by DataFusion.
     Seconds,
+    /// Structs, of which a field is null where the struct is.
+    Field,
     /// Finite numbers whose result is finite.
     Finite,
     /// Times whose result is not null. The functions give null for a time that they cannot compute, as for a null.
@@ -52,7 +54,7 @@ impl Range {
             }
             Range::Seconds => outside(of)?.map(|(row, seconds)| (row, format!("{seconds} seconds"))),
             // Only the result shows it.
-            Range::Finite | Range::Times => None,
+            Range::Field | Range::Finite | Range::Times => None,
         };
         match found {
             None => Ok(()),
@@ -60,7 +62,7 @@ impl Range {
                 let instead = match self {
                     Range::Bits => "Int32; use `octet_length`",
                     Range::Seconds => "nanoseconds in 64 bits; use `to_timestamp_seconds`",
-                    Range::Finite | Range::Times => "its type",
+                    Range::Field | Range::Finite | Range::Times => "its type",
                 };
                 let error = Error::invalid(format!("{what} of {value} does not fit {instead}"));
                 Err(Fault::at(row, error).into())
@@ -87,7 +89,7 @@ impl Range {
         match self {
             Self::Finite => check_finite(args, result, what),
             Self::Times => check_times(args, result, rows, what),
-            Self::Bits | Self::Seconds => Ok(()),
+            Self::Bits | Self::Seconds | Self::Field => Ok(()),
         }
     }
 }

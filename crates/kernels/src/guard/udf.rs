@@ -85,6 +85,9 @@ impl ScalarUDFImpl for Guarded {
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue, DataFusionError> {
         interrupt::check().map_err(fault)?;
         self.charge(&args.args, args.number_rows)?;
+        if self.range == Some(Range::Field) {
+            return visible_field(&self.inner, args);
+        }
         let Some(range) = self.range.filter(|r| r.is_of_result()) else {
             return self.inner.invoke_with_args(args);
         };
@@ -95,44 +98,17 @@ impl ScalarUDFImpl for Guarded {
     }
 }
 
-/// `get_field`, which is null where the struct is null. DataFusion's gives the value that the field has there.
-#[derive(Debug, PartialEq, Eq, Hash)]
-pub(super) struct VisibleField {
-    pub(super) inner: Arc<ScalarUDF>,
-}
-
-impl ScalarUDFImpl for VisibleField {
-    fn name(&self) -> &str {
-        self.inner.name()
+/// Calls `get_field`; the result is null where the struct is null. DataFusion's gives the value that the field has there.
+fn visible_field(get_field: &ScalarUDF, args: ScalarFunctionArgs) -> Result<ColumnarValue, DataFusionError> {
+    let parent = match args.args.first() {
+        Some(ColumnarValue::Array(parent)) if parent.null_count() > 0 => Arc::clone(parent),
+        _ => return get_field.invoke_with_args(args),
+    };
+    let field = get_field.invoke_with_args(args)?.into_array(parent.len())?;
+    if field.data_type() == &DataType::Null {
+        return Ok(ColumnarValue::Array(field));
     }
-
-    fn signature(&self) -> &Signature {
-        self.inner.signature()
-    }
-
-    fn return_type(&self, types: &[DataType]) -> Result<DataType, DataFusionError> {
-        self.inner.inner().return_type(types)
-    }
-
-    fn return_field_from_args(&self, args: ReturnFieldArgs<'_>) -> Result<FieldRef, DataFusionError> {
-        self.inner.return_field_from_args(args)
-    }
-
-    fn coerce_types(&self, types: &[DataType]) -> Result<Vec<DataType>, DataFusionError> {
-        self.inner.coerce_types(types)
-    }
-
-    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue, DataFusionError> {
-        let parent = match args.args.first() {
-            Some(ColumnarValue::Array(parent)) if parent.null_count() > 0 => Arc::clone(parent),
-            _ => return self.inner.invoke_with_args(args),
-        };
-        let field = self.inner.invoke_with_args(args)?.into_array(parent.len())?;
-        if field.data_type() == &DataType::Null {
-            return Ok(ColumnarValue::Array(field));
-        }
-        Ok(ColumnarValue::Array(nullif(&field, &is_null(&parent)?)?))
-    }
+    Ok(ColumnarValue::Array(nullif(&field, &is_null(&parent)?)?))
 }
 
 /// The first argument, unchanged. The steps of matching it by the second one, a pattern, are
