@@ -1,5 +1,6 @@
 """The modules and files of a crate use each other in no circle."""
 
+import ast
 import collections
 import re
 
@@ -129,3 +130,48 @@ def module_circles():
         for group in [] if found else circles(file_graph(src)):
             yield (f"{name}: the files {', '.join(group)} use each other in a circle; move what they share into a "
                    "file below them")
+
+
+def imports(body):
+    """The imports that run when a module does: not those within functions, and not those for type checkers alone."""
+    for node in body:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield node
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            yield from imports(node.orelse)
+        elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            for part in ("body", "orelse", "finalbody", "handlers"):
+                yield from imports(getattr(node, part, []))
+
+
+def python_graph(package):
+    """Which modules of a Python package import which when they are imported. Imports within functions come later."""
+    graph = collections.defaultdict(set)
+    files = {file: file.relative_to(package).with_suffix("").parts for file in package.rglob("*.py")}
+    known = {".".join(parts[:-1] if parts[-1] == "__init__" else parts) for parts in files.values()}
+    for file, parts in files.items():
+        own = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        for node in imports(ast.parse(file.read_text()).body):
+            if isinstance(node, ast.Import):
+                named = [tuple(alias.name.split(".")) for alias in node.names]
+                graph[own].update({".".join(n[1:]) for n in named if n[0] == package.name} & known - {"", own})
+                continue
+            words = tuple(node.module.split(".")) if node.module else ()
+            if not node.level and words[0] != package.name:
+                continue
+            base = parts[: len(parts) - node.level] + words if node.level else words[1:]
+            # A name is a module below, or something within the module itself.
+            for alias in node.names:
+                below = ".".join((*base, alias.name))
+                name = below if below in known else ".".join(base)
+                if name and name in known and name != own:
+                    graph[own].add(name)
+    return graph
+
+
+def python_circles():
+    for package in sorted(p.parent for p in workspace.ROOT.glob("crates/*/python/*/__init__.py")):
+        name = package.relative_to(workspace.ROOT).as_posix()
+        for group in circles(python_graph(package)):
+            yield (f"{name}: the modules {', '.join(group)} import each other in a circle; move what they share into a module "
+                   "below them")

@@ -7,6 +7,7 @@ import pathlib
 import re
 import socket
 import subprocess
+import sys
 import threading
 import time
 
@@ -271,6 +272,18 @@ def test_the_epochs_and_the_cache_of_quickstart(caju, tmp_path):
     assert "quickstart: 16 rows" in one and "quickstart: 48 rows" in three
     # Notes about the job are stored even if its rows are not.
     assert any((tmp_path / "stored").glob("**/*")) and not (tmp_path / "photos-cache").exists()
+
+
+def test_the_line_of_quickstart_that_shows_the_stored_rows(caju, tmp_path):
+    # What is decided is measured, so on a busy machine it may be to store nothing: then another run may differ.
+    for attempt in range(4):
+        args = ["quickstart", "--dir", "photos", "--count", 64, "--cache", f"stored-{attempt}"]
+        shown = caju(*args, cwd=tmp_path).stdout
+        line = re.search(r"^  python3 -c \"(.*)\"$", shown, re.MULTILINE)
+        if line:
+            break
+    done = subprocess.run([sys.executable, "-c", line[1]], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "label" in done.stdout and "photos" in done.stdout and " rows" in done.stdout
 
 
 @pytest.mark.parametrize("readers", [1, 4])

@@ -196,6 +196,31 @@ def test_circles_between_modules_are_found(tmp_path, monkeypatch):
     assert list(modules.module_circles()) == []
 
 
+def test_circles_between_python_modules_are_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(workspace, "ROOT", tmp_path)
+    package = tmp_path / "crates/x/python/x"
+    (package / "sub").mkdir(parents=True)
+    files = {
+        "__init__.py": "from .a import f\n",
+        "a.py": "from typing import Any\nfrom . import b\n",
+        "b.py": "from .sub.c import g\n",
+        "sub/__init__.py": "",
+        "sub/c.py": "from ..a import f\n",
+    }
+    for name, text in files.items():
+        (package / name).write_text(text)
+    (problem,) = modules.python_circles()
+    assert problem.startswith("crates/x/python/x: the modules a, b, sub.c import each other in a circle")
+    for again in ("import x.a\n", "from x.a import f\n", "try:\n    from .. import a\nexcept ImportError:\n    pass\n"):
+        (package / "sub/c.py").write_text(again)
+        assert len(list(modules.python_circles())) == 1, again
+    (package / "sub/c.py").write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .. import a\n")
+    assert list(modules.python_circles()) == []
+    # An import within a function comes when both modules are there.
+    (package / "sub/c.py").write_text("def g():\n    from ..a import f\n    f()\n")
+    assert list(modules.python_circles()) == []
+
+
 def test_circles_between_files_of_a_module_are_found(tmp_path, monkeypatch):
     files = {
         "lib.rs": "mod a;\n",

@@ -13,7 +13,7 @@ import pytest
 from test_package_functions import TABLE, Pool
 
 import caju as cj
-from caju import _columns
+from caju import _column, _columns
 
 ROWS = 6_000
 
@@ -382,8 +382,8 @@ def test_a_row_that_becomes_too_much_is_reported_before_memory_ends():
 
 
 def test_a_column_that_takes_too_much_names_the_row_and_the_limit(monkeypatch):
-    monkeypatch.setattr(_columns, "MAX_TEXT_BYTES", 10)       # the true one takes gigabytes
+    monkeypatch.setattr(_column, "MAX_TEXT_BYTES", 10)       # the true one takes gigabytes
     for values, row in [([b"x" * 4] * 4, 2), (["é" * 3, None, "é" * 3], 2), ([["x" * 6], ["a", "x" * 6]], 1)]:
-        with pytest.raises(_columns.BadRow, match=r"column `s`: over 10 bytes .* in the rows up to this one") as e:
-            _columns._check_text(_columns.of_values("s", values))
+        with pytest.raises(_column.BadRow, match=r"column `s`: over 10 bytes .* in the rows up to this one") as e:
+            _column._check_text(_columns.of_values("s", values))
         assert e.value.row == row

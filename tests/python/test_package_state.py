@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyarrow as pa
@@ -325,15 +326,94 @@ def test_the_rotation_of_slots_goes_on_behind_a_state(tmp_path, mode, taken):
         assert before + ids(rest) == whole
 
 
-def test_shards_of_a_state_are_those_of_the_cluster():
-    with cj.LocalCluster(workers=2) as cluster:
-        epoch = iter(cj.range(4000).batch(10).distribute(cluster, processing_mode="data"))
-        next(epoch)
+@pytest.mark.parametrize("mode", ["off", "data", "file_or_data", "file", "hint"])
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2), (5, 1)])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_state_keeps_its_shards_on_any_number_of_workers(tmp_path, mode, before, after, deterministic):
+    source = in_files(tmp_path, 8, 800) if mode == "file" else cj.range(800)
+
+    def dataset(cluster):
+        rows = divided(source, mode).with_options(deterministic=deterministic)
+        return rows.batch(10).distribute(cluster, processing_mode=mode)
+
+    with cj.LocalCluster(workers=before) as cluster:
+        whole = ids(dataset(cluster))
+    with cj.LocalCluster(workers=before) as cluster:
+        epoch = iter(dataset(cluster))
+        taken = ids(next(epoch) for _ in range(17))
         state = epoch.state_dict()
+    with cj.LocalCluster(workers=after) as cluster:
+        rows = dataset(cluster)
+        rest = iter(rows)
+        rest.load_state_dict(state)
+        # A state of the epoch on the second cluster is one of the same shards.
+        taken += ids(next(rest) for _ in range(10))
+        again = rest.state_dict()
+        end = ids(rest)
+        assert (taken + end == whole) if deterministic else (sorted(taken + end) == sorted(whole))
+        # The next epoch has the shards of this cluster.
+        times = after if mode == "off" else 1
+        assert sorted(ids(rows)) == sorted(list(range(800)) * times)
+    with cj.LocalCluster(workers=before + 1) as cluster:
+        rest = iter(dataset(cluster))
+        rest.load_state_dict(again)
+        assert sorted(taken + ids(rest)) == sorted(whole)
+
+
+@pytest.mark.parametrize(("before", "after", "shard_by"), [(2, 4, "file"), (4, 2, "data")])
+def test_a_state_keeps_what_its_shards_divide(caju, tmp_path, before, after, shard_by):
+    # Three files are enough for two workers, and not for four.
+    source = in_files(tmp_path, 3, 300)
+
+    def dataset(cluster):
+        return source.batch(10).distribute(cluster, processing_mode="file_or_data")
+
+    def of_epochs(cluster):
+        status = json.loads(caju("status", "--dispatcher", cluster.address, "--format", "json").stdout)
+        return {j["epoch"]: (j["shard_by"], j["num_shards"]) for j in status["jobs"]}
+
+    with cj.LocalCluster(workers=before) as cluster:
+        epoch = iter(dataset(cluster))
+        taken = ids(next(epoch) for _ in range(7))
+        state = epoch.state_dict()
+    with cj.LocalCluster(workers=after, listen="127.0.0.1:0") as cluster:
+        rows = dataset(cluster)
+        rest = iter(rows)
+        rest.load_state_dict(state)
+        taken += ids(next(rest) for _ in range(3))
+        again = rest.state_dict()
+        assert of_epochs(cluster)[0] == (shard_by, before)
+        assert sorted(taken + ids(rest)) == list(range(300))
+        next_epoch = iter(rows)
+        next(next_epoch)
+        assert again["shard_by"] == state["shard_by"] == shard_by
+        assert of_epochs(cluster)[1] == ({"file": "data", "data": "file"}[shard_by], after)
+
+
+@pytest.mark.parametrize("mode", ["data", "file"])
+def test_states_of_four_ranks_in_a_static_mode_go_on_with_three_on_other_workers(tmp_path, mode):
+    rows = in_files(tmp_path, 8, 4000).map(id="id", text="repeat('x', 20000)").batch(10)
+
+    def readers(cluster, job, count):
+        # A dataset's second iterator is of its second epoch.
+        ranks = [rows.distribute(cluster, processing_mode=mode, job_name=job, prefetch="64KiB") for _ in range(count)]
+        return [iter(rank) for rank in ranks]
+
     with cj.LocalCluster(workers=3) as cluster:
-        rest = iter(cj.range(4000).batch(10).distribute(cluster, processing_mode="data"))
-        with pytest.raises(cj.InvalidPipeline, match="of 2 shards"):
-            rest.load_state_dict(state)
+        ranks = readers(cluster, "before", 4)
+        # A rank may come to its end at once: chunks are handed out whole, first come, first served.
+        taken = [i for _ in range(20) for rank in ranks for i in ids(itertools.islice(rank, 1))]
+        states = [rank.state_dict() for rank in ranks]
+        for rank in ranks:
+            rank.close()
+    assert len(taken) >= 600
+    with cj.LocalCluster(workers=2) as cluster:
+        rest = readers(cluster, "after", 3)
+        for rank in rest:
+            rank.load_state_dict(states)
+        with ThreadPoolExecutor(3) as pool:
+            taken += [i for of_rank in pool.map(ids, rest) for i in of_rank]
+    assert sorted(taken) == list(range(4000))
 
 
 @pytest.mark.parametrize("hint", ["above", "behind"])

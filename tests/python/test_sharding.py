@@ -11,6 +11,8 @@ import pytest
 from conftest import PATIENCE_S, Server, write_pipeline
 from foreign import column, flight_info, read_endpoint
 
+import caju as cj
+
 ANY = ["--workers", ",".join(["127.0.0.1:%port%"] * 5)]
 RANGE = {"source": {"range": 20}}
 STATIC = ["file", "data", "file_or_data", "hint"]
@@ -372,15 +374,16 @@ def test_an_epoch_whose_shard_has_no_worker_fails_and_names_it(cluster, caju, tm
     assert "worker 1 (`elsewhere:7001`)" in errors and "nobody else has" in errors
 
 
+@pytest.mark.parametrize("shorter", [False, True], ids=["same_list", "shorter_list"])
 @pytest.mark.parametrize("mode", ["off", *STATIC])
-def test_a_dispatcher_that_is_started_again_continues_all_shards(caju, files, tmp_path, mode):
-    """Killed in the middle of an epoch, with the tasks of both shards running."""
+def test_a_dispatcher_that_is_started_again_continues_all_shards(caju, files, tmp_path, mode, shorter):
+    """Killed in the middle of an epoch, with the tasks of both shards running; also together with a worker that does not return."""
     definition, expected = slow_epoch(caju, files, mode, tmp_path, workers=2)
     ports = [free_port() for _ in range(3)]
     everything = ["--allow", "/", "--allow-write", "/"]
     args = ["--listen", f"127.0.0.1:{ports[0]}", "--state-dir", tmp_path / "state", "--heartbeat", "100ms", "--worker-timeout", "2s",
-            "--workers", ",".join(f"127.0.0.1:{p}" for p in ports[1:]), *everything]
-    servers = [Server(caju, tmp_path, "dispatcher", *args)]
+            *everything, "--workers"]
+    servers = [Server(caju, tmp_path, "dispatcher", *args, ",".join(f"127.0.0.1:{p}" for p in ports[1:]))]
     try:
         address = servers[0].address
         for p in ports[1:]:
@@ -397,7 +400,10 @@ def test_a_dispatcher_that_is_started_again_continues_all_shards(caju, files, tm
             status = json.loads(caju("status", "--dispatcher", address, "--format", "json").stdout)
             leased = sum(j["splits_leased"] for j in status["jobs"])
         servers[0].kill()
-        servers.append(Server(caju, tmp_path, "dispatcher", *args))
+        if shorter:
+            servers[2].kill()
+        left = ports[1:2] if shorter else ports[1:]
+        servers.append(Server(caju, tmp_path, "dispatcher", *args, ",".join(f"127.0.0.1:{p}" for p in left)))
         out, errors = reading.communicate(timeout=PATIENCE_S)
         assert reading.returncode == 0, out + errors
         epoch = json.loads(report.read_text())["epochs"][0]
@@ -405,3 +411,21 @@ def test_a_dispatcher_that_is_started_again_continues_all_shards(caju, files, tm
     finally:
         for server in servers:
             server.kill()
+
+
+def test_an_arrow_flight_reader_gets_no_part_of_the_shards_of_a_worker():
+    def dataset(service):
+        return cj.range(2000).batch(10).distribute(service, processing_mode="data", job_name="j")
+
+    with cj.LocalCluster(workers=3) as before:
+        epoch = iter(dataset(before))
+        next(epoch)
+        state = epoch.state_dict()
+    with cj.LocalCluster(workers=1, listen="127.0.0.1:0") as after:
+        rest = iter(dataset(after))
+        rest.load_state_dict(state)
+        next(rest)
+        rest.close()
+        info = flight_info(after.address, {"source": {"range": 2000}, "steps": [{"batch": 10}]}, mode="data", job="j")
+        with pytest.raises(pa.ArrowException, match="has the rows of 3 workers"):
+            read_endpoint(info.endpoints[0])

@@ -3,7 +3,7 @@
 use arrow::ipc::CompressionType;
 use arrow::ipc::writer::{FileWriter, IpcWriteOptions};
 use arrow_array::RecordBatch;
-use arrow_schema::SchemaRef;
+use arrow_schema::{DataType, SchemaRef};
 use bytes::Bytes;
 use caju_types::{Error, Result};
 use parquet::arrow::{ArrowSchemaConverter, ArrowWriter};
@@ -90,6 +90,12 @@ impl Encoder {
             Format::Parquet => {
                 if plain.fields().is_empty() {
                     return Err(unsupported(encoding, &"there are no columns"));
+                }
+                if let Some(column) = union_column(&plain) {
+                    return Err(unsupported(
+                        encoding,
+                        &format_args!("column `{column}` is a union or holds one, and Parquet has none"),
+                    ));
                 }
                 let properties = properties(&plain, encoding, tags)?;
                 let sink = Sink::new(block_bytes, true);
@@ -252,6 +258,25 @@ fn unsupported(encoding: Encoding, why: &dyn std::fmt::Display) -> Error {
     Error::invalid(format!("these columns cannot be stored as {encoding}: {why}; use arrow/none"))
 }
 
+/// The first column that is a union, or has one within its values. The writer of the library panics at one.
+fn union_column(schema: &SchemaRef) -> Option<&str> {
+    let column = schema.fields().iter().find(|column| has_union(column.data_type()))?;
+    Some(column.name())
+}
+
+fn has_union(data_type: &DataType) -> bool {
+    match data_type {
+        DataType::Union(..) => true,
+        DataType::List(of)
+        | DataType::LargeList(of)
+        | DataType::FixedSizeList(of, _)
+        | DataType::Map(of, _) => has_union(of.data_type()),
+        DataType::Struct(fields) => fields.iter().any(|field| has_union(field.data_type())),
+        DataType::Dictionary(_, values) => has_union(values),
+        _ => false,
+    }
+}
+
 fn properties(
     schema: &SchemaRef,
     encoding: Encoding,
@@ -289,4 +314,30 @@ fn batch_bytes(batch: &RecordBatch) -> usize {
         .iter()
         .map(|c| c.to_data().get_slice_memory_size().unwrap_or_else(|_| c.get_array_memory_size()))
         .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow_schema::{Field, Schema, UnionFields, UnionMode};
+
+    use super::*;
+
+    #[test]
+    fn a_union_is_refused_as_parquet() {
+        let members = [Arc::new(Field::new("a", DataType::Int32, true))];
+        let union = DataType::Union(UnionFields::try_new([0], members).unwrap(), UnionMode::Sparse);
+        let list = DataType::List(Arc::new(Field::new("item", union.clone(), true)));
+        let parquet = Encoding { format: Format::Parquet, compression: Compression::None };
+        for data_type in [union, list] {
+            let schema = Arc::new(Schema::new(vec![
+                Field::new("id", DataType::Int64, false),
+                Field::new("u", data_type, true),
+            ]));
+            let error = Encoder::new(&schema, parquet, 1 << 20, Vec::new()).err().unwrap();
+            assert!(error.message().contains("column `u` is a union or holds one"), "{error}");
+            assert!(error.message().ends_with("use arrow/none"), "{error}");
+        }
+    }
 }

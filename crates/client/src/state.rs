@@ -46,6 +46,8 @@ pub struct ReaderState {
     pub exhausted: bool,
     /// Where slots take turns (`deterministic` in the mode `off` and in static modes): the slot whose element comes next.
     pub turn: u32,
+    /// In static modes: what the shards of the epoch divide, by its name; empty elsewhere, and where it is not known.
+    pub shard_by: String,
     /// The rows that were taken of the epoch.
     pub taken: TakenRows,
     /// Of consumers of a job: the number of elements that the user of each got of the epoch.
@@ -73,6 +75,8 @@ struct Json {
     exhausted: bool,
     #[serde(default)]
     turn: u32,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    shard_by: String,
     taken: String,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     steps: BTreeMap<u32, u64>,
@@ -108,6 +112,7 @@ impl ReaderState {
             rows: 0,
             exhausted: false,
             turn: 0,
+            shard_by: opened.shard_by.clone(),
             taken: TakenRows::default(),
             steps: BTreeMap::new(),
             bases: ReadingBases::default(),
@@ -133,6 +138,7 @@ impl ReaderState {
             rows: self.rows,
             exhausted: self.exhausted,
             turn: self.turn,
+            shard_by: self.shard_by.clone(),
             taken: STANDARD.encode(self.taken.encode_short()),
             steps: self.steps.clone(),
             bases: self.bases.clone(),
@@ -194,6 +200,7 @@ impl ReaderState {
             rows: json.rows,
             exhausted: json.exhausted,
             turn: json.turn,
+            shard_by: json.shard_by,
             taken: TakenRows::decode(&bytes)?,
             steps: json.steps,
             bases: json.bases,
@@ -223,6 +230,9 @@ impl ReaderState {
             all.steps.extend(&state.steps);
             all.bases.extend(&state.bases);
             all.readers.extend(&state.readers);
+            if all.shard_by.is_empty() {
+                all.shard_by.clone_from(&state.shard_by);
+            }
             if is_later {
                 // A reader that has taken nothing since has the state that it began with: its rows are in the others' states.
                 (all.iteration, all.behind) = (state.iteration, state.behind.clone());
@@ -311,6 +321,7 @@ impl ReaderState {
             taken_short: self.taken.encode_short().into(),
             rows: self.rows,
             bases: reading_bases_to_messages(&self.bases),
+            shard_by: self.shard_by.clone(),
             steps: self
                 .steps
                 .iter()

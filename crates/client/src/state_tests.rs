@@ -22,6 +22,7 @@ fn state() -> ReaderState {
         rows: 40,
         exhausted: false,
         turn: 0,
+        shard_by: String::new(),
         taken,
         steps: BTreeMap::new(),
         bases: ReadingBases::default(),
@@ -30,8 +31,9 @@ fn state() -> ReaderState {
 
 #[test]
 fn ckp_22_a_state_passes_through_json() {
-    let state = state();
-    assert_eq!(ReaderState::from_json(&state.to_json().unwrap()).unwrap(), state);
+    for state in [state(), ReaderState { mode: "file_or_data".into(), shard_by: "data".into(), ..state() }] {
+        assert_eq!(ReaderState::from_json(&state.to_json().unwrap()).unwrap(), state);
+    }
 }
 
 #[test]

@@ -477,7 +477,7 @@ on_error: skip
     assert_eq!(rows(&all).len(), 18);
 }
 
-/// DataFusion computes both sides of `and` for all rows of a batch, also for rows whose first side decides.
+/// The right side of `and` and `or` is computed for the rows that need it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_expression_fails_only_where_a_row_alone_does() {
     let yaml = |filter: &str| format!("source: {{ range: 3000 }}\nsteps: [ {{ filter: '{filter}' }} ]");

@@ -1,8 +1,9 @@
 //! PNG and WebP: the headers, and the pixels as the codecs give them.
 
 use std::io::Cursor;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use caju_types::{Error, Result, budget};
+use caju_types::{Error, Result, budget, panic_text};
 
 use super::geometry::Size;
 use super::orientation::{self, Orientation};
@@ -42,19 +43,20 @@ pub(super) struct Png<'a> {
 impl Png<'_> {
     /// Decodes all samples.
     pub(super) fn read(&mut self, out: &mut [u8]) -> Result<()> {
-        self.reader.next_frame(out).map_err(|e| png_error(self.bytes, &e))?;
-        Ok(())
+        let read = guarded("PNG", || self.reader.next_frame(out))?;
+        read.map(drop).map_err(|e| png_error(self.bytes, &e))
     }
 }
 
 /// Reads the part before the pixels of a PNG of this size.
 pub(super) fn open_png(bytes: &[u8], size: Size) -> Result<(Samples, Png<'_>)> {
+    check_palette(bytes)?;
     // Every chunk lies in memory already, and those that inflate are ignored.
     let mut decoder = png::Decoder::new_with_limits(Cursor::new(bytes), png::Limits { bytes: usize::MAX });
     decoder.set_ignore_text_chunk(true);
     decoder.set_ignore_iccp_chunk(true);
     decoder.set_transformations(png::Transformations::EXPAND);
-    let reader = decoder.read_info().map_err(|e| png_error(bytes, &e))?;
+    let reader = guarded("PNG", || decoder.read_info())?.map_err(|e| png_error(bytes, &e))?;
     check_size("PNG", size, reader.info().size())?;
     let (color, depth) = reader.output_color_type();
     let kind = match (color, depth) {
@@ -66,6 +68,25 @@ pub(super) fn open_png(bytes: &[u8], size: Size) -> Result<(Samples, Png<'_>)> {
     Ok((kind, Png { bytes, reader }))
 }
 
+/// The most bytes of a palette: a sample has 8 bits at most, and a colour 3 bytes.
+const MAX_PALETTE_BYTES: usize = 3 << 8;
+/// Where the header of a PNG has its colour type: behind the signature, the chunk's length and name, two sizes and the depth.
+const PNG_COLOR_TYPE: usize = 25;
+/// The colour type of images whose samples are positions in a palette.
+const INDEXED: u8 = 3;
+
+/// Refuses a palette whose colours are not whole, or more than a sample can name. The decoder panics at them. Images whose
+/// samples name no colours may have any palette: it is a suggestion.
+fn check_palette(bytes: &[u8]) -> Result<()> {
+    let names_colours = bytes.get(PNG_COLOR_TYPE) == Some(&INDEXED);
+    match png_chunk(bytes, *b"PLTE").map(<[u8]>::len).filter(|_| names_colours) {
+        Some(n) if n == 0 || n > MAX_PALETTE_BYTES || !n.is_multiple_of(3) => Err(Error::data_loss(format!(
+            "PNG image with a palette of {n} bytes, not 3 for each of 1 to 256 colours"
+        ))),
+        _ => Ok(()),
+    }
+}
+
 /// A WebP whose header was read.
 pub(super) struct WebP<'a> {
     bytes: &'a [u8],
@@ -75,13 +96,14 @@ pub(super) struct WebP<'a> {
 impl<'a> WebP<'a> {
     fn open(bytes: &'a [u8]) -> Result<Self> {
         check_riff_length(bytes)?;
-        let decoder = image_webp::WebPDecoder::new(Cursor::new(bytes)).map_err(|e| webp_error(bytes, &e))?;
+        let decoder = guarded("WebP", || image_webp::WebPDecoder::new(Cursor::new(bytes)))?;
+        let decoder = decoder.map_err(|e| webp_error(bytes, &e))?;
         Ok(Self { bytes, decoder })
     }
 
     /// Decodes all samples, of an animation those of the first frame.
     pub(super) fn read(&mut self, out: &mut [u8]) -> Result<()> {
-        self.decoder.read_image(out).map_err(|e| webp_error(self.bytes, &e))
+        guarded("WebP", || self.decoder.read_image(out))?.map_err(|e| webp_error(self.bytes, &e))
     }
 }
 
@@ -163,16 +185,31 @@ pub(super) fn check_png_length(bytes: &[u8], size: Size) -> Result<()> {
 
 /// The orientation of an eXIf chunk before the pixels.
 fn png_orientation(bytes: &[u8]) -> Option<u16> {
+    orientation::from_tiff(png_chunk(bytes, *b"eXIf")?)
+}
+
+/// The content of the first chunk of this kind before the pixels.
+fn png_chunk(bytes: &[u8], kind: [u8; 4]) -> Option<&[u8]> {
     let mut at = 8usize;
     loop {
         let head = bytes.get(at..at.checked_add(8)?)?;
         let length = u32::from_be_bytes([head[0], head[1], head[2], head[3]]) as usize;
-        match &head[4..8] {
-            b"IDAT" => return None,
-            b"eXIf" => return orientation::from_tiff(bytes.get(at + 8..(at + 8).checked_add(length)?)?),
-            _ => at = at.checked_add(12)?.checked_add(length)?,
+        let found = &head[4..8];
+        if found == kind {
+            return bytes.get(at + 8..(at + 8).checked_add(length)?);
         }
+        if found == b"IDAT" {
+            return None;
+        }
+        at = at.checked_add(12)?.checked_add(length)?;
     }
+}
+
+/// Runs a decoder of a library. Its panic is the error of one image, so that the image is named, and may be skipped.
+fn guarded<T>(format: &str, decode: impl FnOnce() -> T) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(decode)).map_err(|panic| {
+        Error::data_loss(format!("damaged {format} image: its decoder panicked: {}", panic_text(&*panic)))
+    })
 }
 
 fn png_error(bytes: &[u8], e: &png::DecodingError) -> Error {
@@ -192,4 +229,21 @@ fn codec_error(name: &str, bytes: &[u8], io: bool, text: &str) -> Error {
         ));
     }
     Error::data_loss(format!("damaged {name}: {text}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_of_a_decoder_is_an_error_of_the_image() {
+        let at = 7;
+        let e = guarded("PNG", || [0; 3][at]).unwrap_err();
+        assert!(e.is_data_error(), "{e}");
+        assert!(
+            e.message().starts_with("damaged PNG image: its decoder panicked: index out of bounds"),
+            "{e}"
+        );
+        assert_eq!(guarded("PNG", || 5).unwrap(), 5);
+    }
 }

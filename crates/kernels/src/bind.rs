@@ -21,6 +21,7 @@ use crate::kernel::KernelUdf;
 use crate::limits::Limits;
 use crate::plan_error::plan_error;
 use crate::registry::Registry;
+use crate::short_circuit::short_circuits;
 use crate::sql::{self, KEY_COLUMN, Planner, Rewrite};
 use crate::syntax;
 use crate::udf::{checked_rest, with_constant};
@@ -277,6 +278,7 @@ fn compile(
 ) -> Result<(Arc<dyn PhysicalExpr>, Field), DataFusionError> {
     let df = DFSchema::try_from(Arc::clone(schema))?;
     let e = checked_rest(create_physical_expr(expr, &df, &ExecutionProps::new(), &Default::default())?)?;
+    let e = short_circuits(e, schema)?;
     check_widths(&e, schema, chunk_bytes)?;
     let field = e.return_field(schema)?;
     Ok((e, field.as_ref().clone().with_name(name)))

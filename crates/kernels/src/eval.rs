@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions, UInt64Array};
-use arrow::compute::concat;
 use arrow::datatypes::{Fields, SchemaRef};
 use arrow::error::ArrowError;
 use caju_runtime::{budget, catch_out_of_range, interrupt};
@@ -160,48 +159,7 @@ impl BoundExprs {
         keys: Option<&UInt64Array>,
     ) -> Result<Vec<ArrayRef>, RowError> {
         let narrow = self.narrow(batch, keys)?;
-        self.run(&narrow).or_else(|fault| {
-            let located = self.locate(&narrow, fault);
-            let fails_alone = located.row.is_some() || !located.error.is_data_error();
-            if fails_alone || narrow.num_rows() < 2 { Err(located) } else { self.run_halves(&narrow, &mut 0) }
-        })
-    }
-
-    /// Evaluates rows of which none needs to fail. `a <> 0 and 1 / a > 2` fails for a batch in which some rows are zero, because
-    /// both sides are computed for all rows, but for none of the rows alone. The values of a row do not depend on the rows
-    /// that share its batch, so these are the values.
-    ///
-    /// `kept`: the bytes of the values so far, which are bounded as those of one evaluation are.
-    fn run_halves(&self, batch: &RecordBatch, kept: &mut u64) -> Result<Vec<ArrayRef>, RowError> {
-        let (rows, middle) = (batch.num_rows(), batch.num_rows() / 2);
-        let mut half = |start: usize, end: usize| {
-            let part = batch.slice(start, end - start);
-            match self.run(&part) {
-                Ok(values) => {
-                    // A column that is passed on is a slice: all of its memory is there already.
-                    let bytes = |v: &ArrayRef| v.to_data().get_slice_memory_size().unwrap_or(0) as u64;
-                    *kept = values.iter().fold(*kept, |sum, v| sum.saturating_add(bytes(v)));
-                    if *kept > self.chunk_bytes {
-                        let what = format_args!("the result of {rows} rows");
-                        return Err(budget::too_much(&what, *kept, self.chunk_bytes).into());
-                    }
-                    Ok(values)
-                }
-                Err(f) if end - start == 1 || !f.error.is_data_error() => {
-                    let mut located = self.locate(&part, f);
-                    located.row = located.row.map(|row| start + row);
-                    Err(located)
-                }
-                Err(_) => self
-                    .run_halves(&part, kept)
-                    .map_err(|e| RowError { row: e.row.map(|row| start + row), ..e }),
-            }
-        };
-        let (first, second) = (half(0, middle)?, half(middle, rows)?);
-        let both = |(a, b): (&ArrayRef, &ArrayRef)| {
-            concat(&[a.as_ref(), b.as_ref()]).map_err(|e| RowError::from(Error::exhausted(e.to_string())))
-        };
-        first.iter().zip(&second).map(both).collect()
+        self.run(&narrow).map_err(|fault| self.locate(&narrow, fault))
     }
 
     /// Evaluates within the memory budget.

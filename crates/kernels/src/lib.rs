@@ -27,6 +27,7 @@ mod kernel;
 mod limits;
 mod plan_error;
 mod registry;
+mod short_circuit;
 mod signature;
 mod sql;
 mod syntax;

@@ -21,7 +21,7 @@ use pyo3::types::PyBytes;
 
 use crate::types::tensor_metadata;
 
-/// A column from Python: `caju._columns.Column`.
+/// A column from Python: `caju._column.Column`.
 pub(crate) struct Column {
     name: String,
     kind: String,

@@ -168,7 +168,7 @@ impl<'py> Columns<'py> {
         let out = match nulls.filter(|_| self.nulls_apart) {
             None => PyDict::new(self.py),
             Some(nulls) => {
-                let out = self.py.import("caju._columns")?.getattr("Fields")?.call0()?;
+                let out = self.py.import("caju._column")?.getattr("Fields")?.call0()?;
                 out.setattr("mask", self.bools(&!nulls.inner())?)?;
                 out.cast_into::<PyDict>()?
             }

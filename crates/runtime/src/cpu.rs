@@ -9,11 +9,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use caju_types::{Error, JobPriority, Result};
+use caju_types::{Error, JobPriority, Result, panic_text};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use crate::panics::panic_text;
 use crate::process::thread_cpu_time;
 use crate::simulation::is_simulated;
 

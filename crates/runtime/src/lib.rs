@@ -24,6 +24,7 @@ mod tasks;
 mod threads;
 
 pub use caju_types::budget;
+pub use caju_types::panic_text;
 pub use channel::{Receiver, Sender, channel};
 pub use clock::{Clock, SystemClock};
 pub use condition::Condition;
@@ -32,7 +33,7 @@ pub use cpu::{CpuPool, PoolTuner, PoolUsage, handover_cpu_time};
 pub use isolated::{IsolatedThreads, on_isolated_thread};
 pub use mapped::MappedFile;
 pub use ordered::{LockRank, OrderedGuard, OrderedMutex, OrderedRwLock};
-pub use panics::{Caught, catch, catch_out_of_range, caught, panic_text};
+pub use panics::{Caught, catch, catch_out_of_range, caught};
 pub use private::{PrivateFolder, private_cache};
 pub use process::{
     ProcessIdentity, cpu_time, environment, peak_rss_bytes, rss_bytes, terminate, thread_blocks_read,

@@ -10,18 +10,9 @@ use std::pin::Pin;
 use std::sync::Once;
 use std::task::{Context, Poll, ready};
 
-use caju_types::{Error, Result};
+use caju_types::{Error, Result, panic_text};
 use futures::stream::{FusedStream, Stream};
 use futures::{FutureExt, StreamExt};
-
-/// The message of a panic, if it is text.
-pub fn panic_text(panic: &(dyn Any + Send)) -> &str {
-    panic
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("(no message)")
-}
 
 /// The error that reports a panic of the named work.
 pub(crate) fn panicked(name: &str, panic: &(dyn Any + Send)) -> Error {

@@ -272,16 +272,23 @@ impl Decoding {
     }
 
     fn finish(&mut self) -> Result<Bytes> {
-        let cut = "the compressed data end in the middle: the file is truncated or is still being written";
         match &mut self.decoder {
             Decoder::Gzip(d) => {
+                // The decoder has one error for data that end early and for a wrong checksum.
                 if d.try_finish().is_err() {
-                    return Err(Error::data_loss(format!("{}: {cut}", self.url)));
+                    return Err(Error::data_loss(format!(
+                        "{}: the compressed data end in the middle, or their checksum does not match: the file is truncated, \
+                         damaged or still being written",
+                        self.url
+                    )));
                 }
             }
             Decoder::Zstd { open, .. } => {
                 if *open {
-                    return Err(Error::data_loss(format!("{}: {cut}", self.url)));
+                    return Err(Error::data_loss(format!(
+                        "{}: the compressed data end in the middle: the file is truncated or is still being written",
+                        self.url
+                    )));
                 }
             }
         }

@@ -265,12 +265,18 @@ async fn a_broken_gzip_is_named() {
         two_of(all_rows(&ctx, &def(csv(None), &url), &ReadOptions::default()).await.unwrap()).len(),
         10_000
     );
-    put(&ctx, &url, data[..data.len() / 2].to_vec()).await;
-    let e = all_rows(&ctx, &def(csv(Some(&TWO)), &url), &ReadOptions::default()).await.unwrap_err();
     let want = format!(
-        "{url}: the compressed data end in the middle: the file is truncated or is still being written"
+        "{url}: the compressed data end in the middle, or their checksum does not match: the file is truncated, damaged or \
+         still being written"
     );
-    assert_eq!((e.kind(), e.message()), (ErrorKind::DataLoss, want.as_str()));
+    let mut other_checksum = data.clone();
+    // The last 8 bytes of a member are its checksum and its length.
+    other_checksum[data.len() - 8] ^= 1;
+    for damaged in [data[..data.len() / 2].to_vec(), other_checksum] {
+        put(&ctx, &url, damaged).await;
+        let e = all_rows(&ctx, &def(csv(Some(&TWO)), &url), &ReadOptions::default()).await.unwrap_err();
+        assert_eq!((e.kind(), e.message()), (ErrorKind::DataLoss, want.as_str()));
+    }
     put(&ctx, &url, "n,s\n1,a\n").await;
     let e = all_rows(&ctx, &def(csv(Some(&TWO)), &url), &ReadOptions::default()).await.unwrap_err();
     assert!(e.message().contains("cannot be decompressed") && e.message().contains("`compression`"), "{e}");

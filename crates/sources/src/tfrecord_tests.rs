@@ -119,7 +119,12 @@ async fn compressed_files_are_one_split() {
     let mut zst = zstd::encode_all(&plain[..7], 1).unwrap();
     zst.extend(zstd::encode_all(&plain[7..], 1).unwrap());
     let ctx = context();
-    for (name, data) in [("a.tfrecord.gz", gz.finish().unwrap()), ("a.tfrecord.zst", zst)] {
+    let cut = "the compressed data end in the middle: the file is truncated or is still being written";
+    let cut_or_changed = "the compressed data end in the middle, or their checksum does not match: the file is truncated, \
+                          damaged or still being written";
+    for (name, data, wrong) in
+        [("a.tfrecord.gz", gz.finish().unwrap(), cut_or_changed), ("a.tfrecord.zst", zst, cut)]
+    {
         let url = format!("{}/{name}", fresh());
         put(&ctx, &url, data.clone()).await;
         let mut def = def(format(), &url);
@@ -129,10 +134,7 @@ async fn compressed_files_are_one_split() {
         assert_eq!(values(source_rows(&source, &ReadOptions::default()).await.unwrap()), records);
         put(&ctx, &url, data[..data.len() - 9].to_vec()).await;
         let e = all_rows(&ctx, &def, &ReadOptions::default()).await.unwrap_err();
-        let want = format!(
-            "{url}: the compressed data end in the middle: the file is truncated or is still being written"
-        );
-        assert_eq!((e.kind(), e.message()), (ErrorKind::DataLoss, want.as_str()));
+        assert_eq!((e.kind(), e.message()), (ErrorKind::DataLoss, format!("{url}: {wrong}").as_str()));
     }
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use arrow::ipc::reader::StreamReader;
+use arrow::ipc::root_as_message;
 use arrow::ipc::writer::StreamWriter;
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use caju_pipeline::MAX_TYPE_LEVELS;
@@ -68,13 +69,17 @@ pub fn schema_from_ipc(bytes: &[u8]) -> Result<Option<SchemaRef>> {
     Ok(Some(reader.schema()))
 }
 
-/// Whether the first message of an Arrow IPC stream is as long as its prefix says: Arrow takes that much memory before it
-/// reads. Old streams lack the four bytes in front of the length.
+/// Whether the first message of an Arrow IPC stream, and the body that it names, are as long as they say: Arrow takes that much
+/// memory before it reads. Old streams lack the four bytes in front of the length.
 fn holds_its_message(bytes: &[u8]) -> bool {
     const CONTINUATION: &[u8] = &[0xff; 4];
     let message = bytes.strip_prefix(CONTINUATION).unwrap_or(bytes);
     let Some((len, rest)) = message.split_first_chunk::<4>() else { return false };
-    usize::try_from(i32::from_le_bytes(*len)).is_ok_and(|len| len <= rest.len())
+    let len = usize::try_from(i32::from_le_bytes(*len)).ok();
+    let Some((metadata, body)) = len.and_then(|len| rest.split_at_checked(len)) else { return false };
+    // What is no message is reported by Arrow.
+    let Ok(message) = root_as_message(metadata) else { return true };
+    usize::try_from(message.bodyLength()).is_ok_and(|len| len <= body.len())
 }
 
 fn check_schema(schema: &Schema) -> Result<()> {
@@ -124,5 +129,41 @@ fn check_type(data_type: &DataType, depth: usize) -> Result<(), String> {
             check_type(v, depth)
         }
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A message whose header says that a body of a gigabyte follows. Found by fuzzing: Arrow asked for that memory.
+    #[test]
+    fn a_schema_asks_for_no_more_memory_than_there_is() {
+        let mut found = [0u8; 110];
+        let bytes = [
+            (0, 0x5c),
+            (4, 0x14),
+            (8, 0x10),
+            (10, 0x18),
+            (12, 0x14),
+            (14, 0xe),
+            (16, 0xf),
+            (18, 0x4),
+            (20, 0x10),
+            (22, 0x8),
+            (23, 0x2),
+            (24, 0x10),
+            (28, 0x22),
+            (35, 0x40),
+            (78, 0x86),
+            (108, 0x1),
+            (109, 0x1),
+        ];
+        bytes.iter().for_each(|(at, byte)| found[*at] = *byte);
+        assert!(root_as_message(&found[4..]).unwrap().bodyLength() >= 1 << 30);
+        let e = schema_from_ipc(&found).unwrap_err();
+        assert!(e.message().ends_with("its length is more than there is"), "{e}");
+        let whole = schema_to_ipc(&Schema::new(vec![Field::new("id", DataType::Int64, false)])).unwrap();
+        assert!(schema_from_ipc(&whole).unwrap().is_some_and(|s| s.fields().len() == 1));
     }
 }

@@ -109,7 +109,7 @@ impl Reader {
             )));
         }
         let origin = match is_resumed {
-            true => ReaderState::union(states)?,
+            true => ReaderState { shard_by: opened.shard_by.clone(), ..ReaderState::union(states)? },
             false => ReaderState::at_beginning(&opened, request.epoch),
         };
         let rotation = opened.in_turn.then(|| SlotRotation::new(&opened.slots, origin.turn));

@@ -1,15 +1,13 @@
 //! Registration of datasets.
 
 use std::collections::HashMap;
-use std::io::Cursor;
 use std::sync::Arc;
 
-use arrow::ipc::reader::StreamReader;
-use arrow::ipc::writer::StreamWriter;
-use arrow_schema::{Schema, SchemaRef};
+use arrow_schema::SchemaRef;
 use caju_proto::v1;
 use caju_runtime::OrderedMutex;
 use caju_types::{DatasetId, Error, Fingerprint, JobName, Result, did_you_mean, hash128, shortened};
+use caju_wire::{schema_from_ipc, schema_to_ipc};
 
 use super::Txn;
 use super::context::Context;
@@ -219,7 +217,7 @@ impl Datasets {
     pub(crate) async fn dataset_schema(&self, id: &DatasetId) -> Result<SchemaRef> {
         self.context.config.memory.check_name("a dataset's name", &id.0)?;
         let ipc = self.context.read_durable(|state| find(state, id).map(|d| d.schema_ipc.clone())).await??;
-        schema_from_ipc(&ipc)
+        stored_schema(&ipc)
     }
 
     /// The schema of a definition's elements, without registering it.
@@ -234,7 +232,7 @@ impl Datasets {
             return Ok(bound);
         }
         let dataset = self.context.read_durable(|state| find(state, id).cloned()).await??;
-        let schema = schema_from_ipc(&dataset.source_schema_ipc)?;
+        let schema = stored_schema(&dataset.source_schema_ipc)?;
         let bound = self.catalog.bind(&dataset.definition, Some(schema)).await?;
         let bound = Arc::new(bound);
         self.keep(id, &bound);
@@ -287,17 +285,7 @@ pub(super) fn find<'a>(state: &'a State, id: &DatasetId) -> Result<&'a Dataset> 
     })
 }
 
-/// A schema as an Arrow IPC stream without batches.
-pub(crate) fn schema_to_ipc(schema: &Schema) -> Result<Vec<u8>> {
-    let failed = |e: arrow_schema::ArrowError| Error::internal(format!("a schema cannot be written: {e}"));
-    let mut writer = StreamWriter::try_new(Vec::new(), schema).map_err(failed)?;
-    writer.finish().map_err(failed)?;
-    writer.into_inner().map_err(failed)
-}
-
-/// The schema of an Arrow IPC stream.
-pub(crate) fn schema_from_ipc(bytes: &[u8]) -> Result<SchemaRef> {
-    let reader = StreamReader::try_new(Cursor::new(bytes), None)
-        .map_err(|e| Error::data_loss(format!("a stored schema cannot be read: {e}")))?;
-    Ok(reader.schema())
+/// The schema that a dataset was registered with.
+fn stored_schema(ipc: &[u8]) -> Result<SchemaRef> {
+    schema_from_ipc(ipc)?.ok_or_else(|| Error::data_loss("a stored schema is missing"))
 }

@@ -8,10 +8,9 @@ use caju_types::{Error, IterationId, ReadingBases, Result};
 use super::context::Context;
 use super::reader_calls::ReaderCalls;
 use super::restored_beginning::{self, RestoredBeginning};
-use super::shards::num_shards;
 use super::snapshots::Snapshots;
 use super::usage::{admit_epoch, admit_reader};
-use super::{Txn, attempts, consumers, reattach, resume};
+use super::{Txn, attempts, consumers, reattach, resume, shards};
 use crate::state::{Attempt, Iteration, Job, Mode, Resume, Update};
 
 /// What a reader has restored.
@@ -178,14 +177,15 @@ impl Iterations {
         admit_epoch(&self.context.config.memory, txn, name)?;
         self.check_opening(job, resume.as_deref())?;
         let iteration = IterationId(txn.state.next_id);
-        let num_shards = num_shards(&self.context.config.workers, job.spec.mode);
+        let of_epoch = shards::of_epoch(&self.context.config, job, resume.as_deref())?;
         let job_name = name.clone();
         txn.apply(Update::IterationOpened {
             iteration,
             job: job_name,
             epoch,
             at_ms,
-            num_shards,
+            num_shards: of_epoch.count,
+            num_workers: of_epoch.workers,
             resume,
             attempt,
         });
@@ -193,7 +193,8 @@ impl Iterations {
             Some(dataset) => self.snapshots.first_plan(job, dataset)?,
             None => None,
         };
-        if plan.is_some() {
+        let uses_plan = txn.state.iterations.get(&iteration).is_some_and(|i| i.caching);
+        if plan.is_some() && uses_plan {
             txn.apply(Update::Planned { iteration, plan });
         }
         Ok(iteration)
@@ -204,15 +205,7 @@ impl Iterations {
     /// # Errors
     /// `InvalidArgument` for states from which it cannot go on, `NotFound` without the shards that it needs.
     fn check_opening(&self, job: &Job, resume: Option<&Resume>) -> Result<()> {
-        let num_shards = num_shards(&self.context.config.workers, job.spec.mode);
-        if job.spec.mode.is_static() && num_shards == 0 {
-            return Err(Error::not_found(format!(
-                "job `{}` runs in processing mode `{}`, and the dispatcher has no list of workers any more; start it with \
-                 --workers",
-                job.name, job.spec.mode
-            )));
-        }
-        resume::check_shards(num_shards, resume)?;
+        shards::of_epoch(&self.context.config, job, resume)?;
         match resume {
             Some(resume) => {
                 reattach::check_bases(resume)?;

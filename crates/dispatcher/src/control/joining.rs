@@ -1,5 +1,6 @@
 //! A reader joins an iteration.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use caju_proto::v1;
@@ -14,7 +15,7 @@ use super::store::draw_secret;
 use super::usage::admit_reader;
 use super::{Txn, attempts, consumers, secrets, targets};
 use crate::state::{
-    Attempt, AttemptRelation, Iteration, Job, State, Task, TaskState, Update, Worker, owed_tasks,
+    Attempt, AttemptRelation, FeedId, Iteration, Job, State, Task, TaskState, Update, Worker, owed_tasks,
 };
 
 /// The reader of a request.
@@ -71,6 +72,7 @@ fn add_reader(
     if let Some(iteration) = txn.state.iterations.get(&id) {
         may_join(iteration, allow_lost)?;
         may_share(iteration, flight.is_some())?;
+        flight.map_or(Ok(()), |worker| has_one_feed(txn.state, iteration, worker))?;
     }
     let target = txn.state.iterations.get(&id).map(|i| i.target).unwrap_or_default();
     let local = targets::local_workers(txn.state, request, target)?;
@@ -205,6 +207,7 @@ fn describe(state: &State, client: ClientId, id: IterationId) -> Result<v1::Open
         policy: spec.map(|spec| spec.policy.to_string()).unwrap_or_default(),
         encoding: spec.and_then(|spec| spec.encoding).map(|e| e.to_string()).unwrap_or_default(),
         target_workers: targets::to_proto(iteration.target).into(),
+        shard_by: iteration.shard_by.map_or("", |by| by.as_str()).to_owned(),
         in_turn: iteration.takes_turns(state.datasets.get(&iteration.dataset)),
         slots: iteration.slots_of(client).map(|feed| feed.0).collect(),
         consumer: iteration.members.get(&client).and_then(|m| m.consumer).map_or(0, |c| c + 1),
@@ -284,5 +287,30 @@ fn may_share(iteration: &Iteration, flight: bool) -> Result<()> {
     Err(Error::failed_precondition(format!(
         "{} is being read by {theirs}, and {mine} cannot share it with them: take another job name",
         iteration.describe()
+    )))
+}
+
+/// An Arrow Flight reader reads one task of a worker. Where tasks have feeds of their own, a worker has several of them in an
+/// epoch that goes on from a state of more workers, and under `off` after the loss of another worker.
+fn has_one_feed(state: &State, iteration: &Iteration, worker: WorkerId) -> Result<()> {
+    let Some(worker) = state.workers.get(&worker).filter(|_| iteration.mode.has_feed_per_worker()) else {
+        return Ok(());
+    };
+    let running = iteration.tasks.values().filter(|t| t.worker == worker.id && t.state == TaskState::Active);
+    let mut feeds: BTreeSet<FeedId> = running.map(|t| t.feed).collect();
+    if iteration.mode.is_static() {
+        feeds.extend(iteration.shards_with_work().filter(|s| iteration.slot_of_shard(*s) == worker.slot));
+    } else if iteration.resume.is_none() && !iteration.feeds.contains_key(&FeedId(worker.slot)) {
+        feeds.insert(FeedId(worker.slot));
+    }
+    if feeds.len() <= 1 {
+        return Ok(());
+    }
+    Err(Error::failed_precondition(format!(
+        "{}: {} has the rows of {} workers, because the epoch goes on from a state of more workers, or others were lost; an \
+         Arrow Flight stream has those of one: read this epoch with a client of caju's own, or another epoch",
+        iteration.describe(),
+        worker.describe(),
+        feeds.len()
     )))
 }

@@ -12,7 +12,7 @@ use super::datasets::Datasets;
 use super::iterations::Iterations;
 use super::reopen::{self, FinalReport};
 use super::reports::Reports;
-use super::shards::{lacks_workers, orphans};
+use super::shards::{lacks_workers, orphans, reassigned};
 use super::{Txn, absent_consumers, acknowledgements, reattach, stragglers};
 use crate::config::Timers;
 use crate::state::{Iteration, State, TargetWorkers, Update, Worker, WorkerState};
@@ -49,6 +49,7 @@ impl LivenessChecks {
             updates.extend(confirmed_workers(txn.state, &reports, has_list));
             updates.extend(silent_clients(txn.state, &mut reports, timers, now));
             updates.extend(idle_iterations(txn.state, &mut reports, timers, now));
+            updates.extend(reassigned(&self.context.config, txn.state));
             updates.extend(self.starved_iterations(txn.state, &mut reports, now));
             updates.extend(stragglers::take_overs(txn.state, &mut reports, timers, now));
             updates.extend(reattach::overdue(txn.state, &mut reports, timers, now));

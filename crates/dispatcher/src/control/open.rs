@@ -14,7 +14,7 @@ use super::jobs::{ANONYMOUS, mode_of_message};
 use super::learning::{Awaited, Learning};
 use super::learnt_boundaries::is_learnt_from;
 use super::saves::SaveCalls;
-use super::shards::shard_by;
+use super::shards::{num_shards, shard_by};
 use super::snapshots::Snapshots;
 use super::usage::admit_reader;
 use super::{jobs, joining, restored_beginning, resume, sharing, targets};
@@ -58,7 +58,7 @@ impl Epochs {
                 None => self.context.unique_name(ANONYMOUS),
             };
         }
-        let resume = resume::parse(&request)?;
+        let mut resume = resume::parse(&request)?;
         let wanted = match self.learning.with_boundaries(self.wanted(&request).await?, &request).await? {
             Awaited::Runs(wanted) => wanted,
             Awaited::Learning(learning) => {
@@ -74,6 +74,9 @@ impl Epochs {
             deserted = self.iterations.deserted_failure(&request).await?;
         }
         let shard_by = self.shards_of_new_job(&request, &wanted).await?;
+        if let Some(shards) = resume.as_mut().and_then(|r| r.shards.as_mut()).filter(|s| s.by.is_none()) {
+            shards.by = self.shards_of_state(&request, &wanted, shards.count).await?;
+        }
         let (now, unix_ms) = (self.context.clock.now(), self.context.unix_ms());
         let (answer, dataset) = self
             .context
@@ -152,6 +155,34 @@ impl Epochs {
         if self.context.read_durable(|state| state.jobs.contains_key(&name)).await? {
             return Ok(None);
         }
+        let num_shards = num_shards(&self.context.config.workers, mode);
+        self.shards_divide(wanted, mode, num_shards).await
+    }
+
+    /// What the shards of a state of an older version divide, which does not say it, where that depends on their number and the
+    /// job's epochs have another one.
+    async fn shards_of_state(
+        &self,
+        request: &v1::OpenIterationRequest,
+        wanted: &RequestedDataset,
+        count: u32,
+    ) -> Result<Option<ShardBy>> {
+        let mode = request.states.first().map_or(Ok(None), |s| mode_of_message(s.mode))?;
+        match mode {
+            Some(mode @ Mode::FileOrData) if count != num_shards(&self.context.config.workers, mode) => {
+                self.shards_divide(wanted, mode, count).await
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// What this number of shards of a dataset divide.
+    async fn shards_divide(
+        &self,
+        wanted: &RequestedDataset,
+        mode: Mode,
+        num_shards: u32,
+    ) -> Result<Option<ShardBy>> {
         let (bound, definition) = match wanted {
             RequestedDataset::Bound(bound, dataset) => (Arc::clone(bound), dataset.definition.clone()),
             RequestedDataset::Known(id) => {
@@ -163,7 +194,7 @@ impl Epochs {
             }
         };
         self.datasets.ensure_read(&definition).await?;
-        shard_by(&self.context.config.workers, mode, &definition, &bound).await
+        shard_by(num_shards, mode, &definition, &bound).await
     }
 
     /// Finds or binds the dataset. A definition that the job reads already is not bound again.

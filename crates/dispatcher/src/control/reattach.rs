@@ -64,6 +64,15 @@ pub(super) fn add(txn: &mut Txn<'_>, iteration: IterationId, given: &Resume) -> 
     // Whether they fit each other is known before anything changes.
     let mut all = known.resume.as_deref().cloned().unwrap_or_default();
     all.extend(given)?;
+    if let Some(shards) = given.shards.filter(|s| known.mode.is_static() && s.count != known.num_shards) {
+        return Err(Error::invalid(format!(
+            "{}: the state is of {} shards, and the epoch has gone on with {}: give the states that all readers of a job \
+             have at one step",
+            known.describe(),
+            shards.count,
+            known.num_shards
+        )));
+    }
     let fits = check_bases(&all)
         .and_then(|()| consumers::check_steps(known.even.as_ref().map(|e| &e.consumers), &all.steps));
     if let Err(error) = fits {

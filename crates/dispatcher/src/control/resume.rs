@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use caju_engine::ShardBy;
 use caju_proto::v1;
 use caju_types::{ClientId, Error, IterationId, JobName, Result, TakenRows};
 
@@ -11,7 +12,8 @@ use super::learnt_boundaries::boundaries_text;
 use super::reader_calls::ReaderCalls;
 use super::{Txn, attempts, reattach};
 use crate::state::{
-    Attempt, AttemptRelation, Dataset, Failure, Iteration, Job, Mode, READERS_NOTIFIED, Resume, State, Update,
+    Attempt, AttemptRelation, Dataset, Failure, Iteration, Job, Mode, READERS_NOTIFIED, Resume,
+    ResumedShards, State, Update,
 };
 
 /// The most readers or consumers that a message lists.
@@ -39,6 +41,10 @@ pub(super) fn parse(request: &v1::OpenIterationRequest) -> Result<Option<Resume>
             return Err(Error::invalid("the states are of different datasets, seeds or processing modes"));
         }
         let ids = |ids: &[u64]| ids.iter().copied().map(ClientId).collect();
+        let taken = match state.taken_short.is_empty() {
+            true => TakenRows::decode(&state.taken)?,
+            false => TakenRows::decode(&state.taken_short)?,
+        };
         let one = Resume {
             of: IterationId(state.iteration_id),
             behind: state.behind.iter().copied().map(IterationId).collect(),
@@ -58,10 +64,8 @@ pub(super) fn parse(request: &v1::OpenIterationRequest) -> Result<Option<Resume>
             rows: rows_of(state),
             attempt: attempt.clone().map(Box::new),
             steps: state.steps.iter().map(|s| (s.consumer, s.elements)).collect(),
-            taken: match state.taken_short.is_empty() {
-                true => TakenRows::decode(&state.taken)?,
-                false => TakenRows::decode(&state.taken_short)?,
-            },
+            shards: shards_of(state, &taken)?,
+            taken,
         };
         match &mut all {
             None => all = Some(one),
@@ -69,6 +73,34 @@ pub(super) fn parse(request: &v1::OpenIterationRequest) -> Result<Option<Resume>
         }
     }
     Ok(all)
+}
+
+/// The shards of the epoch of a state; none outside the static modes. All of them are listed from the beginning.
+///
+/// # Errors
+/// `InvalidArgument` for a state that leaves shards out.
+fn shards_of(state: &v1::ReaderState, taken: &TakenRows) -> Result<Option<ResumedShards>> {
+    let listed = taken.listed();
+    let Some(mode) = mode_of_message(state.mode)?.filter(|mode| mode.is_static() && !listed.is_empty())
+    else {
+        return Ok(None);
+    };
+    let count = u32::try_from(listed.len()).unwrap_or(u32::MAX);
+    if listed.keys().copied().ne(0..count) {
+        return Err(Error::invalid(format!(
+            "the state names {count} shards, and not those from 0 to {}: it is damaged; read from another state",
+            count - 1
+        )));
+    }
+    let by = match state.shard_by.as_str() {
+        "" => None,
+        name => Some(ShardBy::from_name(name).filter(|by| mode.may_divide(*by)).ok_or_else(|| {
+            Error::invalid(format!(
+                "the state's shards divide `{name}`, which those of the processing mode `{mode}` do not; read from another state"
+            ))
+        })?),
+    };
+    Ok(Some(ResumedShards { count, by }))
 }
 
 /// The rows of the only reader whose state it is, if they are known. Those of consumers have copies in them.
@@ -390,17 +422,29 @@ pub(super) fn mode_of(state: &State, iteration: &Iteration) -> v1::ProcessingMod
     caju_proto::mode_from_name(mode.as_str()).unwrap_or_default()
 }
 
-/// Whether the shards of a static mode are those of the states.
-///
-/// # Errors
-/// `InvalidArgument` for another number of shards: each shard has its own splits.
-pub(super) fn check_shards(num_shards: u32, resume: Option<&Resume>) -> Result<()> {
-    let was = resume.map_or(0, |r| r.taken.listed().len());
-    if num_shards == 0 || was == 0 || u32::try_from(was) == Ok(num_shards) {
-        return Ok(());
+#[cfg(test)]
+mod tests {
+    use caju_types::Listed;
+
+    use super::*;
+
+    #[test]
+    fn a_state_says_all_its_shards_and_what_they_divide() {
+        let shards = |mode: v1::ProcessingMode, feeds: &[u32], by: &str| {
+            let mut taken = TakenRows::default();
+            feeds.iter().for_each(|feed| taken.set_listed(*feed, Listed { count: 1, digest: 7 }));
+            let state = v1::ReaderState { mode: mode.into(), shard_by: by.to_owned(), ..Default::default() };
+            shards_of(&state, &taken).map_err(|e| e.message().to_owned())
+        };
+        let (data, either) = (v1::ProcessingMode::Data, v1::ProcessingMode::FileOrData);
+        assert_eq!(shards(data, &[0, 1, 2], ""), Ok(Some(ResumedShards { count: 3, by: None })));
+        let by_file = Some(ResumedShards { count: 1, by: Some(ShardBy::File) });
+        assert_eq!(shards(either, &[0], "file"), Ok(by_file));
+        // Slots of workers, and the only row of splits of `dynamic`, are no shards.
+        assert_eq!(shards(v1::ProcessingMode::Off, &[1, 4], ""), Ok(None));
+        assert_eq!(shards(v1::ProcessingMode::Dynamic, &[0], ""), Ok(None));
+        assert!(shards(data, &[0, 2], "").unwrap_err().contains("not those from 0 to 1"));
+        assert!(shards(data, &[0], "file").unwrap_err().contains("divide `file`"));
+        assert!(shards(either, &[0], "rows").unwrap_err().contains("divide `rows`"));
     }
-    Err(Error::invalid(format!(
-        "the state is of {was} shards, and the dispatcher's list of workers has {num_shards}: start it with as many --workers, \
-         or read in the processing mode `dynamic`, whose states go on with any number of workers"
-    )))
 }

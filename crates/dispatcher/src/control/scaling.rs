@@ -4,6 +4,7 @@
 //! journal. After a start workers and readers have the worker timeout to come back, and the first sample after that gives a
 //! target that others may follow.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -192,7 +193,8 @@ fn is_scaled(iteration: &&Iteration) -> bool {
 /// While there are no other workers, each counts as one worker.
 fn local_workers(state: &State, iteration: &Iteration, busy_s: f64) -> LocalWorkers {
     let active = iteration.tasks.values().filter(|t| t.state == TaskState::Active);
-    let own = active.filter_map(|t| state.workers.get(&t.worker)).filter(|w| w.is_in_reader());
+    let active: BTreeSet<WorkerId> = active.map(|t| t.worker).collect();
+    let own = active.iter().filter_map(|id| state.workers.get(id)).filter(|w| w.is_in_reader());
     let mean = |(count, cores): (u64, f64), w: &Worker| (count + 1, cores + f64::from(w.cores.max(1)));
     let (count, cores) = own.fold((0, 0.0), mean);
     let (others, of_others) = state.active_workers().filter(|w| !w.is_in_reader()).fold((0, 0.0), mean);
@@ -227,7 +229,7 @@ fn sample(
         priority: state.jobs.get(&iteration.job).map(|job| job.spec.priority).unwrap_or_default(),
         rows: computed().map(|of| of.1.rows).sum(),
         busy_s: busy_s(false),
-        workers: active.filter(|task| is_counted(&task.worker)).count() as u64,
+        workers: active.map(|task| task.worker).filter(is_counted).collect::<BTreeSet<_>>().len() as u64,
         local: local_workers(state, iteration, busy_s(true)),
         readers,
         is_ending,
@@ -241,7 +243,9 @@ fn sample(
 fn most_workers(iteration: &Iteration) -> Option<u64> {
     match iteration.mode {
         Mode::Off => None,
-        mode if mode.is_static() => Some(iteration.feeds.len() as u64).filter(|feeds| *feeds > 0),
+        mode if mode.is_static() => {
+            Some(u64::from(iteration.workers_with_shards())).filter(|workers| *workers > 0)
+        }
         _ if iteration.exclusive => Some(1),
         _ => {
             let feed = iteration.feeds.get(&FeedId::SHARED).filter(|feed| feed.exhausted)?;

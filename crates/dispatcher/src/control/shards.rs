@@ -1,5 +1,7 @@
 //! Static processing modes: what a job's shards divide, and which worker has which.
 
+use std::collections::BTreeSet;
+
 use caju_engine::{Shard, ShardBy};
 use caju_pipeline::SourceDef;
 use caju_sources::has_files;
@@ -9,8 +11,12 @@ use futures::StreamExt;
 use crate::catalog::Bound;
 use crate::config::DispatcherConfig;
 use crate::definition::Definition;
-use crate::state::{Iteration, Mode, State};
+use crate::state::{Iteration, Job, Mode, Resume, State, Update};
 use crate::workers::WorkerList;
+
+/// The most shards of one worker in an epoch that goes on from a state of a cluster with more workers. Each of them is a task,
+/// and a connection of each reader.
+const MAX_SHARDS_PER_WORKER: u32 = 64;
 
 /// The number of shards of an epoch that begins now; 0 outside the static modes.
 pub(super) fn num_shards(workers: &WorkerList, mode: Mode) -> u32 {
@@ -20,13 +26,74 @@ pub(super) fn num_shards(workers: &WorkerList, mode: Mode) -> u32 {
     }
 }
 
-/// What the shards of a new job divide; none outside the static modes.
+/// The shards of an epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct EpochShards {
+    /// How many there are; 0 outside the static modes.
+    pub(super) count: u32,
+    /// The number of workers that have them in turn; 0: each shard has a worker of its own.
+    pub(super) workers: u32,
+}
+
+/// The shards of an epoch that begins now: one per worker of the list. An epoch that goes on from a state keeps its own, since
+/// the rows that were taken are numbered by them.
+///
+/// # Errors
+/// `NotFound` for a static mode without a list of workers; `InvalidArgument` for a state of too many shards for the
+/// list.
+pub(super) fn of_epoch(config: &DispatcherConfig, job: &Job, resume: Option<&Resume>) -> Result<EpochShards> {
+    let mode = job.spec.mode;
+    let workers = num_shards(&config.workers, mode);
+    if mode.is_static() && workers == 0 {
+        return Err(Error::not_found(format!(
+            "job `{}` runs in processing mode `{mode}`, and the dispatcher has no list of workers any more; start it with \
+             --workers",
+            job.name
+        )));
+    }
+    let kept = resume.and_then(|r| r.shards).filter(|kept| mode.is_static() && kept.count != workers);
+    kept.map_or(Ok(EpochShards { count: workers, workers: 0 }), |kept| kept_by(workers, kept.count))
+}
+
+/// The shards of a state on another number of workers, of which there is one at least.
+fn kept_by(workers: u32, count: u32) -> Result<EpochShards> {
+    let per_worker = count.div_ceil(workers);
+    if per_worker > MAX_SHARDS_PER_WORKER {
+        return Err(Error::invalid(format!(
+            "the state is of {} shards, so each of the {workers} workers of the list would have {per_worker}; the most is \
+             {MAX_SHARDS_PER_WORKER}: start the dispatcher with at least {} --workers",
+            count,
+            count.div_ceil(MAX_SHARDS_PER_WORKER)
+        )));
+    }
+    Ok(EpochShards { count, workers })
+}
+
+/// Running epochs whose shards belong to the positions of another list: a dispatcher may be started again with more or fewer
+/// workers.
+pub(super) fn reassigned(config: &DispatcherConfig, state: &State) -> Vec<Update> {
+    // A stream of an Arrow Flight reader has one shard.
+    let may_change = |i: &&Iteration| {
+        i.mode.is_static() && i.is_running() && i.members.values().all(|m| m.flight.is_none())
+    };
+    let reassigned = state.iterations.values().filter(may_change).filter_map(|iteration| {
+        let listed = num_shards(&config.workers, iteration.mode);
+        let num_workers = if listed == iteration.num_shards { 0 } else { listed };
+        let differs = listed > 0 && num_workers != iteration.num_workers;
+        let is_too_much = || iteration.num_shards.div_ceil(listed) > MAX_SHARDS_PER_WORKER;
+        (differs && !is_too_much())
+            .then_some(Update::ShardsReassigned { iteration: iteration.id, num_workers })
+    });
+    reassigned.collect()
+}
+
+/// What the shards of a new job divide, or those of an epoch that goes on with another number of them; none outside the static modes.
 ///
 /// # Errors
 /// `NotFound` without configured workers, and for a source without files that is to be divided by file;
 /// `InvalidArgument` for a pipeline that does not fit the mode; those of listing the source.
 pub(super) async fn shard_by(
-    workers: &WorkerList,
+    num_shards: u32,
     mode: Mode,
     definition: &Definition,
     bound: &Bound,
@@ -44,8 +111,7 @@ pub(super) async fn shard_by(
     if !mode.is_static() {
         return Ok(None);
     }
-    let workers = num_shards(workers, mode);
-    if workers == 0 {
+    if num_shards == 0 {
         return Err(Error::not_found(format!(
             "processing mode `{mode}`: the worker is not in the workers list: this dispatcher has none; start it \
              with --workers HOST:PORT,... (such as `localhost:%port%,localhost:%port%`), or take mode `dynamic`"
@@ -67,7 +133,7 @@ pub(super) async fn shard_by(
         Mode::Data => Ok(Some(ShardBy::Data)),
         Mode::Hint => Ok(Some(ShardBy::Hint)),
         Mode::FileOrData => {
-            let by_file = has_files(&def.source) && has_file_for_each(bound, workers).await?;
+            let by_file = has_files(&def.source) && has_file_for_each(bound, num_shards).await?;
             Ok(Some(if by_file { ShardBy::File } else { ShardBy::Data }))
         }
         _ if has_files(&def.source) => Ok(Some(ShardBy::File)),
@@ -142,15 +208,30 @@ fn grows(source: &SourceDef) -> bool {
     }
 }
 
-/// Whether each of `workers` has a file: whether the last one has.
-async fn has_file_for_each(bound: &Bound, workers: u32) -> Result<bool> {
-    let num_shards = u64::from(workers);
+/// Whether each shard has a file: whether the last one has.
+async fn has_file_for_each(bound: &Bound, num_shards: u32) -> Result<bool> {
+    let num_shards = u64::from(num_shards);
     let last = Shard { by: ShardBy::File, num_shards, index: num_shards - 1 };
     (bound.shards)(last).splits.next().await.transpose().map(|split| split.is_some())
 }
 
-/// Shards with work whose workers are not there.
+/// Positions of workers that are not there, and that have shards with work.
 pub(super) fn orphans(state: &State, iteration: &Iteration) -> Vec<u32> {
     let has_worker = |slot: u32| state.workers.values().any(|w| !w.is_lost() && w.slot == slot);
-    iteration.shards_with_work().map(|feed| feed.0).filter(|slot| !has_worker(*slot)).collect()
+    let slots: BTreeSet<u32> =
+        iteration.shards_with_work().map(|shard| iteration.slot_of_shard(shard)).collect();
+    slots.into_iter().filter(|slot| !has_worker(*slot)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_of_too_many_shards_for_the_list_is_refused_with_the_number_that_it_needs() {
+        assert_eq!(kept_by(2, 128).unwrap(), EpochShards { count: 128, workers: 2 });
+        let e = kept_by(2, 129).unwrap_err();
+        assert!(e.message().starts_with("the state is of 129 shards, so each of the 2 workers"), "{e}");
+        assert!(e.message().ends_with("at least 3 --workers"), "{e}");
+    }
 }

@@ -1,5 +1,7 @@
 //! From which workers a reader reads.
 
+use std::collections::BTreeSet;
+
 use caju_proto::v1;
 use caju_types::{ClientId, Error, IterationId, Result, WorkerId};
 
@@ -100,9 +102,13 @@ pub(super) fn local_workers(
 /// # Errors
 /// `InvalidArgument` if it reads none.
 pub(super) fn has_shard(state: &State, iteration: &Iteration, local: &[WorkerId]) -> Result<()> {
-    let own = local.iter().copied().collect();
+    let own: BTreeSet<WorkerId> = local.iter().copied().collect();
     let shards = iteration.num_shards as usize;
-    if shards == 0 || iteration.shards_unread_by(&state.workers, &own).len() < shards {
+    // An epoch that goes on with fewer shards than workers has none for the last ones.
+    let is_listed = |w: &Worker| !w.is_lost() && w.slot < iteration.num_workers;
+    let has_local = || own.iter().any(|id| state.workers.get(id).is_some_and(is_listed));
+    let leaves_workers_out = iteration.num_workers > iteration.num_shards && has_local();
+    if shards == 0 || leaves_workers_out || iteration.shards_unread_by(&state.workers, &own).len() < shards {
         return Ok(());
     }
     Err(Error::invalid(format!(

@@ -77,10 +77,11 @@ fn fatal_loss(
         return Some(error);
     }
     let loss = iteration.last_loss.as_deref().unwrap_or("no reason was given");
-    let out_of_reach = |w: &&&Worker| iteration.connection_failures_of(w.id) >= limits.connections;
+    let out_of_reach = |w: &&&Worker| iteration.connection_failures_of(w) >= limits.connections;
     let failed: Vec<&Worker> = eligible.iter().filter(out_of_reach).copied().collect();
     // No other worker has the shard of a worker.
-    let is_alone = |w: &&Worker| iteration.shards_with_work().any(|shard| shard.0 == w.slot);
+    let is_alone =
+        |w: &&Worker| iteration.shards_with_work().any(|shard| iteration.slot_of_shard(shard) == w.slot);
     if !failed.is_empty() && (failed.len() == eligible.len() || failed.iter().any(is_alone)) {
         let workers: Vec<String> = failed.iter().map(|w| w.describe()).collect();
         return Some(Error::unavailable(format!(
@@ -187,7 +188,7 @@ fn off_tasks(
     wanted
 }
 
-/// Every shard has a feed, which only the worker at its position in the configured list runs.
+/// Every shard has a feed, which only the worker runs that has it by its position in the configured list.
 fn static_tasks(
     state: &State,
     iteration: &Iteration,
@@ -197,7 +198,8 @@ fn static_tasks(
     let mut wanted = Vec::new();
     let unfinished = unfinished_feeds(iteration);
     for shard in iteration.shards_with_work() {
-        let own: Vec<&Worker> = eligible.iter().filter(|w| w.slot == shard.0).copied().collect();
+        let own: Vec<&Worker> =
+            eligible.iter().filter(|w| w.slot == iteration.slot_of_shard(shard)).copied().collect();
         wanted.extend(exclusive_task(state, iteration, shard, &unfinished, &own, None, limits));
     }
     wanted
@@ -227,7 +229,7 @@ pub fn owed_tasks(state: &State, id: IterationId, flight: Option<WorkerId>) -> V
 /// Workers that clients can read from and that are no stragglers; all, if there are none such.
 fn preferred<'a>(iteration: &Iteration, eligible: &[&'a Worker], limits: LossLimits) -> Vec<&'a Worker> {
     let good = |w: &&&Worker| {
-        iteration.connection_failures_of(w.id) < limits.connections_to_avoid()
+        iteration.connection_failures_of(w) < limits.connections_to_avoid()
             && !iteration.stragglers.contains(&w.id)
     };
     let good: Vec<&Worker> = eligible.iter().filter(good).copied().collect();

@@ -39,7 +39,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Acknowledged, Attempt, Even, Failure, Feed, FeedId, LostReader, Missing, Mode, Resume, SharedCounts,
-    TargetWorkers, Task, TaskState,
+    TargetWorkers, Task, TaskState, Worker,
 };
 
 /// The most readers of an iteration that are all notified at once when a further one has come, or one of them has taken its first rows:
@@ -66,6 +66,10 @@ pub struct Iteration {
     /// In a static mode: the number of shards, which all have a feed from the beginning.
     #[serde(default, skip_serializing_if = "super::is_default")]
     pub num_shards: u32,
+    /// The number of workers that have these shards in turn; 0: each shard has a worker of its own. An epoch that goes on
+    /// from a state keeps its shards, and the dispatcher may have another list of workers.
+    #[serde(default, skip_serializing_if = "super::is_default")]
+    pub num_workers: u32,
     /// Whether one task at a time must see all splits of a feed.
     pub exclusive: bool,
     /// Grows with every change that is reported to clients.
@@ -228,8 +232,14 @@ impl Iteration {
     }
 
     /// How often in a row present clients lost their connection to a worker, without a row of it.
-    pub fn connection_failures_of(&self, worker: WorkerId) -> u32 {
-        self.strikes.get(&worker).map_or(0, |by_client| by_client.values().sum())
+    pub fn connection_failures_of(&self, worker: &Worker) -> u32 {
+        let strikes: u32 = self.strikes.get(&worker.id).map_or(0, |by_client| by_client.values().sum());
+        if strikes == 0 {
+            return 0;
+        }
+        // A client that loses its worker loses each task of it.
+        let tasks = self.shards_with_work().filter(|shard| self.slot_of_shard(*shard) == worker.slot).count();
+        strikes / u32::try_from(tasks).unwrap_or(u32::MAX).max(1)
     }
 
     /// The tasks that a client should know of.

@@ -54,6 +54,11 @@ impl State {
             Update::StatesGivenUp { .. } => iteration.states_given_up(),
             Update::Planned { plan, .. } => iteration.set_plan(plan.clone()),
             Update::IterationFailed { failure, .. } => iteration.fail(failure.clone()),
+            Update::ShardsReassigned { num_workers, .. } => {
+                iteration.num_workers = *num_workers;
+                iteration.note_unread_shards(&self.workers);
+                iteration.version += 1;
+            }
             _ => {}
         }
     }
@@ -75,6 +80,7 @@ impl State {
             | Update::ClientTakes { iteration, .. }
             | Update::StatesGiven { iteration, .. }
             | Update::StatesGivenUp { iteration }
+            | Update::ShardsReassigned { iteration, .. }
             | Update::IterationFailed { iteration, .. } => Some(*iteration),
             Update::Leased { task, .. }
             | Update::LaggingServed { task, .. }

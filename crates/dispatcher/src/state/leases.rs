@@ -110,6 +110,16 @@ impl Iteration {
         self.shard_by.map(|by| Shard { by, num_shards, index })
     }
 
+    /// The position in the list of workers of the one that has a shard: worker k of n has shards k, k + n, k + 2n, ...
+    pub fn slot_of_shard(&self, shard: FeedId) -> u32 {
+        shard.0.checked_rem(self.num_workers).unwrap_or(shard.0)
+    }
+
+    /// How many workers have shards; 0 outside the static modes.
+    pub fn workers_with_shards(&self) -> u32 {
+        if self.num_workers == 0 { self.num_shards } else { self.num_workers.min(self.num_shards) }
+    }
+
     /// Shards that still need their workers.
     pub fn shards_with_work(&self) -> impl Iterator<Item = FeedId> + '_ {
         let is_static = self.mode.is_static();

@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use caju_types::{ClientId, Error, RowRanges, TaskId, WorkerId};
+use caju_types::{ClientId, Error, IterationId, RowRanges, TaskId, WorkerId};
 
 use super::cache_plan::without_set;
-use super::{Iteration, LostReader, Task, TaskState};
+use super::{Iteration, LostReader, Task, TaskState, Update};
 
 /// Workers that a split was lost with before it is suspected of it; the smallest value of `LossLimits::splits`.
 const SUSPECTED: usize = 2;
@@ -18,6 +18,25 @@ pub(super) struct Gone<'a> {
     pub(super) returned: &'a [(u64, RowRanges)],
     pub(super) vanished: Option<u64>,
     pub(super) unknown: bool,
+}
+
+impl Update {
+    /// A client left without a report.
+    pub(crate) fn client_gone(client: ClientId, iteration: IterationId) -> Self {
+        let (received, broken_off, reason) = (Vec::new(), Vec::new(), String::new());
+        let (returned, vanished, unknown, elements) = (Vec::new(), None, false, Vec::new());
+        Update::ClientGone {
+            client,
+            iteration,
+            received,
+            broken_off,
+            reason,
+            returned,
+            vanished,
+            unknown,
+            elements,
+        }
+    }
 }
 
 impl Iteration {

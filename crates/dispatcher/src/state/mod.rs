@@ -53,7 +53,7 @@ pub use learnt::{Learnt, StageBoundaries};
 pub use mode::Mode;
 pub use readers::TargetWorkers;
 pub use remainders::{Remainder, RemainderAssignment, RemainderElement, RemainderPiece};
-pub use resume::{FallbackState, FallbackStates, Resume};
+pub use resume::{FallbackState, FallbackStates, Resume, ResumedShards};
 pub use round_order::{KnownOrder, RoundStep, span};
 pub use saves::{Save, SaveStage, SaveTarget, SaveTotals};
 pub use sharing::{SharedCounts, Sharing};
@@ -184,9 +184,18 @@ impl State {
             }
             Update::SaveAdded { save } => self.add_save(save),
             Update::SaveEnded { url, stage } => self.end_save(url, stage),
-            Update::IterationOpened { iteration, job, epoch, at_ms, num_shards, resume, attempt } => {
+            Update::IterationOpened {
+                iteration,
+                job,
+                epoch,
+                at_ms,
+                num_shards,
+                num_workers,
+                resume,
+                attempt,
+            } => {
                 let behind = (resume.as_deref(), attempt.clone());
-                self.open((*iteration, job, *epoch, *at_ms), *num_shards, behind);
+                self.open((*iteration, job, *epoch, *at_ms), (*num_shards, *num_workers), behind);
             }
             Update::IterationDropped { iteration } => self.drop_iteration(*iteration),
             Update::BoundariesLearnt { learnt } => {
@@ -263,7 +272,7 @@ impl State {
     fn open(
         &mut self,
         (id, job, epoch, opened_ms): (IterationId, &JobName, u64, u64),
-        num_shards: u32,
+        (num_shards, num_workers): (u32, u32),
         (resume, attempt): (Option<&Resume>, Option<Box<Attempt>>),
     ) {
         let Some(of) = self.jobs.get(job) else { return };
@@ -275,9 +284,9 @@ impl State {
             d.hints.iter().any(|h| !h.is_set() || planned && h.is_storable())
                 || fixed_hint(&of.spec.policy, &d.hints).is_ok_and(|h| h.is_some())
         };
+        let shard_by = resume.and_then(|r| r.shards?.by).or(of.spec.shard_by);
         // Rows of a shard that is cut by rows are no whole splits.
-        let whole_splits = matches!(of.spec.shard_by, None | Some(ShardBy::File));
-        let shard_by = of.spec.shard_by;
+        let whole_splits = matches!(shard_by, None | Some(ShardBy::File));
         let caching = of.spec.policy != Policy::Compute
             && whole_splits
             && !decided_against
@@ -301,6 +310,7 @@ impl State {
             mode,
             shard_by,
             num_shards,
+            num_workers,
             exclusive,
             version: 1,
             opened_ms,

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use caju_engine::ShardBy;
 use serde::{Deserialize, Serialize};
 
 /// How the splits of an iteration reach its tasks.
@@ -32,6 +33,17 @@ impl Mode {
             Mode::Data => "data",
             Mode::FileOrData => "file_or_data",
             Mode::Hint => "hint",
+        }
+    }
+
+    /// Whether the shards of this mode may divide something.
+    pub(crate) fn may_divide(self, by: ShardBy) -> bool {
+        match self {
+            Mode::File => by == ShardBy::File,
+            Mode::Data => by == ShardBy::Data,
+            Mode::FileOrData => by != ShardBy::Hint,
+            Mode::Hint => by == ShardBy::Hint,
+            Mode::Dynamic | Mode::Off => false,
         }
     }
 

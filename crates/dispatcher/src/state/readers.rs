@@ -78,7 +78,7 @@ impl Iteration {
     ) -> BTreeSet<FeedId> {
         let readable = |w: &Worker| !w.is_local_only(self.target) || own.contains(&w.id);
         let is_unread = |shard: &FeedId| {
-            let mut there = workers.values().filter(|w| w.slot == shard.0).peekable();
+            let mut there = workers.values().filter(|w| w.slot == self.slot_of_shard(*shard)).peekable();
             match there.peek() {
                 Some(_) => !there.any(readable),
                 None => self.target == TargetWorkers::Local,

@@ -8,6 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use caju_engine::ShardBy;
 use caju_types::{ClientId, Error, IterationId, OutdatedState, ReadingBases, Result, RowRanges, TakenRows};
 use serde::{Deserialize, Serialize};
 
@@ -73,8 +74,37 @@ pub struct Resume {
     /// Every row passes the stages again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub recount: bool,
+    /// In a static mode: the shards of the epoch, which it keeps on any number of workers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shards: Option<ResumedShards>,
     /// The rows that were taken.
     pub taken: TakenRows,
+}
+
+/// The shards of an epoch that goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ResumedShards {
+    /// How many there are.
+    pub count: u32,
+    /// What they divide. None: what the job's shards divide; states of older versions do not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<ShardBy>,
+}
+
+impl ResumedShards {
+    /// The shards that two states agree on.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if they do not.
+    fn with(self, other: ResumedShards) -> Result<ResumedShards> {
+        let differs = |(a, b)| a != b;
+        if self.count != other.count || self.by.zip(other.by).is_some_and(differs) {
+            return Err(Error::invalid(
+                "the states are of other shards: give the states that all readers of a job have at one step",
+            ));
+        }
+        Ok(ResumedShards { by: self.by.or(other.by), ..self })
+    }
 }
 
 /// States for consumers that come back without one: what they had acknowledged.
@@ -223,7 +253,12 @@ impl Resume {
                 "the states are not of one reading of one epoch: give the states that all readers of a job have at one step",
             ));
         }
+        let shards = match (self.shards, more.shards) {
+            (Some(own), Some(other)) => Some(own.with(other)?),
+            (own, other) => own.or(other),
+        };
         self.taken.extend(&more.taken)?;
+        self.shards = shards;
         if self.of == more.of {
             self.needed.extend(&more.needed);
             self.earlier.extend(&more.earlier);

@@ -115,6 +115,9 @@ pub enum Update {
         /// In a static mode: the number of shards, each with a feed of its own.
         #[serde(default, skip_serializing_if = "super::is_default")]
         num_shards: u32,
+        /// The number of workers that have these shards, if there are not as many as shards; else 0.
+        #[serde(default, skip_serializing_if = "super::is_default")]
+        num_workers: u32,
         /// What was taken before it began.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         resume: Option<Box<Resume>>,
@@ -464,6 +467,13 @@ pub enum Update {
         /// Why.
         failure: Failure,
     },
+    /// The dispatcher was started again with another list of workers: who has the shards of a static mode.
+    ShardsReassigned {
+        /// The iteration.
+        iteration: IterationId,
+        /// As in [`Update::IterationOpened`].
+        num_workers: u32,
+    },
     /// An iteration without readers is removed; its job keeps the outcome.
     IterationDropped {
         /// Which.
@@ -484,23 +494,4 @@ pub enum Update {
         /// The state.
         state: Box<State>,
     },
-}
-
-impl Update {
-    /// A client left without a report.
-    pub(crate) fn client_gone(client: ClientId, iteration: IterationId) -> Self {
-        let (received, broken_off, reason) = (Vec::new(), Vec::new(), String::new());
-        let (returned, vanished, unknown, elements) = (Vec::new(), None, false, Vec::new());
-        Update::ClientGone {
-            client,
-            iteration,
-            received,
-            broken_off,
-            reason,
-            returned,
-            vanished,
-            unknown,
-            elements,
-        }
-    }
 }

@@ -26,6 +26,7 @@ mod resume;
 mod scaling;
 mod secrets;
 mod service;
+mod shards;
 mod sharing;
 mod simulated_scale;
 mod speed;

@@ -241,3 +241,33 @@ fn images_are_bounded_before_memory_is_asked_for() {
     let e = run(&c, RowInput::Pixels { data: &pixels, height: 65_535, width: 1 }, 0).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::ResourceExhausted, "{e}");
 }
+
+/// The library that decodes PNG panics at such a palette. Found by fuzzing.
+#[test]
+fn a_palette_whose_colours_are_not_whole_is_an_error() {
+    let png_with = |palette: usize| {
+        let mut bytes = Vec::new();
+        let mut encoder = png::Encoder::new(&mut bytes, 4, 4);
+        encoder.set_color(png::ColorType::Indexed);
+        encoder.set_depth(png::BitDepth::Eight);
+        encoder.set_palette(vec![7; palette]);
+        encoder.write_header().unwrap().write_image_data(&[0; 16]).unwrap();
+        bytes
+    };
+    for good in [3, 48, 768] {
+        assert_eq!(decode(&png_with(good)).unwrap().data, [7; 48]);
+    }
+    // A palette of an image in true colour is a suggestion.
+    let mut bytes = Vec::new();
+    let mut encoder = png::Encoder::new(&mut bytes, 4, 4);
+    encoder.set_color(png::ColorType::Rgb);
+    encoder.set_palette(vec![7; 4]);
+    encoder.write_header().unwrap().write_image_data(&[5; 48]).unwrap();
+    assert!(bytes.windows(4).any(|chunk| chunk == b"PLTE"));
+    assert_eq!(decode(&bytes).unwrap().data, [5; 48]);
+    for bad in [1, 2, 49, 767, 769, 771, 3000] {
+        let e = decode(&png_with(bad)).unwrap_err();
+        assert!(e.is_data_error(), "{e}");
+        assert!(e.message().contains(&format!("a palette of {bad} bytes, not 3 for each")), "{e}");
+    }
+}

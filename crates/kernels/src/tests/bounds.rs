@@ -560,23 +560,3 @@ fn text(b: &RecordBatch, sql: &str) -> String {
     let y = eval(b, sql);
     arrow::util::display::array_value_to_string(&y, 0).unwrap()
 }
-
-/// Rows of which none fails alone are evaluated in halves, within the memory of one evaluation. What is passed on costs its own
-/// bytes once.
-#[test]
-fn rows_that_are_evaluated_in_halves_are_bounded_together() {
-    let guarded = ("y".to_owned(), "id <> 1 and 100 / (id - 1) > 0".to_owned());
-    let with = |b: &RecordBatch, sql: &str| {
-        let exprs = [guarded.clone(), ("z".to_owned(), sql.to_owned())];
-        tight().bind("steps[0].map", &exprs, &b.schema()).unwrap().evaluate(b, None)
-    };
-    assert_eq!(with(&ids(20), "repeat(s, 20000)").unwrap()[0].len(), 20);
-    let e = with(&ids(300), "repeat(s, 20000)").unwrap_err();
-    assert_eq!((e.row, e.error.kind()), (None, ErrorKind::ResourceExhausted), "{e}");
-    let large: StringArray = (0..200).map(|_| Some("x".repeat(50_000))).collect();
-    let large = RecordBatch::try_from_iter([
-        ("id", Arc::new(arrow::array::Int64Array::from_iter_values(0..200)) as ArrayRef),
-        ("s", Arc::new(large) as ArrayRef),
-    ]);
-    assert_eq!(with(&large.unwrap(), "s").unwrap()[1].len(), 200);
-}

@@ -7,6 +7,7 @@ mod errors;
 mod fingerprint;
 mod golden;
 mod images;
+mod logic;
 mod tables;
 
 use std::sync::Arc;

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ._columns import MAX_TEXT_BYTES, BadRow
+from ._column import MAX_TEXT_BYTES, BadRow
 
 BOOLEANS = frozenset({bool, np.bool_})
 """The types of answers that need no further check."""

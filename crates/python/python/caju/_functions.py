@@ -17,7 +17,7 @@ from ._errors import FailedPrecondition, InvalidPipeline
 if TYPE_CHECKING:
     import numpy as np
 
-    from ._columns import Column
+    from ._column import Column
 
 _seed: contextvars.ContextVar[Any] = contextvars.ContextVar("caju_seed", default=None)
 
@@ -216,7 +216,7 @@ def probe(
     The number of these rows depends on their values, never on the time that they take.
     """
     from . import _caju
-    from ._columns import BadRow, ipc_of_columns, unknown
+    from ._column import BadRow, ipc_of_columns, unknown
 
     name, seed, process = name_of(function), _seed.set(0), os.getpid()
     try:
@@ -263,7 +263,8 @@ def end_fork(process: int) -> None:
 
 
 def _probed_batch(function: Callable[..., Any], batches: Iterator[dict[str, Any]]) -> list[Column] | None:
-    from ._columns import BadRow, columns_of_arrays
+    from ._column import BadRow
+    from ._columns import columns_of_arrays
 
     for batch in batches:
         made = function(batch)
@@ -293,7 +294,7 @@ def _probed_rows(
 
 def made_of(kind: str, made: Any, i: int) -> Iterator[Mapping[str, Any]]:
     """The rows that a function returned for row `i`. A generator computes them only now."""
-    from ._columns import BadRow
+    from ._column import BadRow
 
     if kind == "map":
         many: Iterable[Any] = (made,)

@@ -47,7 +47,8 @@ def from_numpy(columns: Mapping[str, Any]) -> Dataset:
     Masked values, NaT and None among objects are null. Give bytes that may end in 0 as lists or arrays of objects: NumPy's
     own type of bytes drops zeros at the end. The values are copied, so later changes of the arrays have no effect.
     """
-    from ._columns import BadRow, columns_of_arrays
+    from ._column import BadRow
+    from ._columns import columns_of_arrays
 
     try:
         if (size := _plain_bytes(columns)) > PART_BYTES:

@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 
 from . import _caju
 from ._answers import BOOLEANS, collected, kept_rows, keeps_row
-from ._columns import BadRow, Column, columns_of, columns_of_arrays, ipc_of_columns, row_of
+from ._column import BadRow, Column, ipc_of_columns
+from ._columns import columns_of, columns_of_arrays, row_of
 from ._functions import _seed, end_fork, made_of
 
 SEED = "__caju_seed"

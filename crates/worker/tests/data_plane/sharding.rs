@@ -146,3 +146,67 @@ async fn the_promised_order_survives_a_lost_worker() {
     let want = |b: i64| (0..2).map(move |k| (0..10).map(|r| 20 * b + 2 * r + k).collect::<Vec<i64>>());
     assert_eq!(got, (0..1000).flat_map(want).collect::<Vec<_>>());
 }
+
+/// Five shards on two workers, of which one dies.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_shards_of_a_state_survive_a_lost_worker_on_another_number_of_workers() {
+    let entries = vec!["127.0.0.1:%port%".to_owned(); 2];
+    for deterministic in [true, false] {
+        let mut def = range(20_000, &[json!({"batch": 10})]);
+        def["deterministic"] = json!(deterministic);
+        let request = ReadRequest { mode: ProcessingMode::Data, ..request(&def, "") };
+        let first = Cluster::start_with(5, |c| c.workers = WorkerList::first(5)).await;
+        let mut reader = first.client().await.read(request.clone()).await.unwrap();
+        let mut got = Vec::new();
+        for _ in 0..103 {
+            got.push(ids(&reader.next().await.unwrap().unwrap().batch));
+        }
+        let states = vec![reader.state().unwrap()];
+        drop((reader, first));
+
+        let list = WorkerList::new(entries.clone()).unwrap();
+        let mut cluster = Cluster::start_with(2, |c| c.workers = list).await;
+        let client = cluster.client_with(|c| c.local = LocalWorkers::new()).await;
+        let mut reader = client.read(ReadRequest { states, ..request }).await.unwrap();
+        for _ in 0..20 {
+            got.push(ids(&reader.next().await.unwrap().unwrap().batch));
+        }
+        cluster.workers.remove(1).kill();
+        cluster.add(|_| {}).await;
+        got.extend(drain(&mut reader).await.unwrap());
+        if deterministic {
+            let want =
+                |b: i64| (0..5).map(move |k| (0..10).map(|r| 50 * b + 5 * r + k).collect::<Vec<i64>>());
+            assert_eq!(got, (0..400).flat_map(want).collect::<Vec<_>>());
+        } else {
+            assert_once(got, 20_000);
+        }
+    }
+}
+
+/// A state of two shards on five workers: the reader of the last worker has none of them, and ends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reader_whose_own_worker_has_no_shard_of_the_state_ends() {
+    let first = Cluster::start_with(2, |c| c.workers = WorkerList::first(2)).await;
+    let mut reader = first.client().await.read(data("", TargetWorkers::Any)).await.unwrap();
+    let taken = ids(&reader.next().await.unwrap().unwrap().batch);
+    let states = vec![reader.state().unwrap()];
+    drop((reader, first));
+
+    let entries = vec!["127.0.0.1:%port%".to_owned(); 5];
+    let mut cluster = Cluster::start_with(0, |c| c.workers = WorkerList::new(entries).unwrap()).await;
+    let lists = [LocalWorkers::new(), cluster.local.clone()];
+    for n in 0..5 {
+        let list = lists[usize::from(n == 4)].clone();
+        cluster.add(|c| (c.local, c.tags) = (list, vec!["COLOCATED".to_owned()])).await;
+    }
+    let request = ReadRequest { states: states.clone(), ..data("j", TargetWorkers::Auto) };
+    let mut last = client(&cluster).await.read(request).await.unwrap();
+    assert_eq!(drain(&mut last).await.unwrap(), Vec::<Vec<i64>>::new());
+    last.close().await;
+    let all = ReadRequest { states, ..data("all", TargetWorkers::Any) };
+    let mut all = client(&cluster).await.read(all).await.unwrap();
+    let mut got = drain(&mut all).await.unwrap();
+    got.push(taken);
+    assert_once(got, 100);
+}

@@ -101,6 +101,7 @@ fn plain_updates() -> Vec<Update> {
             epoch: 0,
             at_ms: 1_700_000_000_000,
             num_shards: 0,
+            num_workers: 0,
             resume: None,
             attempt: None,
         },
@@ -449,4 +450,21 @@ fn learnt_boundaries_are_stored_under_their_names_and_go_with_their_dataset() {
     assert_eq!(state.learnt.len(), 1);
     state.apply(&Update::DatasetForgotten { dataset: "images".to_string().into_id() });
     assert!(state.learnt.is_empty());
+}
+
+/// The shards of epochs that go on from states came after the fixtures, too.
+#[test]
+fn the_shards_of_an_epoch_that_goes_on_are_stored_under_their_names() {
+    for line in [
+        concat!(
+            r#"{"iteration_opened":{"iteration":7,"job":"j","epoch":1,"at_ms":5,"num_shards":5,"num_workers":2,"#,
+            r#""resume":{"of":3,"given":[],"needed":[],"shards":{"count":5,"by":"data"},"#,
+            r#""taken":{"whole":[],"rows":{},"listed":{}}}}}"#,
+        ),
+        r#"{"shards_reassigned":{"iteration":7,"num_workers":3}}"#,
+    ] {
+        let update: Update = serde_json::from_str(line).unwrap();
+        assert_eq!(serde_json::to_string(&update).unwrap(), line);
+        assert_eq!(codec::decode(&encode(std::slice::from_ref(&update))).unwrap(), [update]);
+    }
 }
