@@ -15,6 +15,7 @@ use pyo3::types::PyBytes;
 
 use crate::cluster::local_workers;
 use crate::errors::{IntoPy, exception};
+use crate::fork::OfProcess;
 use crate::reader::Reader;
 use crate::runtime::{RuntimeHandle, detached};
 use crate::saves;
@@ -25,7 +26,7 @@ const FINAL_STATUS_TIMEOUT: Duration = Duration::from_secs(2);
 /// A connection to a dispatcher.
 #[pyclass(frozen, module = "caju._caju")]
 pub(crate) struct Client {
-    client: caju_client::Client,
+    client: OfProcess<caju_client::Client>,
     runtime: RuntimeHandle,
 }
 
@@ -73,7 +74,7 @@ impl Client {
         };
         let connected =
             runtime.wait(py, async move { caju_client::Client::connect(&address, config).await })?;
-        Ok(Self { client: connected.into_py(py)?, runtime })
+        Ok(Self { client: OfProcess::new(connected.into_py(py)?), runtime })
     }
 
     /// Opens one epoch of a job.

@@ -19,7 +19,7 @@ use tokio::sync::watch;
 use crate::bounds::Bounds;
 use crate::definition::{FunctionOrigin, registry_with_python, stores};
 use crate::errors::{IntoPy, exception};
-use crate::fork::check_fork;
+use crate::fork::{OfProcess, check_fork};
 use crate::logging;
 use crate::runtime::{RuntimeHandle, detached};
 use crate::tuned::Tuned;
@@ -40,12 +40,12 @@ pub(crate) fn available_cores() -> usize {
 
 /// A server that runs until it is stopped, and the runtime that it runs on.
 struct Running<T: Send> {
-    inner: Mutex<Option<(T, RuntimeHandle)>>,
+    inner: OfProcess<Mutex<Option<(T, RuntimeHandle)>>>,
 }
 
 impl<T: Send> Running<T> {
     fn new(inner: T, runtime: RuntimeHandle) -> Self {
-        Self { inner: Mutex::new(Some((inner, runtime))) }
+        Self { inner: OfProcess::new(Mutex::new(Some((inner, runtime)))) }
     }
 
     /// Stops the server, once. Does nothing in a forked child, where nothing runs and a thread that no longer exists may hold
@@ -57,14 +57,6 @@ impl<T: Send> Running<T> {
         let running = self.inner.lock().take();
         if let Some((inner, runtime)) = running {
             runtime.finish(end(inner));
-        }
-    }
-}
-
-impl<T: Send> Drop for Running<T> {
-    fn drop(&mut self) {
-        if check_fork().is_err() {
-            std::mem::forget(self.inner.get_mut().take());
         }
     }
 }
@@ -178,7 +170,7 @@ pub(crate) struct Dispatcher {
     running: Running<(SaveDriver, DispatcherHandle)>,
     #[pyo3(get)]
     address: String,
-    target: watch::Receiver<ScalingTarget>,
+    target: OfProcess<watch::Receiver<ScalingTarget>>,
 }
 
 /// The fewest and the most workers of the target, the seconds between its computations, and the seconds after which it falls.
@@ -225,15 +217,17 @@ impl Dispatcher {
             Ok::<_, Error>((SaveDriver::start(&dispatcher, local_workers()), dispatcher))
         };
         let dispatcher = runtime.wait(py, start)?.into_py(py)?;
-        let (address, target) = (dispatcher.1.address().to_owned(), dispatcher.1.scaling_target());
+        let (address, target) =
+            (dispatcher.1.address().to_owned(), OfProcess::new(dispatcher.1.scaling_target()));
         Ok(Self { running: Running::new(dispatcher, runtime), address, target })
     }
 
     /// How many workers should run, and why.
     #[getter]
-    fn target(&self) -> (u64, String) {
+    fn target(&self, py: Python<'_>) -> PyResult<(u64, String)> {
+        check_fork().into_py(py)?;
         let target = self.target.borrow();
-        (target.workers, target.reason.clone())
+        Ok((target.workers, target.reason.clone()))
     }
 
     /// Stops it.

@@ -15,12 +15,13 @@ use pyo3::types::{PyBytes, PyDict};
 use crate::arrays::numpy;
 use crate::columns::Columns;
 use crate::errors::{IntoPy, exception};
+use crate::fork::OfProcess;
 use crate::inline_table::write_ipc;
 
 /// A pool for one function.
 #[pyclass(frozen, module = "caju._caju")]
 pub(crate) struct FunctionPool {
-    pool: Pool,
+    pool: OfProcess<Pool>,
     function: Arc<Function>,
 }
 
@@ -51,7 +52,10 @@ impl FunctionPool {
         let timeout = Duration::try_from_secs_f64(timeout)
             .map_err(|e| exception(py, &Error::invalid(format!("timeout: {e}"))))?;
         let pool = Pool::new(PoolConfig { timeout, ..PoolConfig::new(python, processes) });
-        Ok(Self { pool, function: Arc::new(Function { name, payload, kind, batched, timeout: None }) })
+        Ok(Self {
+            pool: OfProcess::new(pool),
+            function: Arc::new(Function { name, payload, kind, batched, timeout: None }),
+        })
     }
 
     /// Runs the function over the rows of an Arrow IPC stream. Returns the stream of its output, and the input row of each

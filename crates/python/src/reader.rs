@@ -16,7 +16,7 @@ use crate::capsule::batch_capsules;
 use crate::columns::Columns;
 use crate::copied::{Values, joined};
 use crate::errors::IntoPy;
-use crate::fork::check_fork;
+use crate::fork::{OfProcess, check_fork};
 use crate::logging;
 use crate::runtime::{RuntimeHandle, check_signals, detached};
 
@@ -30,10 +30,10 @@ type Stats = (u64, u64, u64, f64, f64, f64, u64, f64, u64, u64);
 /// An open epoch of a job. It leaves the job when it is dropped or closed.
 #[pyclass(frozen, module = "caju._caju")]
 pub(crate) struct Reader {
-    open: Mutex<Option<Open>>,
+    open: OfProcess<Mutex<Option<Open>>>,
     /// The state at the end, once the reader is closed.
     last_state: Mutex<Option<Result<String>>>,
-    monitor: Monitor,
+    monitor: OfProcess<Monitor>,
     names: Vec<Py<PyString>>,
     schema: SchemaRef,
     #[pyo3(get)]
@@ -59,14 +59,14 @@ impl Reader {
     pub(crate) fn new(py: Python<'_>, reader: caju_client::Reader, runtime: RuntimeHandle) -> PyResult<Self> {
         let schema = reader.schema();
         Ok(Self {
-            monitor: reader.monitor(),
+            monitor: OfProcess::new(reader.monitor()),
             iteration: reader.iteration().0,
             names: schema.fields().iter().map(|f| PyString::new(py, f.name()).unbind()).collect(),
             job: reader.job().to_owned(),
             fingerprint: reader.fingerprint().to_owned(),
             seed: reader.seed(),
             not_exact: reader.not_exact().map(str::to_owned),
-            open: Mutex::new(Some(Open { reader, runtime })),
+            open: OfProcess::new(Mutex::new(Some(Open { reader, runtime }))),
             last_state: Mutex::default(),
             schema,
         })
@@ -293,10 +293,6 @@ impl Reader {
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        if check_fork().is_err() {
-            std::mem::forget(self.open.get_mut().take());
-            return;
-        }
         self.leave(DROP_TIMEOUT);
     }
 }

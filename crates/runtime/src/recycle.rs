@@ -4,6 +4,8 @@
 //! memory, which the kernel has to map and clear. In writing parts that took a tenth of all CPU time (`clear_page_erms`
 //! under `perf`). A buffer of this pool returns to it when its last slice is dropped.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use parking_lot::Mutex;
 
@@ -13,6 +15,10 @@ const MIN_BYTES: usize = 256 << 10;
 const MAX_BYTES: usize = 32 << 20;
 /// The most bytes of idle buffers in the process. It bounds the memory that the pool wastes.
 const MAX_IDLE_BYTES: usize = 48 << 20;
+
+/// How long a buffer that comes back waits for a pool's lock, which is held for microseconds. In a process that was forked, a
+/// thread that no longer exists may hold it: then the memory is freed.
+pub const RETURN_TIMEOUT: Duration = Duration::from_millis(20);
 
 static IDLE: Mutex<Idle> = Mutex::new(Idle { buffers: Vec::new(), bytes: 0 });
 
@@ -66,7 +72,7 @@ impl Drop for Recycled {
     fn drop(&mut self) {
         let mut memory = std::mem::take(&mut self.0);
         memory.clear();
-        let mut idle = IDLE.lock();
+        let Some(mut idle) = IDLE.try_lock_for(RETURN_TIMEOUT) else { return };
         if idle.bytes + memory.capacity() > MAX_IDLE_BYTES {
             // The oldest buffer is dropped: sizes that are no longer used must not stay for ever.
             if idle.buffers.is_empty() {
@@ -85,6 +91,14 @@ impl Drop for Recycled {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_is_freed_where_nobody_unlocks_the_pool() {
+        let lent = bytes(take(MIN_BYTES));
+        let locked = IDLE.lock();
+        drop(lent);
+        assert_eq!(locked.bytes, 0);
+    }
 
     // One test, because the process has one pool.
     #[test]

@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 
 use arrow_buffer::{Buffer, MutableBuffer};
 use bytes::Bytes;
+use caju_runtime::recycle::RETURN_TIMEOUT;
 use parking_lot::Mutex;
 
 use crate::frame::ALIGN;
@@ -73,7 +74,7 @@ impl BufferPool {
 
 impl Shared {
     fn give_back(&self, memory: Vec<u8>) {
-        let mut idle = self.idle.lock();
+        let Some(mut idle) = self.idle.try_lock_for(RETURN_TIMEOUT) else { return };
         while idle.bytes + memory.len() > self.bound && !idle.buffers.is_empty() {
             let old = idle.buffers.remove(0);
             idle.bytes -= old.len();

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from . import _caju
 from ._bounds import NAMES, Bounds, Size
 from ._errors import InvalidPipeline
-from ._iterator import stop_readers
+from ._iterator import forget_readers, stop_readers
 from ._logging import forked, serve, sync_level, unserve
 from ._numbers import whole
 from ._tuned import NAMES as TUNED_NAMES
@@ -37,9 +37,11 @@ _running: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _forked() -> None:
-    """In a child of a fork: another thread of the parent may have held the lock."""
+    """In a child of a fork: another thread of the parent may have held the lock, and the parent stops what it runs."""
     global _lock
     _lock = threading.RLock()
+    _running.clear()
+    forget_readers()
 
 
 def _at_exit() -> None:
@@ -148,7 +150,9 @@ class LocalCluster(_Stoppable):
         self._cluster.stop()
 
     def __repr__(self) -> str:
-        return f"LocalCluster({self.address}, workers={len(self.workers)})"
+        # A forked child has none of the workers of its parent's cluster.
+        workers = len(self.workers) if _caju.runtime_alive() else 0
+        return f"LocalCluster({self.address}, workers={workers})"
 
 
 class Target(NamedTuple):

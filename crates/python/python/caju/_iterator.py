@@ -42,6 +42,12 @@ def stop_readers(of: Any = None) -> None:
             _connected.discard(dataset)
 
 
+def forget_readers() -> None:
+    """In a child of a fork: the parent closes its readers."""
+    _open.clear()
+    _connected.clear()
+
+
 def connected(dataset: Epochs) -> None:
     """Registers the connection of a dataset, which `stop_readers` closes."""
     _connected.add(dataset)
