@@ -245,6 +245,26 @@ async fn elements_are_what_the_stages_say() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stages_between_two_repeats_count_in_all_that_the_upper_one_gives() {
+    let d = How { deterministic: true, batch_rows: 77, ..How::default() };
+    let ids = |r: std::ops::Range<i64>| r.map(|i| (i % 1000).to_string()).collect::<Vec<_>>();
+    let rows = async |steps: &str| lengths(&format!("[ {steps} ]"), d).await.1;
+    let twice = |rows: Vec<String>| [rows.clone(), rows].concat();
+    assert_eq!(rows("{ repeat: 3 }, { take: 2500 }, { repeat: 2 }").await, twice(ids(0..2500)));
+    assert_eq!(rows("{ repeat: 3 }, { skip: 1500 }, { repeat: 2 }").await, twice(ids(1500..3000)));
+    assert_eq!(rows("{ take: 10 }, { repeat: 3 }, { take: 20 }, { repeat: 2 }").await.len(), 40);
+    let shard: Vec<_> = ids(0..3000).into_iter().step_by(7).collect();
+    let steps = "{ repeat: 3 }, { shard: { num_shards: 7, index: 0 } }, { repeat: 2 }";
+    assert_eq!(rows(steps).await, twice(shard));
+    let steps = "{ repeat: 2 }, { take: 1500 }, { repeat: 2 }, { take: 2900 }, { repeat: 2 }";
+    assert_eq!(rows(steps).await, twice([ids(0..1500), ids(0..1400)].concat()));
+    let (l, _) = lengths("[ { repeat: 3 }, { batch: 700 }, { repeat: 2 } ]", d).await;
+    assert_eq!(l, [700, 700, 700, 700, 200].repeat(2));
+    let (l, _) = lengths("[ { batch: 700 }, { repeat: 3 }, { take: 5 }, { repeat: 2 } ]", d).await;
+    assert_eq!(l, [700, 300, 700, 300, 700].repeat(2));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_random_repetition_draws_again() {
     let yaml = "
 source: { range: { start: 0, end: 10, step: 1 } }

@@ -395,6 +395,8 @@ const VERSIONS: &[(&str, u32)] = &[
     ("parquet", 2),
     // Values that a record lacks are an error or an empty list. They were nulls in version 1.
     ("parse_example", 2),
+    // Stages between two of them count in the repetitions of the upper one together. They counted in each in version 1.
+    ("repeat", 2),
 ];
 
 /// The version of our own code behind a stage or a source.

@@ -60,7 +60,7 @@ const GOLDEN_IDENTITY: &str = "cef84ff2992270f4580dd3afc81b88df";
 const GOLDEN_EVERYTHING: [&str; 3] = [
     "a77dbd13207c4c9539022a6bf40d77cd",
     "ede96154b6d0c78686f92d6170e0e2c4",
-    "fcf3db88a508a842b395e7a2dc7f50b6",
+    "1b1f79e3842f4beceeafadadcdf78fd3",
 ];
 
 /// Every kind of stage, and a source of sources.

@@ -22,7 +22,8 @@ pub(crate) enum Step {
         burn: bool,
         stats: usize,
     },
-    Repeat,
+    /// Gives its input so often; none: without end.
+    Repeat(Option<u64>),
     /// Elements are computed ahead of the steps below.
     Prefetch {
         elements: usize,
@@ -313,7 +314,7 @@ fn bind_stage(op: &StageOp, registry: &Registry, schema: &SchemaRef, at: StageSi
         }
         StageOp::Sleep(cost) => Step::Cost { cost: *cost, burn: false, stats: at.stats },
         StageOp::Burn(cost) => Step::Cost { cost: *cost, burn: true, stats: at.stats },
-        StageOp::Repeat(_) => Step::Repeat,
+        StageOp::Repeat(count) => Step::Repeat(*count),
         op => Step::Stream { stats: at.stats, op: bind_stream(op, registry, schema, at)? },
     }))
 }

@@ -88,6 +88,7 @@ mod tests {
 
     use caju_wire::{Chunk, Run};
 
+    use super::super::EndOfRepetition;
     use super::*;
 
     fn chunk() -> Chunk {
@@ -123,8 +124,13 @@ mod tests {
     async fn what_is_made_ahead_ends_only_when_it_has_ended() {
         let good = || stream::iter([Ok(Item::Chunk(chunk())), Ok(Item::EndOfSplit(0))]);
         assert_eq!(readahead(good().boxed()).collect::<Vec<_>>().await.len(), 2);
-        let broken = good()
-            .chain(stream::once(async { if true { panic!("above") } else { Ok(Item::EndOfRepetition) } }));
+        let broken = good().chain(stream::once(async {
+            if true {
+                panic!("above")
+            } else {
+                Ok(Item::EndOfRepetition(EndOfRepetition { ended: 0, next: Some(1) }))
+            }
+        }));
         let got = errors(readahead(broken.boxed())).await;
         assert!(got.len() == 1 && got[0].contains("above"), "{got:?}");
         let failed = good().chain(stream::iter([Err(caju_types::Error::data_loss("damaged"))]));

@@ -53,14 +53,15 @@ pub(super) fn build(
         let of = Arc::clone(ctx);
         let sample =
             Sample::new(weights.clone(), ctx.stream_seed(SAMPLE_POSITION, *seed), move |s| of.child_of(s));
-        let repeats = streaming.iter().any(|s| matches!(s, Step::Repeat));
+        let repeats = streaming.iter().any(|s| matches!(s, Step::Repeat(_)));
         items = run_stream_stage(Box::new(sample), "source sample".into(), items, repeats, &ctx.stats);
         if last_count.is_none() && mixes_in_order {
             items = drop_done(items, ctx);
         }
     }
-    // Stages above the last `repeat` restart with every repetition.
-    let mut repeats = streaming.iter().filter(|s| matches!(s, Step::Repeat)).count();
+    // A stage above the last `repeat` restarts with every repetition of its input. The ends that arrive are those of the source.
+    let mut repeats = streaming.iter().filter(|s| matches!(s, Step::Repeat(_))).count();
+    let mut per = 1u64;
     let watched = watched_step(pipeline, local, streaming, ctx);
     let mut run: Vec<Arc<RowStage>> = Vec::new();
     for (i, step) in streaming.iter().enumerate() {
@@ -73,12 +74,10 @@ pub(super) fn build(
             items = refuse_endless_emptiness(items, pipeline, ctx);
         }
         match step {
-            Step::Repeat => {
+            Step::Repeat(count) => {
                 repeats -= 1;
-                if repeats == 0 {
-                    items =
-                        items.filter(|i| std::future::ready(!matches!(i, Ok(Item::EndOfRepetition)))).boxed();
-                }
+                per = per.saturating_mul(count.unwrap_or(u64::MAX));
+                items = ends_of_groups(items, per, repeats == 0);
             }
             Step::Hint(hint) => items = at_set(*hint, items, cache),
             Step::Shard(shard) => items = run_shard(*shard, items, ctx, repeats > 0),
@@ -92,6 +91,16 @@ pub(super) fn build(
         }
     }
     rows(run, items, ctx, order)
+}
+
+/// Passes on the ends of every `per` repetitions of the source: those of all that a `repeat` makes of its input. `is_last`: nothing
+/// below restarts, and no end is passed on.
+fn ends_of_groups(items: Items, per: u64, is_last: bool) -> Items {
+    let passes = move |item: &caju_types::Result<Item>| match item {
+        Ok(Item::EndOfRepetition(end)) => !is_last && end.ends_group_of(per),
+        _ => true,
+    };
+    items.filter(move |item| std::future::ready(passes(item))).boxed()
 }
 
 /// The last stage that counts elements, and therefore also rows that readers already have.
@@ -114,7 +123,7 @@ pub(super) fn drops_done_first(pipeline: &BoundPipeline) -> bool {
 }
 
 fn is_stream(step: &Step) -> bool {
-    matches!(step, Step::Stream { .. } | Step::Repeat)
+    matches!(step, Step::Stream { .. } | Step::Repeat(_))
 }
 
 fn is_check(step: &Step) -> bool {

@@ -12,7 +12,7 @@ use futures::stream::{self, StreamExt};
 use super::open_splits::checked;
 use super::read::{Group, Reader};
 use super::read_limiter::{ReadLimit, ReadLimiter, ReadPermit};
-use super::{Item, Items};
+use super::{EndOfRepetition, Item, Items};
 use crate::lease::{LeasedSplit, SplitFeed};
 use crate::stats::SplitReads;
 
@@ -105,10 +105,11 @@ impl Distributor {
                 },
                 None => None,
             };
-            if self.repetition.is_some_and(|r| r != lease.split.repetition) {
-                self.end_repetition().await?;
+            let next = lease.split.repetition;
+            if let Some(ended) = self.repetition.filter(|r| *r != next) {
+                self.end_repetition(EndOfRepetition { ended, next: Some(next) }).await?;
             }
-            self.repetition = Some(lease.split.repetition);
+            self.repetition = Some(next);
             self.reader.ctx.register(&lease);
             let name = format!("reading {}", lease.split.describe());
             let out = self.queue(&name).await?;
@@ -116,8 +117,8 @@ impl Distributor {
             limiter.resize(&mut permit, requests).await?;
             self.start(name, lease, group, out, permit);
         }
-        if self.repetition.is_some() {
-            self.end_repetition().await?;
+        if let Some(ended) = self.repetition {
+            self.end_repetition(EndOfRepetition { ended, next: None }).await?;
         }
         Ok(())
     }
@@ -176,12 +177,12 @@ impl Distributor {
     }
 
     /// Marks the end of a repetition, behind the items of all its readers.
-    async fn end_repetition(&mut self) -> Result<()> {
+    async fn end_repetition(&mut self, end: EndOfRepetition) -> Result<()> {
         if let Some(shared) = self.shared.take() {
             shared.finish();
         }
         let (out, items) = channel("the end of a repetition", 1);
-        out.send(Item::EndOfRepetition).await?;
+        out.send(Item::EndOfRepetition(end)).await?;
         out.finish();
         self.queues.send(items).await
     }

@@ -29,7 +29,7 @@ pub(super) fn watched_step(
 ) -> Option<usize> {
     endless_repeat(pipeline)?;
     let sees_all = pipeline.single_task() && !pipeline.shuffles_splits() && ctx.shard.is_none();
-    let repeat = streaming.iter().rposition(|s| matches!(s, Step::Repeat))?;
+    let repeat = streaming.iter().rposition(|s| matches!(s, Step::Repeat(_)))?;
     let counts = |s: &Step| matches!(s, Step::Stream { op: StreamOp::Take(_) | StreamOp::Skip(_), .. });
     let at = streaming.iter().take(repeat).position(counts).unwrap_or(repeat);
     let mut above = local.iter().chain(streaming.iter().take(at));
@@ -65,14 +65,14 @@ pub(super) fn refuse_endless_emptiness(
         match &item {
             Ok(Item::Chunk(chunk) | Item::Entry { chunk, .. }) => has_rows |= chunk.rows() > 0,
             // Only a mark of the next repetition shows that the last one was not cut short.
-            Ok(Item::EndOfSplit(_) | Item::EndOfRepetition) if !has_rows && ended >= EMPTY_REPETITIONS => {
+            Ok(Item::EndOfSplit(_) | Item::EndOfRepetition(_)) if !has_rows && ended >= EMPTY_REPETITIONS => {
                 // Rows that readers have already count, too.
                 has_rows = stats.has_left_out();
                 if !has_rows {
                     return ready(Err(without_rows(&place)));
                 }
             }
-            Ok(Item::EndOfRepetition) => ended += u32::from(!has_rows),
+            Ok(Item::EndOfRepetition(_)) => ended += u32::from(!has_rows),
             _ => {}
         }
         ready(item)

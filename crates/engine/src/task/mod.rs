@@ -151,8 +151,25 @@ pub(crate) enum Item {
     },
     /// A split has no further rows. Every leased split has this mark, whether it was read or computed.
     EndOfSplit(u64),
-    /// All rows of the current repetition have passed.
-    EndOfRepetition,
+    /// All rows of a repetition have passed.
+    EndOfRepetition(EndOfRepetition),
+}
+
+/// The end of a repetition of the source, of all those that the `repeat` stages make together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct EndOfRepetition {
+    pub(crate) ended: u32,
+    /// The one whose rows come next; none at the end of the task.
+    pub(crate) next: Option<u32>,
+}
+
+impl EndOfRepetition {
+    /// Whether this is also the end of a repetition of what stands below a `repeat`: with the `repeat` stages above that one, it
+    /// makes `per` repetitions of the source of each.
+    pub(crate) fn ends_group_of(self, per: u64) -> bool {
+        let group = |repetition: u32| u64::from(repetition).checked_div(per);
+        self.next.is_none_or(|next| group(next) != group(self.ended))
+    }
 }
 
 pub(crate) type Items = BoxStream<'static, Result<Item>>;
@@ -269,7 +286,7 @@ impl TaskRun {
                 return None;
             };
             return match item {
-                Ok(Item::EndOfRepetition | Item::EndOfSplit(_) | Item::Entry { .. }) => continue,
+                Ok(Item::EndOfRepetition(_) | Item::EndOfSplit(_) | Item::Entry { .. }) => continue,
                 Ok(Item::Chunk(chunk)) => {
                     let output = self.ctx.stats.output();
                     output.waited_in(start.elapsed());

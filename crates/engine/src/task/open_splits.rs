@@ -58,6 +58,7 @@ pub(super) fn checked(items: Items, splits: OpenSplits) -> Items {
 
 #[cfg(test)]
 mod tests {
+    use super::super::EndOfRepetition;
     use super::*;
 
     async fn ended(items: Vec<Result<Item>>, splits: &OpenSplits) -> Vec<Result<Item>> {
@@ -69,7 +70,14 @@ mod tests {
         let splits = OpenSplits::default();
         splits.begin(7);
         splits.begin(8);
-        let out = ended(vec![Ok(Item::EndOfSplit(7)), Ok(Item::EndOfRepetition)], &splits).await;
+        let out = ended(
+            vec![
+                Ok(Item::EndOfSplit(7)),
+                Ok(Item::EndOfRepetition(EndOfRepetition { ended: 0, next: Some(1) })),
+            ],
+            &splits,
+        )
+        .await;
         assert!(out[0].is_ok() && out[1].is_ok());
         let Err(e) = &out[2] else { panic!("split 8 has not ended") };
         assert!(e.message().contains("split 8"), "{e}");

@@ -64,7 +64,7 @@ async fn fill(
                 Item::Chunk(chunk) | Item::Entry { chunk, .. } => {
                     (chunk.rows(), chunk.bytes(), chunk.num_elements())
                 }
-                Item::EndOfSplit(_) | Item::EndOfRepetition => (0, 0, 0),
+                Item::EndOfSplit(_) | Item::EndOfRepetition(_) => (0, 0, 0),
             };
             let wait = Instant::now();
             let taken = u32::try_from(elements).unwrap_or(u32::MAX).min(most);

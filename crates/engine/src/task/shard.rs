@@ -49,9 +49,9 @@ pub(super) fn sharded(shard: ShardStep, items: Items, ctx: &Arc<TaskContext>) ->
                     }
                     kept.map(|kept| (kept.rows() > 0).then_some(Item::Chunk(kept))).transpose()
                 }
-                Ok(Item::EndOfRepetition) => {
+                Ok(Item::EndOfRepetition(ended)) => {
                     counting.restart();
-                    Some(Ok(Item::EndOfRepetition))
+                    Some(Ok(Item::EndOfRepetition(ended)))
                 }
                 other => Some(other),
             };

@@ -208,11 +208,11 @@ pub(super) fn run_stream_stage(
                     // The next repetition counts from its beginning, so the rest of this one is only dropped.
                     r.over = r.step(|stage| stage.push(chunk, &mut out))? == Flow::Done && !r.restarts;
                 }
-                Some(Item::EndOfRepetition) => {
+                Some(Item::EndOfRepetition(ended)) => {
                     if r.restarts {
                         r.step(|stage| stage.flush(&mut out))?;
                     }
-                    end = Some(Item::EndOfRepetition);
+                    end = Some(Item::EndOfRepetition(ended));
                 }
                 // The rows enter at a hint below; the stage passes them on.
                 Some(entry @ Item::Entry { .. }) => r.ready.push_back(entry),

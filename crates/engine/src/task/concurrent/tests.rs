@@ -10,6 +10,7 @@ use caju_types::Error;
 use caju_wire::Run;
 use parking_lot::Mutex;
 
+use super::super::EndOfRepetition;
 use super::*;
 
 /// What happens to a chunk that is being computed.
@@ -89,7 +90,7 @@ fn name(item: Result<Item>) -> String {
     match item {
         Ok(Item::Chunk(c)) => format!("{}/{}", c.runs[0].split, c.runs[0].start),
         Ok(Item::EndOfSplit(split)) => format!("end of {split}"),
-        Ok(Item::EndOfRepetition) => "end of repetition".into(),
+        Ok(Item::EndOfRepetition(_)) => "end of repetition".into(),
         Ok(Item::Entry { .. }) => "entry".into(),
         Err(e) => format!("error: {}", e.message()),
     }
@@ -195,7 +196,7 @@ fn items() -> Vec<Result<Item>> {
         Item::EndOfSplit(2),
         chunk(1, 4),
         Item::EndOfSplit(1),
-        Item::EndOfRepetition,
+        Item::EndOfRepetition(EndOfRepetition { ended: 0, next: Some(1) }),
         chunk(3, 0),
         Item::EndOfSplit(3),
     ]

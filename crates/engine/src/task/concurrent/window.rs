@@ -73,7 +73,7 @@ impl<W> Slot<W> {
         let (kind, splits) = match &item {
             Ok(Item::EndOfSplit(split)) => (Kind::EndOfSplit, vec![*split]),
             Ok(Item::Chunk(chunk) | Item::Entry { chunk, .. }) => (Kind::Rows, splits_of(chunk)),
-            Ok(Item::EndOfRepetition) | Err(_) => (Kind::Barrier, Vec::new()),
+            Ok(Item::EndOfRepetition(_)) | Err(_) => (Kind::Barrier, Vec::new()),
         };
         Self::new(kind, splits, Some((item, None)))
     }
@@ -118,7 +118,7 @@ fn splits_of(chunk: &Chunk) -> Vec<u64> {
 fn bytes_of(item: &Result<Item>) -> usize {
     match item {
         Ok(Item::Chunk(chunk) | Item::Entry { chunk, .. }) => chunk.bytes(),
-        Ok(Item::EndOfSplit(_) | Item::EndOfRepetition) | Err(_) => 0,
+        Ok(Item::EndOfSplit(_) | Item::EndOfRepetition(_)) | Err(_) => 0,
     }
 }
 
