@@ -3,7 +3,7 @@
 use arrow::ipc::CompressionType;
 use arrow::ipc::writer::{FileWriter, IpcWriteOptions};
 use arrow_array::RecordBatch;
-use arrow_schema::{DataType, SchemaRef};
+use arrow_schema::{DataType, IntervalUnit, SchemaRef};
 use bytes::Bytes;
 use caju_types::{Error, Result};
 use parquet::arrow::{ArrowSchemaConverter, ArrowWriter};
@@ -67,6 +67,7 @@ impl Encoder {
         mut tags: Vec<(String, String)>,
     ) -> Result<Self> {
         let plain = file_schema(schema, encoding.format);
+        restorable(&plain, schema)?;
         if &plain != schema {
             let original = serde_json::to_string(schema.as_ref()).map_err(failed)?;
             tags.push((crate::tags::SCHEMA.into(), original));
@@ -91,11 +92,14 @@ impl Encoder {
                 if plain.fields().is_empty() {
                     return Err(unsupported(encoding, &"there are no columns"));
                 }
-                if let Some(column) = union_column(&plain) {
-                    return Err(unsupported(
-                        encoding,
-                        &format_args!("column `{column}` is a union or holds one, and Parquet has none"),
-                    ));
+                for column in plain.fields() {
+                    if let Some(kind) = unknown_to_parquet(column.data_type()) {
+                        let why = format!(
+                            "column `{}` is {kind} or holds one, and Parquet has none",
+                            column.name()
+                        );
+                        return Err(unsupported(encoding, &why));
+                    }
                 }
                 let properties = properties(&plain, encoding, tags)?;
                 let sink = Sink::new(block_bytes, true);
@@ -258,22 +262,38 @@ fn unsupported(encoding: Encoding, why: &dyn std::fmt::Display) -> Error {
     Error::invalid(format!("these columns cannot be stored as {encoding}: {why}; use arrow/none"))
 }
 
-/// The first column that is a union, or has one within its values. The writer of the library panics at one.
-fn union_column(schema: &SchemaRef) -> Option<&str> {
-    let column = schema.fields().iter().find(|column| has_union(column.data_type()))?;
-    Some(column.name())
+/// Checks that a reader can make the columns of a file into those of the set: not all dictionaries can be rebuilt.
+fn restorable(plain: &SchemaRef, schema: &SchemaRef) -> Result<()> {
+    for (stored, wanted) in plain.fields().iter().zip(schema.fields()) {
+        let empty = arrow_array::new_empty_array(stored.data_type());
+        if stored.data_type() != wanted.data_type()
+            && arrow::compute::cast(&empty, wanted.data_type()).is_err()
+        {
+            return Err(Error::invalid(format!(
+                "column `{}` of type {} cannot be stored: its dictionary could not be read back; make it plain values above \
+                 the place where it is stored",
+                wanted.name(),
+                wanted.data_type()
+            )));
+        }
+    }
+    Ok(())
 }
 
-fn has_union(data_type: &DataType) -> bool {
+/// What a type is or holds that Parquet does not have. The writer of the library panics at a union, fails at the rows of others,
+/// or writes plain values.
+fn unknown_to_parquet(data_type: &DataType) -> Option<&'static str> {
     match data_type {
-        DataType::Union(..) => true,
+        DataType::Union(..) => Some("a union"),
+        DataType::RunEndEncoded(..) => Some("a run-end encoded column"),
+        DataType::Interval(IntervalUnit::MonthDayNano) => Some("an interval of months, days and nanoseconds"),
         DataType::List(of)
         | DataType::LargeList(of)
         | DataType::FixedSizeList(of, _)
-        | DataType::Map(of, _) => has_union(of.data_type()),
-        DataType::Struct(fields) => fields.iter().any(|field| has_union(field.data_type())),
-        DataType::Dictionary(_, values) => has_union(values),
-        _ => false,
+        | DataType::Map(of, _) => unknown_to_parquet(of.data_type()),
+        DataType::Struct(fields) => fields.iter().find_map(|field| unknown_to_parquet(field.data_type())),
+        DataType::Dictionary(_, values) => unknown_to_parquet(values),
+        _ => None,
     }
 }
 
@@ -338,6 +358,32 @@ mod tests {
             let error = Encoder::new(&schema, parquet, 1 << 20, Vec::new()).err().unwrap();
             assert!(error.message().contains("column `u` is a union or holds one"), "{error}");
             assert!(error.message().ends_with("use arrow/none"), "{error}");
+        }
+    }
+
+    #[test]
+    fn columns_that_no_reader_could_make_again_are_refused() {
+        let one = |data_type: DataType| Arc::new(Schema::new(vec![Field::new("c", data_type, true)]));
+        let dictionary = |values| DataType::Dictionary(Box::new(DataType::Int8), Box::new(values));
+        let encode = |data_type, format| {
+            let encoding = Encoding { format, compression: Compression::None };
+            Encoder::new(&one(data_type), encoding, 1 << 20, Vec::new()).map(drop)
+        };
+        for values in [DataType::Boolean, DataType::List(Arc::new(Field::new("item", DataType::Int64, true)))]
+        {
+            let error = encode(dictionary(values), Format::Arrow).unwrap_err();
+            assert!(error.message().contains("column `c` of type Dictionary"), "{error}");
+        }
+        assert!(encode(dictionary(DataType::Utf8), Format::Arrow).is_ok());
+        let ends = Field::new("run_ends", DataType::Int32, false);
+        let runs =
+            DataType::RunEndEncoded(Arc::new(ends), Arc::new(Field::new("values", DataType::Utf8, true)));
+        for (data_type, kind) in
+            [(runs, "run-end"), (DataType::Interval(IntervalUnit::MonthDayNano), "interval")]
+        {
+            let error = encode(data_type.clone(), Format::Parquet).unwrap_err();
+            assert!(error.message().contains(kind), "{error}");
+            assert!(encode(data_type, Format::Arrow).is_ok());
         }
     }
 }

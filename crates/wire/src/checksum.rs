@@ -261,7 +261,9 @@ impl Column {
             }
             DataType::Dictionary(_, _) => {
                 let a = array.as_any_dictionary();
-                Values::Dictionary { keys: a.normalized_keys(), values: Box::new(Self::new(a.values())?) }
+                // The library refuses to read keys of a dictionary without values: all of them are null.
+                let keys = if a.values().is_empty() { vec![0; array.len()] } else { a.normalized_keys() };
+                Values::Dictionary { keys, values: Box::new(Self::new(a.values())?) }
             }
             other => fixed(array, other)?,
         };

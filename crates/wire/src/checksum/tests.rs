@@ -82,6 +82,21 @@ fn kinds_of_one_value_agree() {
 }
 
 #[test]
+fn a_dictionary_without_values_holds_nulls() {
+    let dictionary = |keys: Vec<Option<i8>>| {
+        DictionaryArray::<types::Int8Type>::new(keys.into(), Arc::new(StringArray::from(Vec::<&str>::new())))
+    };
+    assert_eq!(of(dictionary(vec![None, None])), of(StringArray::from(vec![None::<&str>, None])));
+    // Lists without items.
+    let list = |items: ArrayRef| {
+        let field = Arc::new(Field::new("item", items.data_type().clone(), true));
+        ListArray::new(field, arrow_buffer::OffsetBuffer::from_lengths([0, 0]), items, None)
+    };
+    let texts = StringArray::from(Vec::<&str>::new());
+    assert_eq!(of(list(Arc::new(dictionary(vec![])))), of(list(Arc::new(texts))));
+}
+
+#[test]
 fn what_differs_shows() {
     let sums = [
         of(Int64Array::from(vec![1, 2])),
