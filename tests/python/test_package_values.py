@@ -6,6 +6,8 @@ import os
 import time
 
 import numpy as np
+import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
 
@@ -332,6 +334,45 @@ def test_batches_that_are_none_are_reported(made, words):
         list(cj.range(3).map(lambda b: made, batched=True))
 
 
+def test_the_batch_that_a_function_fails_is_named():
+    def raises(batch):
+        if batch["id"][0] >= 3000:
+            raise ValueError("bad")
+        return batch
+
+    for answer in [raises, lambda b: {"y": b["id"][(1 if b["id"][0] >= 3000 else 0):]}]:
+        with pytest.raises(cj.InvalidPipeline, match=r"python: \d+ rows from source rows \d+\.\.\d+ \(row 0 of it\) on: function"):
+            list(cj.range(10_000).map(answer, batched=True))
+
+
+FAR = [np.datetime64("2020-01-01T00:00:00.000000001"), np.datetime64("3000-01-01")]
+
+
+@pytest.mark.parametrize("times", [
+    FAR, [dt.timedelta.max], [np.timedelta64(2**62, "s"), np.timedelta64(1, "ns")], np.array([2**60], "M8[h]"),
+    np.array([2**62], "m8[W]"), [dt.datetime(1, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=5)))],
+])  # fmt: skip
+def test_times_that_a_column_cannot_hold_do_not_wrap(times):
+    with pytest.raises(cj.InvalidPipeline, match="column `t`: .*beyond what"):
+        cj.from_numpy({"t": times})
+
+
+def test_a_time_that_wraps_in_the_unit_of_other_rows_names_its_row():
+    with pytest.raises(cj.InvalidPipeline, match=r"row 1 of it\).*3000.* reaches beyond what datetime64\[ns\] can hold"):
+        list(cj.range(2).map(lambda row: {"t": FAR[row["id"]]}))
+
+
+def test_integers_with_nulls_of_other_libraries_keep_their_digits():
+    big = [2**53 + 1, None]
+    arrays = [pa.array(big), pa.chunked_array([big]), pa.array(big, pa.uint64())]
+    arrays += [pd.array(big, dtype="Int64"), pd.Series(big, dtype="Int64"), pl.Series(big)]
+    for array in arrays:
+        [batch] = cj.from_numpy({"x": array}).batch(2).arrow()
+        assert batch.column("x").to_pylist() == big, array
+    [batch] = cj.range(1).map(lambda row: {"x": pa.array([2**53 + 1, None])}).batch(1).arrow()
+    assert batch.column("x").to_pylist() == [big]
+
+
 def test_columns_that_were_not_promised_are_not_dropped():
     with pytest.raises(cj.InvalidPipeline, match="made a column `y`.*promised: x"):
         list(cj.range(3).map(lambda row: {"x": 1, "y": 2}, schema={"x": "int64"}))
@@ -344,3 +385,10 @@ def test_from_numpy_names_what_it_does_not_take():
                            ({"a": 5}, "single value"), ({"a": ["x", 5]}, "'x' .str.")]:  # fmt: skip
         with pytest.raises(cj.InvalidPipeline, match=words):
             cj.from_numpy(columns)
+
+
+def test_times_of_numpy_stand_in_expressions():
+    [batch] = cj.range(1).map({"t": cj.lit(FAR[0])}).batch(1).arrow()
+    assert batch.column("t").cast("int64").to_pylist() == [1_577_836_800_000_000_001]
+    with pytest.raises(cj.InvalidPipeline, match="cannot stand in an expression"):
+        cj.lit(np.timedelta64(1, "ns"))

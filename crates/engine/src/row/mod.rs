@@ -268,7 +268,15 @@ impl RowStage {
             }
             row = row.saturating_sub(run.len);
         }
-        e.error.clone().context(&self.place)
+        match (&self.op, e.row, runs.first()) {
+            // What a function did wrong with a whole batch.
+            (RowOp::Python(_), None, Some(first)) => {
+                let rows = runs.iter().map(|run| run.len).sum::<u64>();
+                let at = ctx.place(first.split, first.start);
+                e.error.clone().context(format!("{}: {rows} rows from {at} on", self.place))
+            }
+            _ => e.error.clone().context(&self.place),
+        }
     }
 
     fn apply(

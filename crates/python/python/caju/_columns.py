@@ -19,6 +19,15 @@ TIMES = {"M": {"D", "s", "ms", "us", "ns"}, "m": {"s", "ms", "us", "ns"}}
 # Units that Arrow does not have, and the next finer unit.
 _FINER = {"Y": "D", "M": "D", "W": "D", "D": "s", "h": "s", "m": "s"}
 
+MAX_TICKS = 2**63 - 1
+"""The largest number of units in a time of NumPy."""
+
+ATTOSECONDS = {"as": 1, "fs": 10**3, "ps": 10**6, "ns": 10**9, "us": 10**12, "ms": 10**15} | {
+    unit: seconds * 10**18
+    for unit, seconds in {"s": 1, "m": 60, "h": 3600, "D": 86400, "W": 604800, "M": 31 * 86400, "Y": 366 * 86400}.items()
+}
+"""The most attoseconds that a unit of NumPy has."""
+
 NAN = {np.dtype(t): t("nan") for t in (np.float16, np.float32, np.float64)}
 """The NaN objects that represent null floats in rows. A returned value is recognised as null by its identity."""
 
@@ -77,10 +86,24 @@ def column(name: str, values: Any) -> Column:
         return Column(name, "struct", [fields[0].shape[0]], fields, None if mask is None else _bytes_of(mask))
     if isinstance(values, (list, tuple)):
         return of_values(name, list(values))
-    array = values if isinstance(values, np.ndarray) else np.asarray(values)
+    array = _as_array(values)
+    if isinstance(array, list):
+        return of_values(name, array)
     if array.ndim == 0:
         raise BadRow(None, f"column `{name}`: a single value ({_short(values)}), not an array with one value per row")
     return _of_array(name, array)
+
+
+def _as_array(values: Any) -> Any:
+    """An array of another library. NumPy makes floats of integers with nulls, which hold fewer digits: these are a list."""
+    if isinstance(values, np.ndarray):
+        return values
+    array = np.asarray(values)
+    kind = str(getattr(values, "type", getattr(values, "dtype", ""))).lower()
+    if array.ndim != 1 or array.dtype.kind not in "fO" or not kind.startswith(("int", "uint")):
+        return array
+    listed = getattr(values, "to_pylist", None) or getattr(values, "to_list", None) or values.tolist
+    return [int(v) if isinstance(v, (int, np.integer)) else None for v in listed()]
 
 
 def of_values(name: str, values: list[Any]) -> Column:
@@ -176,16 +199,30 @@ def _times(name: str, values: list[Any], kinds: set[type]) -> Column:
     aware = [v.tzinfo is not None for v in values if isinstance(v, datetime.datetime)]
     if any(aware) and (not all(aware) or len(aware) < sum(v is not None for v in values)):
         raise BadRow(None, f"column `{name}`: times with a time zone and others without; give all one")
-    exact = [None if v is None else _time(v) for v in values]
+    exact = [None if v is None else _time(name, i, v) for i, v in enumerate(values)]
     spans = [v.dtype.kind == "m" for v in exact if v is not None]
     if any(spans) and not all(spans):
         raise BadRow(None, f"column `{name}`: times and durations; give all rows one type")
     nat = np.timedelta64("NaT") if any(spans) else np.datetime64("NaT")
+    dtypes = {v.dtype for v in exact if v is not None}
+    if len(dtypes) > 1:
+        # NumPy takes the finest unit, and wraps around.
+        finest = np.result_type(*dtypes)
+        row = next((i for i, v in enumerate(exact) if v is not None and _is_beyond(v, finest)), None)
+        if row is not None:
+            raise BadRow(row, f"column `{name}`: {_short(values[row])} reaches beyond what {finest} can hold; give all rows one unit")
     made = _typed(name, np.array([nat if v is None else v for v in exact]), None)
     return made._replace(kind="datetime64[us, UTC]") if any(aware) else made
 
 
-def _time(value: Any) -> Any:
+def _time(name: str, row: int, value: Any) -> Any:
+    try:
+        return _exact_time(value)
+    except OverflowError as e:
+        raise BadRow(row, f"column `{name}`: {_short(value)} reaches beyond what times of microseconds can hold") from e
+
+
+def _exact_time(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value
     finer = getattr(value, "to_datetime64", None) or getattr(value, "to_timedelta64", None)  # pandas has nanoseconds
@@ -194,7 +231,12 @@ def _time(value: Any) -> Any:
     if isinstance(value, datetime.datetime):
         utc = value if value.tzinfo is None else value.astimezone(datetime.timezone.utc).replace(tzinfo=None)
         return np.datetime64(utc, "us")
-    return np.datetime64(value, "D") if isinstance(value, datetime.date) else np.timedelta64(value, "us")
+    if isinstance(value, datetime.date):
+        return np.datetime64(value, "D")
+    micros = value // datetime.timedelta(microseconds=1)
+    if abs(micros) > MAX_TICKS:
+        raise OverflowError
+    return np.timedelta64(micros, "us")
 
 
 # ---- arrays, lists and dicts of values -------------------------------------------------------------------------
@@ -312,7 +354,7 @@ def _of_others(name: str, values: list[Any]) -> Column:
     plain = []
     for i, v in enumerate(values):
         if hasattr(v, "__array__") or hasattr(v, "__array_interface__"):
-            v = v if isinstance(v, (np.ndarray, np.generic)) else np.asarray(v)
+            v = v if isinstance(v, (np.ndarray, np.generic)) else _as_array(v)
             v = v[()] if isinstance(v, np.ndarray) and v.ndim == 0 else v
         if v is not None and _family(type(v)) == _NONE:
             shown = f"{_short(v)} is {type(v).__name__}, which a column cannot hold"
@@ -391,6 +433,16 @@ def _typed(name: str, array: Any, mask: Any) -> Column:
     return Column(name, native.dtype.name, list(array.shape), values)
 
 
+def _is_beyond(times: Any, dtype: np.dtype[Any]) -> bool:
+    """Whether times may have no value in another unit. NumPy wraps around, also where it compares."""
+    (unit, count), (into, steps) = np.datetime_data(times.dtype), np.datetime_data(dtype)
+    present = np.atleast_1d(times)[~np.isnat(np.atleast_1d(times))].astype("i8")
+    if not len(present) or unit == "generic" or into == "generic":
+        return False
+    far = max(abs(int(present.min())), abs(int(present.max())))
+    return far * count * ATTOSECONDS[unit] // (steps * ATTOSECONDS[into]) > MAX_TICKS
+
+
 def _known_unit(name: str, array: Any) -> Any:
     """Times in a unit that Arrow has."""
     letter = array.dtype.kind
@@ -405,7 +457,7 @@ def _known_unit(name: str, array: Any) -> Any:
         shown = f"{array.dtype} is in a unit that columns do not have"
         raise BadRow(None, f"column `{name}`: {shown}; use .astype(\"{letter}8[us]\")")
     whole = array.astype(f"{letter}8[{into}]")
-    if (whole != array)[~np.isnat(array)].any():
+    if _is_beyond(array, whole.dtype) or (whole != array)[~np.isnat(array)].any():
         raise BadRow(None, f"column `{name}`: {array.dtype} reaches beyond what {whole.dtype} can hold")
     return whole
 

@@ -205,7 +205,12 @@ def _literal(value: Any) -> str:
         return f"CAST('{value.isoformat()}' AS date)"
     item = getattr(value, "item", None)  # numbers of NumPy
     if callable(item) and getattr(value, "ndim", None) == 0:
-        return _literal(item())
+        plain = item()
+        kind = value.dtype.kind if isinstance(plain, int) else ""  # `item` gives times of nanoseconds as integers
+        if kind == "M":
+            return f"CAST('{value}' AS timestamp)"
+        if kind != "m":
+            return _literal(plain)
     raise InvalidPipeline(f"{value!r} cannot stand in an expression; use a number, a string, bytes or a date")
 
 
