@@ -429,3 +429,40 @@ def test_an_arrow_flight_reader_gets_no_part_of_the_shards_of_a_worker():
         info = flight_info(after.address, {"source": {"range": 2000}, "steps": [{"batch": 10}]}, mode="data", job="j")
         with pytest.raises(pa.ArrowException, match="has the rows of 3 workers"):
             read_endpoint(info.endpoints[0])
+
+
+@pytest.mark.parametrize("after", ["same", "one_left", "moved_up", "moved_down"])
+def test_no_shard_of_arrow_flight_readers_is_left_out_after_the_list_has_changed(caju, tmp_path, after):
+    """Two of three endpoints are read, and the dispatcher is started again. The third one has its rows, or an error."""
+    ports = [free_port() for _ in range(5)]
+    at = [f"127.0.0.1:{p}" for p in ports]
+    everything = ["--allow", "/", "--allow-write", "/"]
+    args = ["--listen", at[0], "--state-dir", tmp_path / "state", "--heartbeat", "100ms", *everything, "--workers"]
+    dispatcher = Server(caju, tmp_path, "dispatcher", *args, ",".join(at[1:4]))
+    servers = [dispatcher]
+    try:
+        for address in at[1:4]:
+            servers.append(Server(caju, tmp_path, "worker", "--dispatcher", at[0], "--listen", address, *everything))
+        info = flight_info(at[0], {"source": {"range": 300}}, mode="data", job="j")
+        endpoints = {e.locations[0].uri.decode().removeprefix("grpc+tcp://"): e for e in info.endpoints}
+        rows = column(read_endpoint(endpoints[at[1]]), "id") + column(read_endpoint(endpoints[at[2]]), "id")
+        assert len(rows) == 200
+        dispatcher.kill()
+        lists = {"same": at[1:4], "one_left": at[1:3], "moved_up": [at[1], at[3]], "moved_down": [at[4], *at[1:4]]}
+        servers.append(Server(caju, tmp_path, "dispatcher", *args, ",".join(lists[after])))
+        deadline = time.monotonic() + PATIENCE_S
+        place = {"moved_up": 1, "moved_down": 3}.get(after, 2)
+        while place not in [w["slot"] for w in worker_status(caju, at[0]) if w["address"] == at[3]]:
+            assert time.monotonic() < deadline
+        if after.startswith("moved"):
+            with pytest.raises(pa.ArrowException, match="another place in the list of --workers"):
+                read_endpoint(endpoints[at[3]])
+        else:
+            assert sorted(rows + column(read_endpoint(endpoints[at[3]]), "id")) == list(range(300))
+    finally:
+        for server in servers:
+            server.kill()
+
+
+def worker_status(caju, address):
+    return json.loads(caju("status", "--dispatcher", address, "--format", "json").stdout)["workers"]

@@ -127,6 +127,10 @@ impl Iterations {
                 Some(failure) if !iteration.members.is_empty() && deserted != Some(id) => {
                     return Err(failure.into());
                 }
+                // The other tickets of its readers are for shards, of which some have been read.
+                Some(failure) if request.flight && iteration.flight_readers && iteration.mode.is_static() => {
+                    return Err(failure.into());
+                }
                 // No reader is left that saw it fail: a new attempt begins.
                 Some(_) => txn.apply(Update::IterationDropped { iteration: id }),
             }

@@ -11,7 +11,7 @@ use futures::StreamExt;
 use crate::catalog::Bound;
 use crate::config::DispatcherConfig;
 use crate::definition::Definition;
-use crate::state::{Iteration, Job, Mode, Resume, State, Update};
+use crate::state::{Failure, Iteration, Job, Mode, Resume, State, Update};
 use crate::workers::WorkerList;
 
 /// The most shards of one worker in an epoch that goes on from a state of a cluster with more workers. Each of them is a task,
@@ -72,10 +72,8 @@ fn kept_by(workers: u32, count: u32) -> Result<EpochShards> {
 /// Running epochs whose shards belong to the positions of another list: a dispatcher may be started again with more or fewer
 /// workers.
 pub(super) fn reassigned(config: &DispatcherConfig, state: &State) -> Vec<Update> {
-    // A stream of an Arrow Flight reader has one shard.
-    let may_change = |i: &&Iteration| {
-        i.mode.is_static() && i.is_running() && i.members.values().all(|m| m.flight.is_none())
-    };
+    // A stream of an Arrow Flight reader has one shard, and its ticket names one worker.
+    let may_change = |i: &&Iteration| i.mode.is_static() && i.is_running() && !i.flight_readers;
     let reassigned = state.iterations.values().filter(may_change).filter_map(|iteration| {
         let listed = num_shards(&config.workers, iteration.mode);
         let num_workers = if listed == iteration.num_shards { 0 } else { listed };
@@ -85,6 +83,18 @@ pub(super) fn reassigned(config: &DispatcherConfig, state: &State) -> Vec<Update
             .then_some(Update::ShardsReassigned { iteration: iteration.id, num_workers })
     });
     reassigned.collect()
+}
+
+/// The failures of epochs that Arrow Flight readers read, after a worker has got another position of the list. Each ticket is
+/// for one worker, so the rows of a shard that another one has now would come in no stream, and each stream would end well.
+pub(super) fn moved_under_flight_readers(state: &State) -> Vec<Update> {
+    let is_concerned = |i: &&Iteration| i.mode.is_static() && i.is_running() && i.flight_readers;
+    let error = Error::failed_precondition(
+        "a worker has another place in the list of --workers than when Arrow Flight readers began to read its shard; ask for the \
+         flight's info again and read under another job name",
+    );
+    let failed = |i: &Iteration| Update::IterationFailed { iteration: i.id, failure: Failure::from(&error) };
+    state.iterations.values().filter(is_concerned).map(failed).collect()
 }
 
 /// What the shards of a new job divide, or those of an epoch that goes on with another number of them; none outside the static modes.

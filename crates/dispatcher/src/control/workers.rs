@@ -13,7 +13,7 @@ use super::context::Context;
 use super::learning::Learning;
 use super::peer_reports::PeerReports;
 use super::served::shared_counts;
-use super::shards::slot_for;
+use super::shards::{moved_under_flight_readers, slot_for};
 use super::snapshots::Snapshots;
 use super::splits::running_task;
 use super::task_messages::{modes_from_proto, task_def};
@@ -336,6 +336,11 @@ fn register(
         secret: Some(secret),
         unconfirmed,
     });
+    if known.is_some_and(|(_, was)| was != slot) {
+        for update in moved_under_flight_readers(txn.state) {
+            txn.apply(update);
+        }
+    }
     Ok(worker)
 }
 

@@ -237,9 +237,11 @@ impl Iteration {
         if strikes == 0 {
             return 0;
         }
-        // A client that loses its worker loses each task of it.
-        let tasks = self.shards_with_work().filter(|shard| self.slot_of_shard(*shard) == worker.slot).count();
-        strikes / u32::try_from(tasks).unwrap_or(u32::MAX).max(1)
+        // A client that loses its worker loses each task of it. Shards that have no work left count: their tasks were lost, too.
+        let is_its_own =
+            |shard: &&FeedId| self.mode.is_static() && self.slot_of_shard(**shard) == worker.slot;
+        let shards = self.feeds.keys().filter(is_its_own).count();
+        strikes / u32::try_from(shards).unwrap_or(u32::MAX).max(1)
     }
 
     /// The tasks that a client should know of.

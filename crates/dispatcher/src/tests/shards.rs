@@ -86,6 +86,17 @@ fn follow(state: &mut State) -> Option<Vec<(TaskId, u32)>> {
     Some(created)
 }
 
+fn lost_connection(task: TaskId) -> Update {
+    Update::ClientLost {
+        client: CLIENT,
+        task,
+        received: Vec::new(),
+        reason: "reset".into(),
+        elements: 0,
+        sizes: Vec::new(),
+    }
+}
+
 #[test]
 fn a_worker_has_every_nth_shard_also_after_the_list_has_changed() {
     let mut state = epoch(5, 2);
@@ -105,6 +116,19 @@ fn a_worker_has_every_nth_shard_also_after_the_list_has_changed() {
 }
 
 #[test]
+fn connections_that_are_cut_once_each_do_not_end_an_epoch_whose_shards_have_no_work_left() {
+    let mut state = epoch(12, 1);
+    let tasks = follow(&mut state).unwrap();
+    for feed in state.iterations.get_mut(&ITERATION).unwrap().feeds.values_mut() {
+        feed.exhausted = true;
+    }
+    for (cut, (task, _)) in tasks.into_iter().enumerate() {
+        state.apply(&lost_connection(task));
+        assert!(follow(&mut state).is_some(), "after {cut} others");
+    }
+}
+
+#[test]
 fn a_worker_that_is_lost_with_many_shards_is_one_lost_connection() {
     let mut state = epoch(10, 1);
     let mut tasks = follow(&mut state).unwrap();
@@ -112,14 +136,7 @@ fn a_worker_that_is_lost_with_many_shards_is_one_lost_connection() {
     for incident in 1..=limit {
         assert_eq!(tasks.len(), 10, "{incident}");
         for (task, _) in tasks {
-            state.apply(&Update::ClientLost {
-                client: CLIENT,
-                task,
-                received: Vec::new(),
-                reason: "reset".into(),
-                elements: 0,
-                sizes: Vec::new(),
-            });
+            state.apply(&lost_connection(task));
         }
         match follow(&mut state) {
             Some(again) => tasks = again,
