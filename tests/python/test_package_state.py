@@ -552,3 +552,29 @@ def test_an_epoch_that_was_read_begins_again_for_another_attempt():
         assert goes_on("third") == list(range(500))
         with pytest.raises(cj.FailedPrecondition, match="third"):
             goes_on("second")
+
+
+@pytest.mark.parametrize("change", ["added", "removed", "swapped"])
+@pytest.mark.parametrize("rows", [1, 70])
+def test_a_state_of_the_first_moments_shows_that_the_files_have_changed(tmp_path, rows, change):
+    """The dispatcher has sent no heartbeat by then that says which files it has listed."""
+    def write(name, first, count=50):
+        pq.write_table(pa.table({"id": list(range(first, first + count))}), tmp_path / f"{name}.parquet")
+
+    for k in range(4):
+        write(f"1{k}", 50 * k)
+    dataset = cj.read_parquet(str(tmp_path / "*.parquet"))
+    epoch = iter(dataset)
+    for _ in range(rows):
+        next(epoch)
+    state = epoch.state_dict()
+    epoch.close()
+    again = iter(cj.read_parquet(str(tmp_path / "*.parquet")))
+    again.load_state_dict(state)
+    assert len(list(again)) == 200 - rows
+    {"added": lambda: write("00", 1000, 5), "removed": (tmp_path / "10.parquet").unlink,
+     "swapped": lambda: [write("10", 50), write("11", 0)]}[change]()
+    changed = iter(cj.read_parquet(str(tmp_path / "*.parquet")))
+    with pytest.raises(cj.CajuError, match="files changed since the state"):
+        changed.load_state_dict(state)
+        list(changed)

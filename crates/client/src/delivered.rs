@@ -3,11 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use caju_proto::{reading_bases, v1};
 use caju_types::{Listed, ReadingBases, Result, RowSet, TakenRows};
 use caju_wire::Run;
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 
 /// The rows that the user got.
 #[derive(Debug, Clone, Default)]
@@ -112,6 +114,20 @@ impl Delivered {
 #[derive(Debug, Default)]
 pub(crate) struct EpochFacts {
     inner: Mutex<Facts>,
+    listing: Listing,
+}
+
+/// Questions to the dispatcher which splits it has listed, by states that it has not yet answered for.
+#[derive(Debug, Default)]
+struct Listing {
+    /// Somebody waits for an answer.
+    wanted: AtomicBool,
+    asked: Notify,
+    answered: Notify,
+    /// The number of splits with taken rows in the last question.
+    splits: AtomicU64,
+    /// Nobody answers any more.
+    over: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -167,6 +183,43 @@ impl EpochFacts {
             facts.knows_resumed = true;
         }
         Ok(())
+    }
+
+    /// Asks the dispatcher which splits it has listed, and waits for its answer. Does nothing if it was asked since the user got
+    /// rows of `splits` splits: splits that are not listed by then are in no order, and stay unlisted.
+    pub(crate) async fn ask_for_listing(&self, splits: u64) {
+        if self.listing.splits.swap(splits, Ordering::Relaxed) == splits {
+            return;
+        }
+        let answered = self.listing.answered.notified();
+        if self.listing.over.load(Ordering::Acquire) {
+            return;
+        }
+        self.listing.wanted.store(true, Ordering::Release);
+        self.listing.asked.notify_one();
+        answered.await;
+    }
+
+    /// Waits until somebody asks for the listing.
+    pub(crate) async fn listing_asked(&self) {
+        self.listing.asked.notified().await;
+    }
+
+    /// Whether somebody waits for the listing.
+    pub(crate) fn wants_listing(&self) -> bool {
+        self.listing.wanted.load(Ordering::Acquire)
+    }
+
+    /// The session is over.
+    pub(crate) fn end_listing(&self) {
+        self.listing.over.store(true, Ordering::Release);
+        self.answered_listing();
+    }
+
+    /// The answer to a question that began after it was wanted is recorded.
+    pub(crate) fn answered_listing(&self) {
+        self.listing.wanted.store(false, Ordering::Release);
+        self.listing.answered.notify_waiters();
     }
 
     /// What users had got when the iteration, and those before it, went on. The dispatcher says it once.

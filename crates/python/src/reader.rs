@@ -148,6 +148,13 @@ impl Reader {
         }
     }
 
+    /// Lets the dispatcher say what it has listed: the last state is taken next.
+    fn confirm_listing(&self, timeout: Duration) {
+        if let Some(Open { reader, runtime }) = self.open.lock().as_ref() {
+            runtime.finish(async { tokio::time::timeout(timeout, reader.confirm_listing()).await.is_ok() });
+        }
+    }
+
     /// Leaves the job. Waits no longer than `timeout` for the dispatcher to know.
     pub(crate) fn leave(&self, timeout: Duration) {
         if check_fork().is_err() {
@@ -232,6 +239,7 @@ impl Reader {
         check_fork().into_py(py)?;
         let state = py.detach(|| {
             if let Some(open) = self.open.lock().as_ref() {
+                open.runtime.finish(open.reader.confirm_listing());
                 return open.reader.position().and_then(|s| s.to_json());
             }
             let closed = self.last_state.lock().clone();
@@ -286,7 +294,9 @@ impl Reader {
     /// dispatcher to know; later it notices by itself.
     #[pyo3(signature = (timeout=5.0))]
     fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
-        self.leave(Duration::try_from_secs_f64(timeout).unwrap_or_default());
+        let timeout = Duration::try_from_secs_f64(timeout).unwrap_or_default();
+        check_fork().is_ok().then(|| py.detach(|| self.confirm_listing(timeout)));
+        self.leave(timeout);
         logging::deliver(py)
     }
 }

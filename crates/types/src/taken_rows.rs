@@ -9,6 +9,9 @@ use crate::bytes::{Input, put};
 use crate::rice::{self, BitReader, BitWriter};
 use crate::{Error, Result, RowRanges, format_count};
 
+/// Bits of a split's index that count the splits of its feed; the feed's number is above them.
+pub const SPLIT_INDEX_BITS: u32 = 40;
+
 /// The format of [`TakenRows::encode`].
 const FORMAT: u8 = 1;
 /// The format of [`TakenRows::encode_short`], with whole splits as bits.
@@ -106,6 +109,23 @@ impl TakenRows {
         if known.count < listed.count {
             *known = listed;
         }
+    }
+
+    /// Whether what was listed covers every split with taken rows. Where it does not, nothing shows that the files of these splits
+    /// have changed since.
+    pub fn is_listed(&self) -> bool {
+        let covers = |split: u64| {
+            let feed = u32::try_from(split >> SPLIT_INDEX_BITS).unwrap_or(u32::MAX);
+            let position = split & ((1 << SPLIT_INDEX_BITS) - 1);
+            self.listed.get(&feed).is_some_and(|listed| position < listed.count)
+        };
+        self.rows.keys().all(|split| covers(*split))
+            && self.whole.iter().all(|(start, end)| covers(start) && covers(end - 1))
+    }
+
+    /// The number of splits with taken rows.
+    pub fn num_splits(&self) -> u64 {
+        self.rows.len() as u64 + self.whole.iter().map(|(start, end)| end - start).sum::<u64>()
     }
 
     /// Adds every row of another set of the same epoch.

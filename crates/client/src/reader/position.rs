@@ -1,11 +1,15 @@
 //! The position of a reader in its epoch, which its states hold.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use caju_types::{Error, Result};
 
 use super::Reader;
 use crate::state::ReaderState;
+
+/// How long a state waits for the dispatcher to say what it has listed.
+const LISTING_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Reader {
     /// The state of this reader: which rows of the epoch its user got, the last element included. It does not wait, and
@@ -24,6 +28,18 @@ impl Reader {
                 "a state after {} elements of epoch {} could not be continued exactly: {why}; or take it at an epoch's end",
                 state.elements, state.epoch
             ))),
+        }
+    }
+
+    /// Waits until the dispatcher has said which splits the rows are of that the user got. A state that is taken then shows to
+    /// whoever loads it that the files of the source have changed; one of rows of the last heartbeat interval may not. Returns at
+    /// once where that is known, and after two seconds where the dispatcher is out of reach.
+    pub async fn confirm_listing(&self) {
+        if let Ok(state) = self.position()
+            && !state.taken.is_listed()
+        {
+            let answer = self.shared.facts.ask_for_listing(state.taken.num_splits());
+            drop(tokio::time::timeout(LISTING_TIMEOUT, answer).await);
         }
     }
 
