@@ -55,7 +55,7 @@ pub(super) fn of_epoch(config: &DispatcherConfig, job: &Job, resume: Option<&Res
     kept.map_or(Ok(EpochShards { count: workers, workers: 0 }), |kept| kept_by(workers, kept.count))
 }
 
-/// The shards of a state on another number of workers, of which there is one at least.
+/// The shards of a state on another number of workers. There is at least one worker.
 fn kept_by(workers: u32, count: u32) -> Result<EpochShards> {
     let per_worker = count.div_ceil(workers);
     if per_worker > MAX_SHARDS_PER_WORKER {

@@ -10,7 +10,7 @@ const ITERATION: IterationId = IterationId(10);
 const CLIENT: ClientId = ClientId(11);
 const WORKER: WorkerId = WorkerId(1);
 
-/// An epoch of these shards on so many workers of the list, of which the first is there, and one reader.
+/// An epoch of this number of shards on this number of workers of the list. The first worker and one reader are there.
 fn epoch(num_shards: u32, num_workers: u32) -> State {
     let mut state = State::default();
     let spec = JobSpec {

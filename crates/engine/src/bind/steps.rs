@@ -22,7 +22,7 @@ pub(crate) enum Step {
         burn: bool,
         stats: usize,
     },
-    /// Gives its input so often; none: without end.
+    /// Gives its input this number of times; none: without end.
     Repeat(Option<u64>),
     /// Elements are computed ahead of the steps below.
     Prefetch {
