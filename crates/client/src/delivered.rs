@@ -4,12 +4,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use caju_proto::{reading_bases, v1};
 use caju_types::{Listed, ReadingBases, Result, RowSet, TakenRows};
 use caju_wire::Run;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+
+/// How long a state waits for the dispatcher to say what it has listed. A dispatcher that answers at all answers in milliseconds.
+const LISTING_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The rows that the user got.
 #[derive(Debug, Clone, Default)]
@@ -185,7 +189,7 @@ impl EpochFacts {
         Ok(())
     }
 
-    /// Asks the dispatcher which splits it has listed, and waits for its answer. Does nothing if it was asked since the user got
+    /// Asks the dispatcher which splits it has listed, and waits for its answer, no longer than [`LISTING_TIMEOUT`]. Does nothing if it was asked since the user got
     /// rows of `splits` splits: splits that are not listed by then are in no order, and stay unlisted.
     pub(crate) async fn ask_for_listing(&self, splits: u64) {
         if self.listing.splits.swap(splits, Ordering::Relaxed) == splits {
@@ -197,7 +201,7 @@ impl EpochFacts {
         }
         self.listing.wanted.store(true, Ordering::Release);
         self.listing.asked.notify_one();
-        answered.await;
+        drop(tokio::time::timeout(LISTING_TIMEOUT, answered).await);
     }
 
     /// Waits until somebody asks for the listing.
@@ -347,6 +351,26 @@ mod tests {
 
     fn run(split: u64, start: u64, len: u64) -> Run {
         Run { split, start, len }
+    }
+
+    #[tokio::test]
+    async fn a_state_waits_for_the_listing_once_and_for_a_while() {
+        let facts = EpochFacts::default();
+        let begin = tokio::time::Instant::now();
+        facts.ask_for_listing(3).await;
+        assert!(begin.elapsed() >= LISTING_TIMEOUT, "the dispatcher is out of reach");
+        let begin = tokio::time::Instant::now();
+        // It was asked about these splits.
+        facts.ask_for_listing(3).await;
+        tokio::join!(facts.ask_for_listing(4), async {
+            facts.listing_asked().await;
+            assert!(facts.wants_listing());
+            facts.answered_listing();
+        });
+        assert!(!facts.wants_listing());
+        facts.end_listing();
+        facts.ask_for_listing(5).await;
+        assert!(begin.elapsed() < LISTING_TIMEOUT, "nothing waited but the first question");
     }
 
     #[test]

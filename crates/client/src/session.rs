@@ -19,6 +19,8 @@ use crate::shared::{Item, OpenedAgain, Shared};
 use crate::taken::Taken;
 use crate::tasks::TaskSet;
 
+mod report;
+
 /// The pause after a heartbeat that the dispatcher did not answer. A reader then calls a dispatcher that is down five times per
 /// second at most.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
@@ -240,11 +242,8 @@ impl Session {
             }
             self.tasks.idle.check(&self.shared, self.link.address(), self.states_within())?;
             local.mark_unchanged();
-            let mut request = self.report();
-            let wants_listing = self.shared.facts.wants_listing();
-            if wants_listing {
-                request.wait_ms = 0;
-            }
+            let request = self.report();
+            let wants_listing = request.wait_ms == 0;
             let (sent_ended, sent_lost): (Vec<u64>, Vec<u64>) =
                 (request.ended_tasks.clone(), request.lost_tasks.iter().map(|t| t.task_id).collect());
             let (sent_taken, sent_all) = (request.taken_tasks.clone(), request.acknowledged_all);
@@ -280,7 +279,9 @@ impl Session {
                             self.shared.facts.answered_listing();
                         }
                         if !news && asked.elapsed() < MIN_POLL_INTERVAL {
-                            tokio::time::sleep(MIN_POLL_INTERVAL).await;
+                            // A state does not wait for news that are reported together.
+                            let asked = self.shared.facts.listing_asked();
+                            drop(tokio::time::timeout(MIN_POLL_INTERVAL, asked).await);
                         }
                     }
                     Err(e) => {
@@ -297,57 +298,6 @@ impl Session {
         match self.shared.recorder.is_incomplete().filter(|i| i.fatal) {
             None => Ok(()),
             Some(missing) => Err(missing.error()),
-        }
-    }
-
-    fn report(&mut self) -> v1::ClientHeartbeatRequest {
-        // Computed before the rows are taken, so that these include the rows of every settled task.
-        let mut tasks = self.tasks.report();
-        if self.shared.config.tracks_rows {
-            self.draw();
-        } else {
-            drop(self.shared.acks.draw());
-        }
-        for lost in &mut tasks.lost {
-            lost.sizes = self.taken.sizes_of(&lost.received);
-        }
-        self.took |= !self.taken.rows().is_empty();
-        let takes = self.shared.facts.takes();
-        let (acknowledged, acknowledged_all) = self.taken.report();
-        let stats = self.shared.stats();
-        let (rows_per_s, wait_fraction) = stats.rates();
-        let (arrived, user_took) = self.shared.acks.progress();
-        let user_busy = self.shared.recorder.user_busy(user_took, std::time::Instant::now());
-        v1::ClientHeartbeatRequest {
-            client_id: self.client.0,
-            iteration_id: self.iteration.0,
-            seen_version: self.version,
-            wait_ms: u64::try_from(self.poll.as_millis()).unwrap_or(u64::MAX),
-            ended_tasks: tasks.ended,
-            ended_counts: tasks.counts,
-            lost_tasks: tasks.lost,
-            rows_per_s,
-            wait_fraction,
-            secret: self.secret.clone(),
-            acknowledged,
-            acknowledged_all,
-            sizes: self.taken.reported_sizes(),
-            completed_seen: self.completed_seen,
-            taken_tasks: tasks.taken,
-            local_workers: self.shared.config.local.addresses(),
-            knows_resumed: self.shared.facts.knows_resumed(),
-            rows: stats.rows,
-            bytes: stats.bytes,
-            rows_waiting: arrived.saturating_sub(user_took),
-            user_busy_ms: u64::try_from(user_busy.as_millis()).unwrap_or(u64::MAX),
-            // Of consumers whole elements count, without padding: what they have to get is computed from it.
-            elements: if self.is_consumer { self.taken.elements() } else { stats.elements },
-            knows_tasks: true,
-            known_readers: self.shared.facts.num_readers(),
-            awaits_notices: !self.shared.announced.is_open() || takes && !self.shared.taking.is_open(),
-            asks: self.shared.acks.has_asked(),
-            takes,
-            consumer_wait_ms: u64::try_from(stats.consumer_wait.as_millis()).unwrap_or(u64::MAX),
         }
     }
 

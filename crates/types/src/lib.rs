@@ -34,5 +34,5 @@ pub use reading_bases::{OutdatedState, ReadingBase, ReadingBases};
 pub use row_set::RowSet;
 pub use secret::Secret;
 pub use suggest::{did_you_mean, shortened};
-pub use taken_rows::{Listed, SPLIT_INDEX_BITS, TakenRows};
+pub use taken_rows::{Listed, TakenRows, feed_and_position, split_index};
 pub use units::{format_bytes, format_count, format_duration, parse_bytes, parse_duration};

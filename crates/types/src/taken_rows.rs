@@ -10,7 +10,23 @@ use crate::rice::{self, BitReader, BitWriter};
 use crate::{Error, Result, RowRanges, format_count};
 
 /// Bits of a split's index that count the splits of its feed; the feed's number is above them.
-pub const SPLIT_INDEX_BITS: u32 = 40;
+const POSITION_BITS: u32 = 40;
+
+/// The index of the split at a position of a feed's order: unique in the iteration.
+pub fn split_index(feed: u32, position: u64) -> u64 {
+    (u64::from(feed) << POSITION_BITS) | (position & ((1 << POSITION_BITS) - 1))
+}
+
+/// The feed of a split by its index, and its position in the order of the feed.
+///
+/// ```
+/// use caju_types::{feed_and_position, split_index};
+/// assert_eq!(feed_and_position(split_index(3, 7)), (3, 7));
+/// ```
+pub fn feed_and_position(split: u64) -> (u32, u64) {
+    let feed = u32::try_from(split >> POSITION_BITS).unwrap_or(u32::MAX);
+    (feed, split & ((1 << POSITION_BITS) - 1))
+}
 
 /// The format of [`TakenRows::encode`].
 const FORMAT: u8 = 1;
@@ -115,8 +131,7 @@ impl TakenRows {
     /// have changed since.
     pub fn is_listed(&self) -> bool {
         let covers = |split: u64| {
-            let feed = u32::try_from(split >> SPLIT_INDEX_BITS).unwrap_or(u32::MAX);
-            let position = split & ((1 << SPLIT_INDEX_BITS) - 1);
+            let (feed, position) = feed_and_position(split);
             self.listed.get(&feed).is_some_and(|listed| position < listed.count)
         };
         self.rows.keys().all(|split| covers(*split))

@@ -293,8 +293,7 @@ impl Epochs<'_> {
         // state from before the epoch can be read on.
         if let Some(file) = self.state_file.as_ref().filter(|_| incomplete.as_ref().is_none_or(|i| !i.fatal))
         {
-            reader.confirm_listing().await;
-            file.write(&reader.state()?)?;
+            file.write(&reader.listed_state().await?)?;
         }
         let (checksum, failure) = match drained {
             Ok(checksum) => (checksum, None),

@@ -1,15 +1,11 @@
 //! The position of a reader in its epoch, which its states hold.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use caju_types::{Error, Result};
 
 use super::Reader;
 use crate::state::ReaderState;
-
-/// How long a state waits for the dispatcher to say what it has listed.
-const LISTING_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Reader {
     /// The state of this reader: which rows of the epoch its user got, the last element included. It does not wait, and
@@ -21,7 +17,11 @@ impl Reader {
     /// # Errors
     /// `Unimplemented` within the epoch if it cannot be continued exactly, see [`Reader::not_exact`].
     pub fn state(&self) -> Result<ReaderState> {
-        let state = self.position()?;
+        self.checked(self.position()?)
+    }
+
+    /// Refuses a state within the epoch that could not be continued exactly.
+    fn checked(&self, state: ReaderState) -> Result<ReaderState> {
         match self.not_exact().filter(|_| state.is_within_epoch()) {
             None => Ok(state),
             Some(why) => Err(Error::unimplemented(format!(
@@ -31,16 +31,27 @@ impl Reader {
         }
     }
 
-    /// Waits until the dispatcher has said which splits the rows are of that the user got. A state that is taken then shows to
-    /// whoever loads it that the files of the source have changed; one of rows of the last heartbeat interval may not. Returns at
-    /// once where that is known, and after two seconds where the dispatcher is out of reach.
-    pub async fn confirm_listing(&self) {
-        if let Ok(state) = self.position()
-            && !state.taken.is_listed()
-        {
-            let answer = self.shared.facts.ask_for_listing(state.taken.num_splits());
-            drop(tokio::time::timeout(LISTING_TIMEOUT, answer).await);
+    /// [`Reader::state`], by which whoever loads it notices that the files of the source have changed. Where the user got rows of
+    /// splits that were leased since the last heartbeat, it asks the dispatcher which splits these are, and waits for the answer
+    /// for two seconds at most. [`Reader::state`] shows changes before the last heartbeat only.
+    ///
+    /// # Errors
+    /// Those of [`Reader::state`].
+    pub async fn listed_state(&self) -> Result<ReaderState> {
+        self.checked(self.listed_position().await?)
+    }
+
+    /// [`Reader::position`] with what [`Reader::listed_state`] waits for.
+    ///
+    /// # Errors
+    /// Those of [`Reader::position`].
+    pub async fn listed_position(&self) -> Result<ReaderState> {
+        let state = self.position()?;
+        if state.taken.is_listed() {
+            return Ok(state);
         }
+        self.shared.facts.ask_for_listing(state.taken.num_splits()).await;
+        self.position()
     }
 
     /// Why the epoch cannot be continued exactly from a state within it, which is refused: a function of the user draws from a

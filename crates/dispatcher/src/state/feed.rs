@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-use caju_types::{ClientId, RowRanges, SPLIT_INDEX_BITS, WorkerId, hash128, mix64};
+use caju_types::{ClientId, RowRanges, WorkerId, feed_and_position, hash128, mix64, split_index};
 use serde::{Deserialize, Serialize};
 
 /// Which row of splits of an iteration: one for all workers under `dynamic`, one per worker slot under `off`, one per
@@ -19,12 +19,12 @@ impl FeedId {
 
     /// The index of the split at `position` of this feed's order; unique in the iteration.
     pub fn index(self, position: u64) -> u64 {
-        (u64::from(self.0) << SPLIT_INDEX_BITS) | (position & ((1 << SPLIT_INDEX_BITS) - 1))
+        split_index(self.0, position)
     }
 
     /// The feed that a split's index belongs to.
     pub fn of_index(index: u64) -> FeedId {
-        FeedId(u32::try_from(index >> SPLIT_INDEX_BITS).unwrap_or(u32::MAX))
+        FeedId(feed_and_position(index).0)
     }
 }
 
@@ -87,7 +87,7 @@ impl Feed {
         }
         (self.issued, self.digest) =
             record.after.unwrap_or_else(|| (self.issued + 1, next_digest(self.digest, &record.split)));
-        let position = record.index & ((1 << SPLIT_INDEX_BITS) - 1);
+        let (_, position) = feed_and_position(record.index);
         self.scattered |= position + 1 != self.issued;
     }
 }
