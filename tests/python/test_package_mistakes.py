@@ -222,3 +222,24 @@ def test_a_pool_whose_pipe_is_gone_says_nothing(tmp_path):
     process.stdin.close()
     errors = process.stderr.read()
     assert process.wait(60) == 0 and errors == b"", errors
+
+
+# ---- arguments of another kind --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mistake", "says"), [
+    (lambda: cj.read_parquet(""), "the path is empty"),
+    (lambda: cj.read_csv([" "]), "the path is empty"),
+    (lambda: cj.load(""), "the path is empty"),
+    (lambda: cj.range(3).save(""), "the path is empty"),
+    (lambda: cj.LocalCluster(cache=""), "the path is empty"),
+    (lambda: cj.concatenate([cj.range(3), cj.range(4)]), "arguments of their own"),
+    (lambda: cj.zip((cj.range(3),)), "arguments of their own"),
+    (lambda: cj.range(3).concatenate(range(3)), "is not a caju.Dataset"),
+    (lambda: iter(cj.range(3)).load_state_dict(None), "None is not a state"),
+    (lambda: iter(cj.range(3)).load_state_dict(3), "3 is not a state"),
+    (lambda: iter(cj.range(3)).load_state_dict("state"), "'state' is not a state"),
+])
+def test_an_argument_of_another_kind_is_refused_in_words(mistake, says):
+    with pytest.raises(cj.InvalidPipeline, match=says):
+        mistake()

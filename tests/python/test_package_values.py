@@ -392,3 +392,26 @@ def test_times_of_numpy_stand_in_expressions():
     assert batch.column("t").cast("int64").to_pylist() == [1_577_836_800_000_000_001]
     with pytest.raises(cj.InvalidPipeline, match="cannot stand in an expression"):
         cj.lit(np.timedelta64(1, "ns"))
+
+
+def test_a_list_of_structs_comes_as_a_dict_of_arrays_and_a_list_of_dicts_becomes_one():
+    kind = pa.list_(pa.struct([("a", pa.int64()), ("b", pa.string())]))
+    ds = cj.from_arrow(pa.table({"x": pa.array([[{"a": 1, "b": "u"}], [{"a": 2, "b": "v"}, {"a": 3, "b": "w"}]], kind)}))
+    row = list(ds)[1]["x"]
+    assert row["a"].tolist() == [2, 3] and row["b"].tolist() == ["v", "w"]
+    [first, second] = list(ds.batch(2))[0]["x"]
+    assert first["a"].tolist() == [1] and second["b"].tolist() == ["v", "w"]
+
+    def again(row):
+        return {"x": [{"a": a, "b": b} for a, b in zip(row["x"]["a"].tolist(), row["x"]["b"].tolist(), strict=True)]}
+
+    assert next(iter(ds.map(again).arrow())).schema.field("x").type == kind
+    same = next(iter(ds.map(lambda row: row).arrow())).schema.field("x").type
+    assert pa.types.is_struct(same) and pa.types.is_list(same.field("a").type), "a struct of lists"
+
+
+def test_a_dictionary_of_a_dictionary_is_refused_as_what_it_is():
+    inner = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int32()), pa.array(["a", "b"]))
+    outer = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0], pa.int8()), inner)
+    with pytest.raises(cj.Unimplemented, match="cast the column"):
+        cj.from_arrow(pa.table({"x": outer}))

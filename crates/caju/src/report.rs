@@ -293,6 +293,9 @@ pub(crate) fn write_bytes(path: &Path, bytes: &[u8], option: &str) -> Result<()>
 /// # Errors
 /// As [`write_whole`].
 pub(crate) fn check_writable(path: &Path, option: &str) -> Result<()> {
+    if path.is_dir() {
+        return Err(Error::invalid(format!("{option} {}: this is a folder; name a file", path.display())));
+    }
     if !is_replaced(path) {
         return Ok(());
     }

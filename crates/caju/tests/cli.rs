@@ -214,3 +214,23 @@ fn bad_log_filters_are_reported() {
     let text = fails(dir.path(), &["gen", "text", "--out", "x", "--count", "1", "--log", "caju=loud"], 2);
     assert!(text.contains("--log"), "{text}");
 }
+
+#[test]
+fn a_bound_of_nothing_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("p.yaml"), "source: { range: 3 }\n").unwrap();
+    for bound in ["--chunk-memory", "--max-record", "--chunk-steps", "--max-pixels"] {
+        let text = fails(dir.path(), &["run", "p.yaml", bound, "0"], 2);
+        assert!(text.contains(bound), "{text}");
+    }
+}
+
+#[test]
+fn a_report_that_is_a_folder_is_refused_before_the_run() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("p.yaml"), "source: { range: 3 }\n").unwrap();
+    for command in ["run", "read"] {
+        let text = fails(dir.path(), &[command, "p.yaml", "--report", "."], 2);
+        assert!(text.contains("name a file") && !text.contains("rows"), "{text}");
+    }
+}

@@ -3,17 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 
 use caju_proto::{reading_bases, v1};
 use caju_types::{Listed, ReadingBases, Result, RowSet, TakenRows};
-use caju_wire::Run;
+use caju_wire::{Run, SplitFacts};
 use parking_lot::Mutex;
-use tokio::sync::Notify;
-
-/// How long a state waits for the dispatcher to say what it has listed. A dispatcher that answers at all answers in milliseconds.
-const LISTING_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The rows that the user got.
 #[derive(Debug, Clone, Default)]
@@ -118,20 +112,6 @@ impl Delivered {
 #[derive(Debug, Default)]
 pub(crate) struct EpochFacts {
     inner: Mutex<Facts>,
-    listing: Listing,
-}
-
-/// Questions to the dispatcher which splits it has listed, by states that it has not yet answered for.
-#[derive(Debug, Default)]
-struct Listing {
-    /// Somebody waits for an answer.
-    wanted: AtomicBool,
-    asked: Notify,
-    answered: Notify,
-    /// The number of splits with taken rows in the last question.
-    splits: AtomicU64,
-    /// Nobody answers any more.
-    over: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -162,6 +142,16 @@ struct Facts {
     missing_states: String,
 }
 
+impl Facts {
+    /// How far a feed is listed, by the dispatcher or by a worker. The longest listing is kept: both may say it late.
+    fn set_listed(&mut self, feed: u32, listed: Listed) {
+        let known = self.listed.entry(feed).or_insert(listed);
+        if known.count < listed.count {
+            *known = listed;
+        }
+    }
+}
+
 impl EpochFacts {
     /// What an answer of the dispatcher says.
     ///
@@ -176,7 +166,7 @@ impl EpochFacts {
     ) -> Result<()> {
         let mut facts = self.inner.lock();
         for l in listed {
-            facts.listed.insert(l.feed, Listed { count: l.count, digest: l.digest });
+            facts.set_listed(l.feed, Listed { count: l.count, digest: l.digest });
         }
         facts.readers.extend(readers);
         facts.states_missing = states_missing;
@@ -187,43 +177,6 @@ impl EpochFacts {
             facts.knows_resumed = true;
         }
         Ok(())
-    }
-
-    /// Asks the dispatcher which splits it has listed, and waits for its answer, no longer than [`LISTING_TIMEOUT`]. Does nothing if it was asked since the user got
-    /// rows of `splits` splits: splits that are not listed by then are in no order, and stay unlisted.
-    pub(crate) async fn ask_for_listing(&self, splits: u64) {
-        if self.listing.splits.swap(splits, Ordering::Relaxed) == splits {
-            return;
-        }
-        let answered = self.listing.answered.notified();
-        if self.listing.over.load(Ordering::Acquire) {
-            return;
-        }
-        self.listing.wanted.store(true, Ordering::Release);
-        self.listing.asked.notify_one();
-        drop(tokio::time::timeout(LISTING_TIMEOUT, answered).await);
-    }
-
-    /// Waits until somebody asks for the listing.
-    pub(crate) async fn listing_asked(&self) {
-        self.listing.asked.notified().await;
-    }
-
-    /// Whether somebody waits for the listing.
-    pub(crate) fn wants_listing(&self) -> bool {
-        self.listing.wanted.load(Ordering::Acquire)
-    }
-
-    /// The session is over.
-    pub(crate) fn end_listing(&self) {
-        self.listing.over.store(true, Ordering::Release);
-        self.answered_listing();
-    }
-
-    /// The answer to a question that began after it was wanted is recorded.
-    pub(crate) fn answered_listing(&self) {
-        self.listing.wanted.store(false, Ordering::Release);
-        self.listing.answered.notify_waiters();
     }
 
     /// What users had got when the iteration, and those before it, went on. The dispatcher says it once.
@@ -260,12 +213,16 @@ impl EpochFacts {
         self.inner.lock().missing_states.clone()
     }
 
-    /// The numbers of rows of splits, from their worker.
-    pub(crate) fn sized(&self, sized: Vec<(u64, u64)>) {
-        if !sized.is_empty() {
-            let mut facts = self.inner.lock();
-            facts.sized_for_session.extend(&sized);
-            facts.sized.extend(sized);
+    /// What a worker says of splits. It is added before the user gets rows of them.
+    pub(crate) fn add_split_facts(&self, SplitFacts { sized, listed }: SplitFacts) {
+        if sized.is_empty() && listed.is_none() {
+            return;
+        }
+        let mut facts = self.inner.lock();
+        facts.sized_for_session.extend(&sized);
+        facts.sized.extend(sized);
+        if let Some((feed, listed)) = listed {
+            facts.set_listed(feed, listed);
         }
     }
 
@@ -353,24 +310,19 @@ mod tests {
         Run { split, start, len }
     }
 
-    #[tokio::test]
-    async fn a_state_waits_for_the_listing_once_and_for_a_while() {
+    #[test]
+    fn the_longest_listing_is_kept_whoever_says_it() {
         let facts = EpochFacts::default();
-        let begin = tokio::time::Instant::now();
-        facts.ask_for_listing(3).await;
-        assert!(begin.elapsed() >= LISTING_TIMEOUT, "the dispatcher is out of reach");
-        let begin = tokio::time::Instant::now();
-        // It was asked about these splits.
-        facts.ask_for_listing(3).await;
-        tokio::join!(facts.ask_for_listing(4), async {
-            facts.listing_asked().await;
-            assert!(facts.wants_listing());
-            facts.answered_listing();
-        });
-        assert!(!facts.wants_listing());
-        facts.end_listing();
-        facts.ask_for_listing(5).await;
-        assert!(begin.elapsed() < LISTING_TIMEOUT, "nothing waited but the first question");
+        let listed = |count| Some((0, Listed { count, digest: 10 * count }));
+        let from_worker =
+            |count| facts.add_split_facts(SplitFacts { listed: listed(count), ..SplitFacts::default() });
+        from_worker(7);
+        let from_dispatcher = |count| v1::ListedSplits { feed: 0, count, digest: 10 * count };
+        facts.record(&[from_dispatcher(5)], &[], &[], 0).unwrap();
+        assert_eq!(facts.listed_and_readers().0, BTreeMap::from_iter(listed(7)), "an answer that came late");
+        facts.record(&[from_dispatcher(9)], &[], &[], 0).unwrap();
+        from_worker(8);
+        assert_eq!(facts.listed_and_readers().0, BTreeMap::from_iter(listed(9)));
     }
 
     #[test]

@@ -243,7 +243,6 @@ impl Session {
             self.tasks.idle.check(&self.shared, self.link.address(), self.states_within())?;
             local.mark_unchanged();
             let request = self.report();
-            let wants_listing = request.wait_ms == 0;
             let (sent_ended, sent_lost): (Vec<u64>, Vec<u64>) =
                 (request.ended_tasks.clone(), request.lost_tasks.iter().map(|t| t.task_id).collect());
             let (sent_taken, sent_all) = (request.taken_tasks.clone(), request.acknowledged_all);
@@ -267,7 +266,6 @@ impl Session {
                 () = self.shared.acks.report_due(), if !is_reading || !self.took => {}
                 Ok(()) = local.changed() => {}
                 () = self.shared.settled() => {}
-                () = self.shared.facts.listing_asked() => {}
                 answer = self.link.call(self.poll, call) => match answer {
                     Ok(answer) => {
                         self.absence.end();
@@ -275,13 +273,8 @@ impl Session {
                         self.taken.confirm(sent_all);
                         let news = answer.version > self.version;
                         self.on_answer(answer, sent_takes).await?;
-                        if wants_listing {
-                            self.shared.facts.answered_listing();
-                        }
                         if !news && asked.elapsed() < MIN_POLL_INTERVAL {
-                            // A state does not wait for news that are reported together.
-                            let asked = self.shared.facts.listing_asked();
-                            drop(tokio::time::timeout(MIN_POLL_INTERVAL, asked).await);
+                            tokio::time::sleep(MIN_POLL_INTERVAL).await;
                         }
                     }
                     Err(e) => {

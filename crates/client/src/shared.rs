@@ -174,7 +174,6 @@ impl Shared {
     pub(crate) fn open_gates(&self) {
         self.announced.open();
         self.taking.open();
-        self.facts.end_listing();
     }
 
     /// The state of the same reader in an epoch that is opened again.

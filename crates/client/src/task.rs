@@ -107,7 +107,7 @@ async fn read_local(
             held.below(target.slot, shared.config.prefetch_bytes).await;
         }
         let next = task.next().await?;
-        shared.facts.sized(task.take_sized());
+        shared.facts.add_split_facts(task.take_split_facts());
         let Some(chunk) = next else { return Ok(task.emitted()) };
         let bytes = chunk.bytes();
         shared.receive(target.task, target.slot, chunk, bytes, None);
@@ -272,7 +272,7 @@ async fn receive<R: AsyncRead + Unpin>(
                     )));
                 };
                 let header = frame.message::<RowsHeader>().map_err(broken)?;
-                let sized = header.sized();
+                let facts = header.split_facts();
                 let named = |e: Error| broken(e.context(target.peer()));
                 let (chunk, bytes) =
                     decode(shared, header, schema, (frame, files.as_ref())).map_err(named)?;
@@ -281,8 +281,8 @@ async fn receive<R: AsyncRead + Unpin>(
                     return Err(Error::unavailable(what));
                 }
                 credit.arrived(bytes as u64);
+                shared.facts.add_split_facts(facts);
                 shared.receive(target.task, target.slot, chunk, bytes, Some(credit));
-                shared.facts.sized(sized);
             }
             Kind::Schema => {
                 let header = frame.message::<SchemaHeader>().map_err(broken)?;
@@ -291,7 +291,7 @@ async fn receive<R: AsyncRead + Unpin>(
             Kind::Ping => {}
             Kind::End => {
                 let end = frame.message::<EndHeader>().map_err(broken)?;
-                shared.facts.sized(end.sized());
+                shared.facts.add_split_facts(end.split_facts());
                 return Ok(Answer::Ended(end.counts()));
             }
             Kind::Error => return Err(frame.message::<ErrorHeader>().map_err(broken)?.into()),

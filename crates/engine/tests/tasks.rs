@@ -288,6 +288,20 @@ steps: [ { with_columns: { x: 'id + 1' } } ]
 ";
     let got: Vec<_> = rows(&chunks(yaml, d).await.unwrap()).into_iter().map(|r| r.1).collect();
     assert_eq!(got, (0..150).map(|i| format!("{i}|{}", i + 1)).collect::<Vec<_>>());
+    // A column may have nulls if it may in one of the datasets, whichever it is.
+    let nullable = "{ source: { range: 4 }, steps: [ { map: { id: 'nullif(id, 2)' } } ] }";
+    for datasets in [[nullable, "{ source: { range: 3 } }"], ["{ source: { range: 3 } }", nullable]] {
+        for combined in [
+            format!("concatenate: [{}]", datasets.join(", ")),
+            format!("sample: {{ datasets: [{}] }}", datasets.join(", ")),
+        ] {
+            let yaml =
+                format!("source: {{ {combined} }}\nsteps: [ {{ map: {{ id: 'coalesce(id, 9)' }} }} ]\n");
+            let got: Vec<i64> =
+                rows(&chunks(&yaml, d).await.unwrap()).into_iter().map(|r| r.1.parse().unwrap()).collect();
+            assert_eq!(sorted(got), [0, 0, 1, 1, 2, 3, 9], "{combined}");
+        }
+    }
     let yaml = "
 source:
   zip:

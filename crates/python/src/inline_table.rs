@@ -206,13 +206,20 @@ fn nullable_field(field: &Field) -> Field {
 // ---- writing --------------------------------------------------------------------------------------------------------
 
 fn write_error(e: ArrowError) -> Error {
-    Error::internal(format!("rows cannot be written as Arrow: {e}"))
+    let message = format!("rows cannot be written as Arrow: {e}");
+    match e {
+        // Types that the format has no form for, such as a dictionary of a dictionary.
+        ArrowError::InvalidArgumentError(_) | ArrowError::NotYetImplemented(_) => {
+            Error::unimplemented(format!("{message}; cast the column to another type"))
+        }
+        _ => Error::internal(message),
+    }
 }
 
 /// Batches as an Arrow IPC stream.
 ///
 /// # Errors
-/// `Internal` if Arrow cannot write them.
+/// `Unimplemented` for types that the format has no form for.
 pub(crate) fn write_ipc(schema: &Schema, batches: &[RecordBatch]) -> Result<Vec<u8>> {
     let mut writer = StreamWriter::try_new(Vec::new(), schema).map_err(write_error)?;
     for batch in batches {

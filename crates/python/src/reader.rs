@@ -148,16 +148,6 @@ impl Reader {
         }
     }
 
-    /// Lets the dispatcher say what it has listed, before the last state is taken.
-    fn learn_listing(&self, timeout: Duration) {
-        if check_fork().is_err() {
-            return;
-        }
-        if let Some(Open { reader, runtime }) = self.open.lock().as_ref() {
-            runtime.finish(async { tokio::time::timeout(timeout, reader.listed_position()).await.is_ok() });
-        }
-    }
-
     /// Leaves the job. Waits no longer than `timeout` for the dispatcher to know.
     pub(crate) fn leave(&self, timeout: Duration) {
         if check_fork().is_err() {
@@ -242,8 +232,7 @@ impl Reader {
         check_fork().into_py(py)?;
         let state = py.detach(|| {
             if let Some(open) = self.open.lock().as_ref() {
-                let position = open.runtime.finish(open.reader.listed_position());
-                return position.unwrap_or_else(|| open.reader.position()).and_then(|s| s.to_json());
+                return open.reader.position().and_then(|s| s.to_json());
             }
             let closed = self.last_state.lock().clone();
             closed.unwrap_or_else(|| Err(Error::cancelled("the reader is being closed")))
@@ -298,7 +287,6 @@ impl Reader {
     #[pyo3(signature = (timeout=5.0))]
     fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         let timeout = Duration::try_from_secs_f64(timeout).unwrap_or_default();
-        py.detach(|| self.learn_listing(timeout));
         self.leave(timeout);
         logging::deliver(py)
     }

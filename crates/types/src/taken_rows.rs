@@ -43,7 +43,7 @@ const MANY_RANGES: usize = 1 << 10;
 const MAX_ROW: u64 = 1 << 48;
 
 /// What a reader knows of the listing of a row of splits: their number so far, and the rolling hash of them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listed {
     /// The number of splits, from the first one.
     pub count: u64,
@@ -136,11 +136,6 @@ impl TakenRows {
         };
         self.rows.keys().all(|split| covers(*split))
             && self.whole.iter().all(|(start, end)| covers(start) && covers(end - 1))
-    }
-
-    /// The number of splits with taken rows.
-    pub fn num_splits(&self) -> u64 {
-        self.rows.len() as u64 + self.whole.iter().map(|(start, end)| end - start).sum::<u64>()
     }
 
     /// Adds every row of another set of the same epoch.

@@ -19,7 +19,7 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::compression::{Codec, compress};
 use crate::frame::{self, ALIGN, Kind, RowsHeader};
 use crate::segment::{self, Segment};
-use crate::{Chunk, Elements};
+use crate::{Chunk, Elements, SplitFacts};
 
 /// A frame that is ready to be written: its headers, and the slices of memory that make up its body.
 #[derive(Debug)]
@@ -54,18 +54,18 @@ impl OutFrame {
 /// `Unimplemented` for types that cannot travel (the schema frame names the column before), `ResourceExhausted`
 /// if a column in several pieces does not fit one Arrow array.
 pub fn encode_chunk(chunk: &Chunk) -> Result<OutFrame> {
-    encode_chunk_as(chunk, &[], None)
+    encode_chunk_as(chunk, SplitFacts::default(), None)
 }
 
-/// A chunk as a frame, with the numbers of rows of splits, compressed where that helps.
+/// A chunk as a frame, with what it says of splits, compressed where that helps.
 ///
 /// # Errors
 /// As [`encode_chunk`].
-pub fn encode_chunk_as(chunk: &Chunk, sized: &[(u64, u64)], codec: Option<Codec>) -> Result<OutFrame> {
-    encode_rows(chunk, sized)?.inline(codec)
+pub fn encode_chunk_as(chunk: &Chunk, facts: SplitFacts, codec: Option<Codec>) -> Result<OutFrame> {
+    encode_rows(chunk, facts)?.inline(codec)
 }
 
-/// The rows of a chunk in the form in which they travel, with the numbers of rows of splits. No column was copied yet.
+/// The rows of a chunk in the form in which they travel, with what the frame says of splits. No column was copied yet.
 #[derive(Debug)]
 pub struct EncodedRows {
     header: RowsHeader,
@@ -163,9 +163,8 @@ impl EncodedRows {
 ///
 /// # Errors
 /// As [`encode_chunk`].
-pub fn encode_rows(chunk: &Chunk, sized: &[(u64, u64)]) -> Result<EncodedRows> {
-    let (sized_split, sized_rows) = sized.iter().copied().unzip();
-    let header = RowsHeader { sized_split, sized_rows, ..header_of(chunk) };
+pub fn encode_rows(chunk: &Chunk, facts: SplitFacts) -> Result<EncodedRows> {
+    let header = header_of(chunk).with_split_facts(facts);
     let mut out = EncodedRows { header, body: Vec::new(), body_len: 0 };
     let columns = chunk.pieces[0].num_columns();
     for c in 0..columns {

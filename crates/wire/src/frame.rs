@@ -12,8 +12,10 @@
 //! ```
 
 use caju_proto::v1::SplitCount;
-use caju_types::{Error, ErrorKind, Result};
+use caju_types::{Error, ErrorKind, Listed, Result};
 use prost::Message;
+
+use crate::SplitFacts;
 
 /// The first four bytes of every frame, and so of every framed connection. HTTP/2 begins with `PRI `.
 pub const MAGIC: [u8; 4] = *b"CAJU";
@@ -237,6 +239,15 @@ pub struct EndHeader {
     /// As in [`RowsHeader`].
     #[prost(uint64, repeated, tag = "31")]
     pub sized_rows: Vec<u64>,
+    /// As in [`RowsHeader`].
+    #[prost(uint32, tag = "900")]
+    pub listed_feed: u32,
+    /// As in [`RowsHeader`].
+    #[prost(uint64, tag = "901")]
+    pub listed_count: u64,
+    /// As in [`RowsHeader`].
+    #[prost(fixed64, tag = "902")]
+    pub listed_digest: u64,
 }
 
 impl EndHeader {
@@ -247,15 +258,18 @@ impl EndHeader {
         Self { counted: counts.is_some(), splits, rows, ..Self::default() }
     }
 
-    /// This header with the numbers of rows of splits that no earlier frame had.
-    pub fn with_sized(self, sized: &[(u64, u64)]) -> Self {
-        let (sized_split, sized_rows) = sized.iter().copied().unzip();
-        Self { sized_split, sized_rows, ..self }
+    /// This header with what no earlier frame said of the task's splits.
+    pub fn with_split_facts(self, facts: SplitFacts) -> Self {
+        let (sized_split, sized_rows) = facts.sized.into_iter().unzip();
+        let (listed_feed, Listed { count: listed_count, digest: listed_digest }) =
+            facts.listed.unwrap_or_default();
+        Self { sized_split, sized_rows, listed_feed, listed_count, listed_digest, ..self }
     }
 
-    /// As [`RowsHeader::sized`].
-    pub fn sized(&self) -> Vec<(u64, u64)> {
-        self.sized_split.iter().copied().zip(self.sized_rows.iter().copied()).collect()
+    /// What it says of the task's splits besides their rows.
+    pub fn split_facts(&self) -> SplitFacts {
+        let listed = (self.listed_feed, self.listed_count, self.listed_digest);
+        SplitFacts::of_header((&self.sized_split, &self.sized_rows), listed)
     }
 
     /// What the task emitted, if its worker says so.
@@ -339,12 +353,30 @@ pub struct RowsHeader {
     /// The number that this file has on the host ([`SealedFile::id`](caju_runtime::sealed::SealedFile::id)).
     #[prost(uint64, tag = "764")]
     pub file_id: u64,
+    /// The feed of the task's splits. The next two fields are about it.
+    #[prost(uint32, tag = "900")]
+    pub listed_feed: u32,
+    /// How many of its splits were listed; 0: that is not known.
+    #[prost(uint64, tag = "901")]
+    pub listed_count: u64,
+    /// Their rolling hash.
+    #[prost(fixed64, tag = "902")]
+    pub listed_digest: u64,
 }
 
 impl RowsHeader {
-    /// Splits whose numbers of rows are known since the last frame, with these numbers.
-    pub fn sized(&self) -> Vec<(u64, u64)> {
-        self.sized_split.iter().copied().zip(self.sized_rows.iter().copied()).collect()
+    /// This header with what no earlier frame said of the task's splits.
+    pub fn with_split_facts(self, facts: SplitFacts) -> Self {
+        let (sized_split, sized_rows) = facts.sized.into_iter().unzip();
+        let (listed_feed, Listed { count: listed_count, digest: listed_digest }) =
+            facts.listed.unwrap_or_default();
+        Self { sized_split, sized_rows, listed_feed, listed_count, listed_digest, ..self }
+    }
+
+    /// What it says of the task's splits besides their rows.
+    pub fn split_facts(&self) -> SplitFacts {
+        let listed = (self.listed_feed, self.listed_count, self.listed_digest);
+        SplitFacts::of_header((&self.sized_split, &self.sized_rows), listed)
     }
 }
 

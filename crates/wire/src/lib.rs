@@ -59,6 +59,7 @@ mod queue_memory;
 mod same_host;
 mod schema;
 mod segment;
+mod split_facts;
 #[cfg(test)]
 mod tests;
 mod transport;
@@ -83,6 +84,7 @@ pub use queue_memory::{QueueBound, QueueMemory, QueueUse};
 pub use same_host::{FileBody, PassedFiles, can_share_memory};
 pub use schema::{decode_schema, encode_schema, schema_from_ipc, schema_to_ipc};
 pub use segment::Segment;
+pub use split_facts::SplitFacts;
 pub use transport::{
     ByteStream, IN_PROCESS, Listener, Network, ReadHalf, SimulatedNetwork, SimulatedStream, Stream,
     WriteHalf, connect, connect_same_host, is_in_process, new_in_process_address, tune,

@@ -9,7 +9,7 @@ use caju_types::{ClientId, Result, TaskId};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::Chunk;
+use crate::{Chunk, SplitFacts};
 
 /// A worker in this process, as readers see it.
 #[async_trait]
@@ -40,8 +40,8 @@ pub trait LocalTask: Send {
     /// Rows that the task emitted, per split, to all of its readers; known at its end.
     fn emitted(&self) -> Option<Vec<SplitCount>>;
 
-    /// Splits whose numbers of rows are known since the last call of any of its readers, with these numbers.
-    fn take_sized(&mut self) -> Vec<(u64, u64)>;
+    /// What is known of its splits since the last call. It covers the splits of each chunk that was returned.
+    fn take_split_facts(&mut self) -> SplitFacts;
 }
 
 /// The workers of this process by their registered address. Clones share the list.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use caju_types::{ClientId, Error, Result};
-use caju_wire::Chunk;
+use caju_wire::{Chunk, SplitFacts};
 
 use crate::running::RunningTask;
 use crate::sizes::SentRows;
@@ -91,12 +91,13 @@ impl Attachment {
         chunk
     }
 
-    /// Splits whose numbers of rows this reader does not know, and can use.
-    pub(crate) fn take_sized(&mut self) -> Vec<(u64, u64)> {
-        match self.task.readers.are_several() {
+    /// What this reader does not know of the splits of its chunks, and can use.
+    pub(crate) fn take_split_facts(&mut self) -> SplitFacts {
+        let sized = match self.task.readers.are_several() {
             true => self.task.sizes.take_for(&mut self.sent),
             false => self.task.sizes.take_all(),
-        }
+        };
+        SplitFacts { sized, listed: self.task.listing.get() }
     }
 
     /// The reader has received everything that it took.

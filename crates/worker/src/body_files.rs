@@ -337,7 +337,7 @@ impl TaskBodies {
 #[cfg(target_os = "linux")]
 mod tests {
     use arrow_array::{Int64Array, RecordBatch};
-    use caju_wire::{Chunk, encode_rows};
+    use caju_wire::{Chunk, SplitFacts, encode_rows};
 
     use super::*;
 
@@ -347,7 +347,7 @@ mod tests {
         let whole = RecordBatch::try_from_iter([("id", Arc::new(ids) as _)]).unwrap();
         let each = 1000 / pieces;
         let pieces = (0..pieces).map(|at| whole.slice(at * each, each)).collect();
-        encode_rows(&Chunk { pieces, ..Chunk::rows_of(whole, Vec::new()) }, &[]).unwrap()
+        encode_rows(&Chunk { pieces, ..Chunk::rows_of(whole, Vec::new()) }, SplitFacts::default()).unwrap()
     }
 
     /// Bytes of [`rows`], with the padding.

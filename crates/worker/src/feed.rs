@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use crate::emitted_rows::EmittedRows;
 use crate::identity::{Identity, refused_as_loss};
 use crate::lagging::LaggingConsumers;
+use crate::listing::TaskListing;
 use crate::running::split_counts;
 
 /// How long one request waits at the dispatcher for splits to be listed.
@@ -43,6 +44,8 @@ pub(crate) struct DispatcherFeed {
     sharing: Option<Arc<SharingMember>>,
     /// The rows that the task gave out: those of complete splits are forgotten.
     emitted: Arc<OrderedMutex<EmittedRows>>,
+    /// How far the splits are listed.
+    listing: Arc<TaskListing>,
     /// How many complete splits the dispatcher has listed.
     completed_seen: u64,
     /// Those that the engine does not know of.
@@ -61,6 +64,7 @@ impl DispatcherFeed {
         lagging: Arc<LaggingConsumers>,
         sharing: Option<Arc<SharingMember>>,
         emitted: Arc<OrderedMutex<EmittedRows>>,
+        listing: Arc<TaskListing>,
     ) -> Self {
         Self {
             identity,
@@ -74,6 +78,7 @@ impl DispatcherFeed {
             lagging,
             sharing,
             emitted,
+            listing,
             completed_seen: 0,
             completed: Vec::new(),
             empty: Vec::new(),
@@ -119,6 +124,7 @@ impl DispatcherFeed {
         if answer.has_lagging {
             self.lagging.set_query_due();
         }
+        self.listing.update(answer.listed);
         for lease in answer.splits {
             self.leased.push_back(leased(lease)?);
         }

@@ -8,8 +8,8 @@ use caju_types::{ClientId, Error, Result, TaskId, format_duration};
 use caju_wire::Chunk;
 use caju_wire::frame::{CreditHeader, EmptyHeader, EndHeader, ErrorHeader, Kind, MovedHeader, OpenHeader};
 use caju_wire::{
-    BufferPool, Compression, FrameReader, FrameWriter, OutFrame, PendingConnection, Stream, coalesce,
-    encode_schema,
+    BufferPool, Compression, FrameReader, FrameWriter, OutFrame, PendingConnection, SplitFacts, Stream,
+    coalesce, encode_schema,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -179,16 +179,16 @@ async fn send<W: AsyncWrite + Unpin>(
         };
         for chunk in std::iter::once(chunk).chain(odd) {
             let start = Instant::now();
-            let sized = attachment.take_sized();
+            let facts = attachment.take_split_facts();
             let bytes =
-                send_chunk(&attachment, (writer, &mut outgoing), flow, &mut schema, (&chunk, sized)).await?;
+                send_chunk(&attachment, (writer, &mut outgoing), flow, &mut schema, (&chunk, facts)).await?;
             if !to.is_same_host {
                 attachment.task.sent(bytes, start.elapsed());
             }
         }
     }
     let end = EndHeader::new(attachment.task.emitted().as_deref());
-    writer.send(Kind::End, &end.with_sized(&attachment.take_sized())).await?;
+    writer.send(Kind::End, &end.with_split_facts(attachment.take_split_facts())).await?;
     Ok(Some(attachment))
 }
 
@@ -198,15 +198,15 @@ async fn send_chunk<W: AsyncWrite + Unpin>(
     (writer, outgoing): (&mut FrameWriter<W>, &mut Outgoing),
     flow: &Flow,
     schema: &mut SchemaRef,
-    (chunk, sized): (&Chunk, Vec<(u64, u64)>),
+    (chunk, facts): (&Chunk, SplitFacts),
 ) -> Result<u64> {
     let task = &attachment.task;
-    let mut packed = outgoing.frame(chunk, &sized).await?;
+    let mut packed = outgoing.frame(chunk, &facts).await?;
     // The window is what the reader has in memory.
     flow.take(packed.frame.raw_len);
     if !task.sending(write(writer, schema, chunk, &packed.frame)).await? {
         outgoing.without_files(&"too many files are on their way");
-        packed = outgoing.frame(chunk, &sized).await?;
+        packed = outgoing.frame(chunk, &facts).await?;
         task.sending(write(writer, schema, chunk, &packed.frame)).await?;
     }
     packed.count(&task.bodies);

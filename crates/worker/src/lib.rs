@@ -31,6 +31,7 @@ mod framed;
 mod identity;
 mod lagging;
 mod learning;
+mod listing;
 mod local;
 mod manager;
 mod outgoing;

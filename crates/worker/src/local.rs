@@ -5,7 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use caju_proto::v1::SplitCount;
 use caju_types::{ClientId, Result, TaskId};
-use caju_wire::{Chunk, LocalTask, LocalWorker};
+use caju_wire::{Chunk, LocalTask, LocalWorker, SplitFacts};
 
 use crate::attachment::Attachment;
 use crate::manager::{Credentials, Found, Manager};
@@ -45,8 +45,8 @@ impl LocalTask for Attachment {
         self.task.emitted()
     }
 
-    fn take_sized(&mut self) -> Vec<(u64, u64)> {
-        Attachment::take_sized(self)
+    fn take_split_facts(&mut self) -> SplitFacts {
+        Attachment::take_split_facts(self)
     }
 }
 
@@ -63,7 +63,7 @@ impl LocalTask for Over {
         None
     }
 
-    fn take_sized(&mut self) -> Vec<(u64, u64)> {
-        Vec::new()
+    fn take_split_facts(&mut self) -> SplitFacts {
+        SplitFacts::default()
     }
 }

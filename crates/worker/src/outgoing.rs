@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use caju_runtime::CpuPool;
 use caju_types::Result;
-use caju_wire::{Chunk, Codec, OutFrame, encode_chunk_as, encode_rows};
+use caju_wire::{Chunk, Codec, OutFrame, SplitFacts, encode_chunk_as, encode_rows};
 
 use crate::body_files::TaskBodies;
 
@@ -57,10 +57,10 @@ impl Outgoing {
         self.files.as_ref().is_some_and(|files| bytes as u64 >= files.min_bytes)
     }
 
-    /// The frame of a chunk, with the numbers of rows of splits.
-    pub(crate) async fn frame(&mut self, chunk: &Chunk, sized: &[(u64, u64)]) -> Result<Packed> {
+    /// The frame of a chunk, with what it says of splits.
+    pub(crate) async fn frame(&mut self, chunk: &Chunk, facts: &SplitFacts) -> Result<Packed> {
         if let Some(files) = &self.files {
-            let (rows, task) = (encode_rows(chunk, sized)?, Arc::clone(&files.task));
+            let (rows, task) = (encode_rows(chunk, facts.clone())?, Arc::clone(&files.task));
             if rows.body_len() < files.min_bytes {
                 return Ok(Packed { frame: rows.inline(None)?, was_there: false });
             }
@@ -73,10 +73,10 @@ impl Outgoing {
         }
         let Some(codec) = self.codec.filter(|_| self.untried == 0) else {
             self.untried = self.untried.saturating_sub(1);
-            return Ok(Packed { frame: encode_chunk_as(chunk, sized, None)?, was_there: false });
+            return Ok(Packed { frame: encode_chunk_as(chunk, facts.clone(), None)?, was_there: false });
         };
-        let (chunk, sized) = (chunk.clone(), sized.to_vec());
-        let frame = self.pool.run(move || encode_chunk_as(&chunk, &sized, Some(codec))).await??;
+        let (chunk, facts) = (chunk.clone(), facts.clone());
+        let frame = self.pool.run(move || encode_chunk_as(&chunk, facts, Some(codec))).await??;
         if frame.body_len == frame.raw_len {
             self.untried = CHUNKS_SENT_UNCOMPRESSED;
         }

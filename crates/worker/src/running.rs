@@ -16,6 +16,7 @@ use caju_wire::{Chunk, Run};
 use crate::body_files::TaskBodies;
 use crate::emitted_rows::EmittedRows;
 use crate::lagging::LaggingConsumers;
+use crate::listing::TaskListing;
 use crate::profiling::Profiled;
 use crate::readers::{Readers, Received};
 use crate::round_robin::RoundRobin;
@@ -59,6 +60,8 @@ pub(crate) struct RunningTask {
     to_flight: OrderedMutex<EmittedRows>,
     /// The numbers of rows of splits, for readers.
     pub(crate) sizes: Sizes,
+    /// How far its splits are listed, for readers.
+    pub(crate) listing: Arc<TaskListing>,
 }
 
 /// How a task ended.
@@ -89,6 +92,7 @@ pub(crate) struct TaskParts {
     pub(crate) output_pool: CpuPool,
     pub(crate) lagging: Arc<LaggingConsumers>,
     pub(crate) emitted_rows: Arc<OrderedMutex<EmittedRows>>,
+    pub(crate) listing: Arc<TaskListing>,
 }
 
 impl RunningTask {
@@ -98,7 +102,7 @@ impl RunningTask {
         schema: SchemaRef,
         run: &TaskRun,
         queue: TaskOutput,
-        TaskParts { profiled, sharing, bodies, output_pool, lagging, emitted_rows }: TaskParts,
+        TaskParts { profiled, sharing, bodies, output_pool, lagging, emitted_rows, listing }: TaskParts,
         group: Tasks,
     ) -> Self {
         Self {
@@ -128,6 +132,7 @@ impl RunningTask {
                 EmittedRows::default(),
             ),
             sizes: Sizes::default(),
+            listing,
         }
     }
 

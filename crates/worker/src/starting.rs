@@ -18,6 +18,7 @@ use crate::emitted_rows::EmittedRows;
 use crate::feed::DispatcherFeed;
 use crate::identity::{Registration, refused_as_loss};
 use crate::lagging::LaggingConsumers;
+use crate::listing::TaskListing;
 use crate::manager::{Credentials, Manager};
 use crate::pipelines::shard_by;
 use crate::profiling::{ProcessOverhead, Profiled};
@@ -56,6 +57,7 @@ impl Manager {
         let pipeline = self.pipeline(id, &def).await?;
         let (lagging, retry_timeout) = (Arc::<LaggingConsumers>::default(), self.config.dispatcher_timeout);
         let sharing = self.share(&def, &pipeline)?;
+        let listing = Arc::<TaskListing>::default();
         let emitted_rows =
             Arc::new(OrderedMutex::new(LockRank::leaf("the emitted rows of a task"), EmittedRows::default()));
         let feed = DispatcherFeed::new(
@@ -65,6 +67,7 @@ impl Manager {
             Arc::clone(&lagging),
             sharing.clone(),
             Arc::clone(&emitted_rows),
+            Arc::clone(&listing),
         );
         let round_robin = match def.num_consumers {
             0 => None,
@@ -86,7 +89,7 @@ impl Manager {
         let group = may_repeat.then(|| body_group(&def));
         let bodies = TaskBodies::new(id, Arc::clone(&self.body_files), group);
         let output_pool = self.pool.of_job(&format!("{}\0output", def.job)).with_priority(priority(&def));
-        let parts = TaskParts { profiled, sharing, bodies, output_pool, lagging, emitted_rows };
+        let parts = TaskParts { profiled, sharing, bodies, output_pool, lagging, emitted_rows, listing };
         let running = RunningTask::new(id, whose, schema, &run, output, parts, tasks);
         let running = Arc::new(running);
         tracing::info!(task = %id, job = %def.job, epoch = def.epoch, "task started");

@@ -94,16 +94,16 @@ pub(crate) struct Global {
 #[command(next_help_heading = "Bounds")]
 pub(crate) struct BoundArgs {
     /// The most memory that a stage may use for one chunk of rows. Give dispatcher and workers the same
-    #[arg(long, global = true, value_name = "SIZE", default_value = "1GiB", value_parser = service::size)]
+    #[arg(long, global = true, value_name = "SIZE", default_value = "1GiB", value_parser = service::bound)]
     pub(crate) chunk_memory: u64,
     /// The most steps, of about a nanosecond each, that functions such as `levenshtein` may take for one chunk of rows
-    #[arg(long, global = true, value_name = "N", default_value_t = 1 << 30)]
+    #[arg(long, global = true, value_name = "N", default_value_t = 1 << 30, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) chunk_steps: u64,
     /// The largest record of a source: a line, a record, a file of an archive, an image file
-    #[arg(long, global = true, value_name = "SIZE", default_value = "256MiB", value_parser = service::size)]
+    #[arg(long, global = true, value_name = "SIZE", default_value = "256MiB", value_parser = service::bound)]
     pub(crate) max_record: u64,
     /// The most pixels of an image. A pipeline may set less, not more
-    #[arg(long, global = true, value_name = "N", default_value_t = 100_000_000)]
+    #[arg(long, global = true, value_name = "N", default_value_t = 100_000_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) max_pixels: u64,
     /// How long checking and planning a pipeline may take
     #[arg(long, global = true, value_name = "TIME", default_value = "10s", value_parser = service::duration)]

@@ -31,6 +31,14 @@ pub(super) fn frame_size(text: &str) -> Result<u64, String> {
     }
 }
 
+/// A bound in bytes. With 0 nothing would pass.
+pub(super) fn bound(text: &str) -> Result<u64, String> {
+    match size(text)? {
+        0 => Err("at least 1 byte".to_string()),
+        bytes => Ok(bytes),
+    }
+}
+
 /// What a server may read, write and run.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct StoreArgs {

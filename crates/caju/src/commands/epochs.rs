@@ -293,7 +293,7 @@ impl Epochs<'_> {
         // state from before the epoch can be read on.
         if let Some(file) = self.state_file.as_ref().filter(|_| incomplete.as_ref().is_none_or(|i| !i.fatal))
         {
-            file.write(&reader.listed_state().await?)?;
+            file.write(&reader.state()?)?;
         }
         let (checksum, failure) = match drained {
             Ok(checksum) => (checksum, None),

@@ -31,29 +31,6 @@ impl Reader {
         }
     }
 
-    /// [`Reader::state`], by which whoever loads it notices that the files of the source have changed. Where the user got rows of
-    /// splits that were leased since the last heartbeat, it asks the dispatcher which splits these are, and waits for the answer
-    /// for two seconds at most. [`Reader::state`] shows changes before the last heartbeat only.
-    ///
-    /// # Errors
-    /// Those of [`Reader::state`].
-    pub async fn listed_state(&self) -> Result<ReaderState> {
-        self.checked(self.listed_position().await?)
-    }
-
-    /// [`Reader::position`] with what [`Reader::listed_state`] waits for.
-    ///
-    /// # Errors
-    /// Those of [`Reader::position`].
-    pub async fn listed_position(&self) -> Result<ReaderState> {
-        let state = self.position()?;
-        if state.taken.is_listed() {
-            return Ok(state);
-        }
-        self.shared.facts.ask_for_listing(state.taken.num_splits()).await;
-        self.position()
-    }
-
     /// Why the epoch cannot be continued exactly from a state within it, which is refused: a function of the user draws from a
     /// generator that caju does not set. None if it can.
     pub fn not_exact(&self) -> Option<&str> {

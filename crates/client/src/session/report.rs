@@ -28,11 +28,7 @@ impl Session {
             client_id: self.client.0,
             iteration_id: self.iteration.0,
             seen_version: self.version,
-            // A state waits for the answer.
-            wait_ms: match self.shared.facts.wants_listing() {
-                true => 0,
-                false => u64::try_from(self.poll.as_millis()).unwrap_or(u64::MAX),
-            },
+            wait_ms: u64::try_from(self.poll.as_millis()).unwrap_or(u64::MAX),
             ended_tasks: tasks.ended,
             ended_counts: tasks.counts,
             lost_tasks: tasks.lost,

@@ -10,6 +10,7 @@ use super::context::Context;
 use super::jobs::mode_of_message;
 use super::learnt_boundaries::boundaries_text;
 use super::reader_calls::ReaderCalls;
+use super::task_messages::listed_splits;
 use super::{Txn, attempts, reattach};
 use crate::state::{
     Attempt, AttemptRelation, Dataset, Failure, Iteration, Job, Mode, READERS_NOTIFIED, Resume,
@@ -363,9 +364,7 @@ pub(super) struct Facts {
 
 impl Facts {
     pub(super) fn of(iteration: &Iteration, knows_resumed: bool, known_readers: u64) -> Self {
-        let listed = iteration.feeds.iter().filter(|(_, feed)| !feed.scattered);
-        let listed =
-            listed.map(|(id, feed)| v1::ListedSplits { feed: id.0, count: feed.issued, digest: feed.digest });
+        let listed = iteration.feeds.iter().filter_map(|(id, feed)| listed_splits(*id, feed));
         let resume = iteration.resume.as_deref();
         let states_missing = resume.map_or(0, Resume::missing);
         let resumed = resume.filter(|_| !knows_resumed && states_missing == 0);

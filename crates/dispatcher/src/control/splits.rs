@@ -9,6 +9,7 @@ use super::context::Context;
 use super::fairness::fair_count;
 use super::listings::Listings;
 use super::peer_reports::PeerReports;
+use super::task_messages::listed_splits;
 use super::{Txn, secrets, sharing};
 use crate::state::{Even, Failure, FeedId, Iteration, Lease, SplitRecord, State, Task, Update, WorkerState};
 
@@ -142,6 +143,7 @@ impl SplitLeases {
             has_lagging: iteration.even.as_ref().is_some_and(Even::has_lagging),
             completed,
             completed_up_to,
+            listed: iteration.feeds.get(&task.feed).and_then(|feed| listed_splits(task.feed, feed)),
         }
     }
 

@@ -5,7 +5,7 @@ use caju_proto::v1;
 use caju_types::{Error, Result, Uneven};
 
 use crate::config::DispatcherConfig;
-use crate::state::{Iteration, Job, Mode, Sharing, State, Task};
+use crate::state::{Feed, FeedId, Iteration, Job, Mode, Sharing, State, Task};
 
 /// What a worker has to know of a task.
 ///
@@ -83,6 +83,11 @@ pub(super) fn modes_from_proto(m: v1::SplitModes) -> SplitModes {
         fell_back: m.fell_back,
         backfilled: m.backfilled,
     }
+}
+
+/// How far a feed is listed, in messages.
+pub(super) fn listed_splits(id: FeedId, feed: &Feed) -> Option<v1::ListedSplits> {
+    feed.listed().map(|listed| v1::ListedSplits { feed: id.0, count: listed.count, digest: listed.digest })
 }
 
 pub(super) fn modes_to_proto(m: SplitModes) -> v1::SplitModes {

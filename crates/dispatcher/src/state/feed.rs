@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-use caju_types::{ClientId, RowRanges, WorkerId, feed_and_position, hash128, mix64, split_index};
+use caju_types::{ClientId, Listed, RowRanges, WorkerId, feed_and_position, hash128, mix64, split_index};
 use serde::{Deserialize, Serialize};
 
 /// Which row of splits of an iteration: one for all workers under `dynamic`, one per worker slot under `off`, one per
@@ -78,6 +78,11 @@ impl Feed {
     /// Whether some split may still have to be leased.
     pub fn has_work(&self) -> bool {
         !self.closed && (!self.exhausted || !self.pending.is_empty())
+    }
+
+    /// How far it is listed, for states of readers; none if its splits were issued in another order.
+    pub fn listed(&self) -> Option<Listed> {
+        (!self.scattered).then_some(Listed { count: self.issued, digest: self.digest })
     }
 
     pub(super) fn issue(&mut self, record: &SplitRecord) {

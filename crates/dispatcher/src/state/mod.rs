@@ -216,12 +216,16 @@ impl State {
         match update {
             Update::WorkerRegistered { worker, address, slot, tags, cores, version, secret, unconfirmed } => {
                 self.next_worker = self.next_worker.max(worker.0 + 1);
-                let before = self.workers.get(worker).map_or(0, |w| w.incarnation);
-                self.lose_worker(*worker, &format!("{worker} at {address} started again"), false);
+                let before = self.workers.get(worker);
+                // A process that registers again has not died: the splits that it had are not to blame.
+                let same_process = before.is_some_and(|w| w.secret.is_some() && w.secret == *secret);
+                let incarnation = before.map_or(0, |w| w.incarnation) + u32::from(!same_process);
+                let what = if same_process { "registered" } else { "started" };
+                self.lose_worker(*worker, &format!("{worker} at {address} {what} again"), false);
                 let registered = Worker {
                     id: *worker,
                     address: address.clone(),
-                    incarnation: before + 1,
+                    incarnation,
                     slot: *slot,
                     tags: tags.clone(),
                     cores: *cores,

@@ -17,7 +17,7 @@ pub struct Worker {
     pub id: WorkerId,
     /// `host:port` that clients dial.
     pub address: String,
-    /// How often it has come, beginning with 1.
+    /// How many processes have registered under this identifier, this one included.
     pub incarnation: u32,
     /// Enters the seed under `off`.
     pub slot: u32,

@@ -75,6 +75,23 @@ fn an_epoch_fails_after_as_many_deaths_with_one_split_as_are_set() {
     });
 }
 
+/// The list of `--workers` changes, or a heartbeat was late: no process has died, and the split is not to blame.
+#[test]
+fn a_process_that_registers_again_and_again_has_not_died() {
+    run(async {
+        let w = with_losses(LossLimits { splits: 2, ..LossLimits::default() });
+        let open = w.open(&json!({"splits": 1, "path": "good.arrow"}), "j").await;
+        for n in 0..4 {
+            // The helper shows the secret of the process that registered before.
+            let worker = w.worker("a:1").await;
+            let view = w.beat(open.client_id, open.iteration_id, &[], &[]).await;
+            assert!(view.failure.is_none(), "registered {n} times: {:?}", view.failure);
+            let task = view.tasks.iter().find(|t| !t.lost).unwrap().task_id;
+            w.next(task, worker, 1, 1).await.unwrap();
+        }
+    });
+}
+
 #[test]
 fn the_address_of_a_worker_is_free_after_as_many_missed_heartbeats_as_are_set() {
     run(async {

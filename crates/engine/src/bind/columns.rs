@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use arrow_schema::{Schema, SchemaRef};
+use arrow_schema::{FieldRef, Schema, SchemaRef};
 use caju_pipeline::{DatasetDef, FileFormat, SourceDef, StageOp};
 use caju_types::{Error, Result};
 
@@ -66,7 +66,7 @@ pub(super) fn needed_columns(
     None
 }
 
-/// The columns that all datasets have, of the same types in the same order.
+/// The columns that all datasets have, of the same types in the same order. A column may have nulls if it may in one of them.
 pub(super) fn common_schema(children: &[Branch], place: &str) -> Result<SchemaRef> {
     let first =
         children.first().ok_or_else(|| Error::invalid(format!("{place}source: no datasets")))?.output();
@@ -99,7 +99,13 @@ pub(super) fn common_schema(children: &[Branch], place: &str) -> Result<SchemaRe
             )));
         }
     }
-    Ok(first)
+    let may_be_null = |at: usize| children.iter().any(|child| child.output().field(at).is_nullable());
+    let field = |(at, f): (usize, &FieldRef)| match f.is_nullable() {
+        false if may_be_null(at) => Arc::new(f.as_ref().clone().with_nullable(true)),
+        _ => Arc::clone(f),
+    };
+    let fields: Vec<FieldRef> = first.fields().iter().enumerate().map(field).collect();
+    Ok(Arc::new(Schema::new_with_metadata(fields, first.metadata().clone())))
 }
 
 /// The columns of the first dataset, then those of the second one, and so on.

@@ -148,7 +148,7 @@ pub(crate) fn bind_stages(
         let at = StageSite { place, position, stats, in_zip };
         if streaming && matches!(stage.op, StageOp::Unnest { .. } | StageOp::FlatMap { .. }) {
             return Err(Error::invalid(format!(
-                "{}: rows cannot be multiplied below a stream stage; put it above the first shuffle, batch, take, skip or repeat",
+                "{}: rows cannot be multiplied below a stream stage; put it above the first shuffle, batch, take, skip, repeat or prefetch",
                 at.place
             )));
         }

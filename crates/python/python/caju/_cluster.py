@@ -367,6 +367,8 @@ def checked(workers: Any, cpu_threads: Any, cache: Any) -> None:
 def url_of(place: str | os.PathLike[str]) -> str:
     """A URL unchanged; a path made absolute."""
     text = os.fspath(place)
+    if not text.strip():
+        raise InvalidPipeline("the path is empty")  # it would be the working folder
     return text if "://" in text else os.path.abspath(text)
 
 

@@ -6,7 +6,7 @@ import copy
 import json
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -212,6 +212,8 @@ class DatasetIterator(Iterator[T], Generic[T]):
 
         After the state of an exhausted iterator this one is exhausted too, and the next iterator reads the next epoch.
         """
+        if not isinstance(state, Iterable) or isinstance(state, (str, bytes)):
+            raise InvalidPipeline(f"{state!r} is not a state of a caju reader; give a dict of `state_dict()`, or a list of them")
         states = [state] if isinstance(state, Mapping) else list(state)
         if len(states) == 1 and isinstance(states[0], Mapping) and states[0].get("version") == 1:
             self._load_version_1(states[0])

@@ -88,8 +88,9 @@ def read_images(paths: Paths, **files: Any) -> Dataset:
 
 def concatenate(*datasets: Dataset) -> Dataset:
     """The datasets one after another."""
+    children = [_child(d) for d in datasets]
     rows = [d._rows if not d._steps else None for d in datasets]
-    out = _combined({"concatenate": [_child(d) for d in datasets]}, datasets)
+    out = _combined({"concatenate": children}, datasets)
     out._rows = sum(r for r in rows if r is not None) if None not in rows else None
     return out
 
@@ -195,12 +196,15 @@ def _files(kind: str, paths: Paths, files: Mapping[str, Any], **arguments: Any) 
 
 
 def _absolute(path: str) -> str:
-    return path if "://" in path else os.path.abspath(path)
+    # An empty path would be the working folder. It is refused with the others.
+    return path if "://" in path or not path.strip() else os.path.abspath(path)
 
 
 def _child(dataset: Dataset) -> dict[str, Any]:
     if not isinstance(dataset, Dataset):
-        raise InvalidPipeline(f"{dataset!r} is not a caju.Dataset")
+        listed = isinstance(dataset, (list, tuple)) and all(isinstance(d, Dataset) for d in dataset)
+        hint = "; give the datasets as arguments of their own: `*datasets`" if listed else ""
+        raise InvalidPipeline(f"{dataset!r} is not a caju.Dataset{hint}")
     kept = {k: v for k, v in dataset._tree().items() if k in ("name", "source", "steps")}
     lost = set(dataset._options) - {"name"} - _DEFAULTS
     if lost:

@@ -8,7 +8,7 @@ use caju_types::ErrorKind;
 use super::*;
 use crate::frame::Kind;
 use crate::{
-    Chunk, EncodedRows, FrameReader, FrameWriter, Listener, OutFrame, ReadHalf, Run, WriteHalf,
+    Chunk, EncodedRows, FrameReader, FrameWriter, Listener, OutFrame, ReadHalf, Run, SplitFacts, WriteHalf,
     connect_same_host, decode_chunk, encode_rows,
 };
 
@@ -23,7 +23,7 @@ fn chunk() -> Chunk {
 }
 
 fn rows() -> EncodedRows {
-    encode_rows(&chunk(), &[]).unwrap()
+    encode_rows(&chunk(), SplitFacts::default()).unwrap()
 }
 
 struct Pair {
@@ -63,7 +63,7 @@ async fn one_file_gives_the_rows_to_several_readers() {
         // The order of frames with and without files is that of their rows.
         for _ in 0..3 {
             assert!(pair.writer.write(&rows().in_file(Arc::clone(&file)).unwrap()).await.unwrap());
-            let small = encode_rows(&chunk().slice_rows(7, 1), &[]).unwrap();
+            let small = encode_rows(&chunk().slice_rows(7, 1), SplitFacts::default()).unwrap();
             assert!(pair.writer.write(&small.inline(None).unwrap()).await.unwrap());
         }
         for _ in 0..3 {

@@ -11,6 +11,7 @@ use crate::cluster::{Cluster, TEST_TIMEOUT, drain, ids, range, request, take_of}
 async fn take(mut reader: Reader, elements: usize) -> (Vec<Vec<i64>>, ReaderState) {
     let taken = take_of(&mut reader, elements).await;
     let state = reader.state().unwrap();
+    assert!(state.taken.is_listed(), "nothing shows that the files have changed: {state:?}");
     reader.close().await;
     (taken, ReaderState::from_json(&state.to_json().unwrap()).unwrap())
 }

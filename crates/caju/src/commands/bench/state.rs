@@ -108,7 +108,7 @@ async fn readers(
                 if rows >= every {
                     rows = 0;
                     let begin = Instant::now();
-                    let state = reader.listed_state().await?;
+                    let state = reader.state()?;
                     let took = begin.elapsed();
                     let bytes = state.to_json()?.len();
                     states.push(Taken { state: took, json: begin.elapsed(), bytes });
