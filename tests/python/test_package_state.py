@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import wait_for
 
 import caju as cj
 
@@ -578,3 +579,95 @@ def test_a_state_of_the_first_moments_shows_that_the_files_have_changed(tmp_path
     with pytest.raises(cj.CajuError, match="files changed since the state"):
         changed.load_state_dict(state)
         list(changed)
+
+
+@pytest.mark.parametrize("change", ["none", "added in front", "added behind", "rewritten"])
+def test_a_state_of_stored_rows_that_are_read_in_another_order_shows_that_the_files_have_changed(tmp_path, change):
+    """Rows that were stored behind a shuffle are read part by part, and the splits of a part are scattered over the epoch."""
+    def write(name, first):
+        pq.write_table(pa.table({"id": list(range(first, first + 20))}), tmp_path / f"{name}.parquet")
+
+    for k in range(12):
+        write(10 + k, 100 * k)
+
+    def dataset():
+        rows = cj.read_parquet(str(tmp_path / "*.parquet")).shuffle(30, seed=3)
+        return rows.cache("h").shuffle(10, seed=4)
+
+    with cj.LocalCluster(workers=2, cache=tmp_path / "cache") as cluster:
+        service = {"job_name": "j", "policy": "hint:h"}
+        stored = dataset().distribute(cluster, **service)
+        whole = sorted(row["id"] for row in stored)
+        epoch = iter(stored)
+        before = [next(epoch)["id"] for _ in range(100)]
+        state = epoch.state_dict()
+        epoch.close()
+    {"none": lambda: None, "added in front": lambda: write("00", 90_000), "added behind": lambda: write("99", 90_000),
+     "rewritten": lambda: [write(10 + k, 50_000 + 100 * k) for k in range(12)]}[change]()
+    with cj.LocalCluster(workers=2, cache=tmp_path / "cache") as cluster:
+        again = iter(dataset().distribute(cluster, **service))
+        if change in ("none", "added behind"):
+            again.load_state_dict(state)
+            added = list(range(90_000, 90_020)) if change == "added behind" else []
+            assert sorted(before + [row["id"] for row in again]) == whole + added
+            return
+        with pytest.raises(cj.CajuError, match="files changed since the state"):
+            again.load_state_dict(state)
+            list(again)
+
+
+def slow_readers(cluster, number=2):
+    """Readers of one job. It is slow enough that none of them has all of its rows before the others come."""
+    slow = cj.from_yaml("source: { range: 6000 }\nsteps: [ { sleep: { per_row: 100us } } ]").shuffle(50).batch(16)
+    return [iter(slow.distribute(cluster, job_name="j")) for _ in range(number)]
+
+
+def test_a_reader_that_takes_nothing_after_it_restored_names_those_that_do():
+    """Its state is of the reading in which others took rows: without theirs it must not be read on."""
+    with cj.LocalCluster(workers=1) as cluster:
+        first, second = slow_readers(cluster)
+        got = ids([next(first), next(second)])
+        states = [first.state_dict(), second.state_dict()]
+    with cj.LocalCluster(workers=1) as cluster:
+        first, second = slow_readers(cluster)
+        for reader, state in zip((first, second), states, strict=True):
+            reader.load_state_dict(state)
+        assert second.state_dict() == states[1], "nobody has taken anything since"
+        got += ids([next(first), next(first)])
+        wait_for("the other reader's name", lambda: second.state_dict() != states[1])
+        states = [first.state_dict(), second.state_dict()]
+        assert set(states[0]["readers"]) <= set(states[1]["all_readers"])
+    with cj.LocalCluster(workers=1) as cluster:
+        first, second = slow_readers(cluster)
+        second.load_state_dict(states[1])
+        first.load_state_dict(states[0])
+        with ThreadPoolExecutor(2) as pool:
+            rest = [row for batches in pool.map(list, (first, second)) for row in ids(batches)]
+    assert sorted(got + rest) == list(range(6000))
+
+
+def test_states_of_one_reader_that_took_rows_and_one_that_did_not_go_on_together():
+    """The readers had restored states of different readings: one had taken nothing after it had restored its own, too."""
+    got = []
+    with cj.LocalCluster(workers=1) as cluster:
+        first, second = slow_readers(cluster)
+        got += ids([next(first), next(second)])
+        union = [first.state_dict(), second.state_dict()]
+    with cj.LocalCluster(workers=1) as cluster:
+        first, second = slow_readers(cluster)
+        first.load_state_dict(union)
+        second.load_state_dict(union)
+        got += ids([next(first)])
+        states = [first.state_dict(), second.state_dict()]
+    with cj.LocalCluster(workers=1) as cluster:
+        first, second = slow_readers(cluster)
+        first.load_state_dict(states[0])
+        second.load_state_dict(states[1])
+        unchanged = first.state_dict()
+        got += ids(next(second) for _ in range(3))
+        states = [unchanged, second.state_dict()]
+    with cj.LocalCluster(workers=1) as cluster:
+        [alone] = slow_readers(cluster, 1)
+        alone.load_state_dict(states)
+        rest = ids(alone)
+    assert sorted(got + rest) == list(range(6000))

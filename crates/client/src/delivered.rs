@@ -125,6 +125,8 @@ struct Facts {
     knows_resumed: bool,
     /// What users had got when the iteration, and those before it, went on.
     bases: ReadingBases,
+    /// The iterations from whose states this one goes on, and those before them.
+    readings: BTreeSet<u64>,
     sized: Vec<(u64, u64)>,
     /// Numbers of rows of splits that the session has not read yet.
     sized_for_session: Vec<(u64, u64)>,
@@ -179,11 +181,20 @@ impl EpochFacts {
         Ok(())
     }
 
-    /// What users had got when the iteration, and those before it, went on. The dispatcher says it once.
-    pub(crate) fn set_bases(&self, bases: &[v1::ReadingBase]) {
+    /// The iterations from whose states this one goes on, those before them, and what users had got when each went on. The
+    /// dispatcher says both once.
+    pub(crate) fn set_readings(&self, readings: &[u64], bases: &[v1::ReadingBase]) {
+        let mut facts = self.inner.lock();
+        facts.readings.extend(readings);
         if !bases.is_empty() {
-            self.inner.lock().bases = reading_bases(bases);
+            facts.bases = reading_bases(bases);
         }
+    }
+
+    /// The iterations from whose states this one goes on, and those before them, also where this reader's own state is of another
+    /// one than those of the other readers.
+    pub(crate) fn readings(&self) -> BTreeSet<u64> {
+        self.inner.lock().readings.clone()
     }
 
     /// What users had got when the iteration went on, and those before it, which a reader of it had got from its state.

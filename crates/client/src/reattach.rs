@@ -112,7 +112,10 @@ impl Reopening {
         let consumer = (self.request.num_consumers > 0).then_some(self.request.consumer_index);
         let state = ReaderState {
             iteration: iteration.0,
-            behind: if self.is_resumed { self.origin.behind_this() } else { BTreeSet::new() },
+            behind: match self.is_resumed {
+                true => self.origin.behind_these(shared.facts.readings()),
+                false => BTreeSet::new(),
+            },
             readers: [client.0].into(),
             all_readers,
             elements: self.origin.elements.saturating_add(taken.elements()),

@@ -328,7 +328,7 @@ impl Session {
         }
         let facts = &self.shared.facts;
         facts.record(&answer.listed, &answer.readers, &answer.resumed, answer.states_missing)?;
-        facts.set_bases(&answer.bases);
+        facts.set_readings(&answer.readings, &answer.bases);
         facts.set_missing_states(&answer.missing_states);
         facts.set_present(&answer.present, &answer.taking, answer.steps);
         if answer.unnotified == 0 {

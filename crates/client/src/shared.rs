@@ -142,7 +142,7 @@ impl Shared {
     /// `InvalidArgument` if the answer cannot be read.
     pub(crate) fn on_opened(&self, opened: &v1::OpenIterationResponse) -> Result<()> {
         self.facts.record(&opened.listed, &opened.readers, &opened.resumed, opened.states_missing)?;
-        self.facts.set_bases(&opened.bases);
+        self.facts.set_readings(&opened.readings, &opened.bases);
         self.facts.set_missing_states(&opened.missing_states);
         self.facts.set_present(&opened.present, &opened.taking, opened.steps);
         if opened.unnotified == 0 {

@@ -238,6 +238,7 @@ impl ReaderState {
                 (all.iteration, all.behind) = (state.iteration, state.behind.clone());
                 all.all_readers.clone_from(&state.all_readers);
             } else if !is_earlier {
+                all.behind.extend(&state.behind);
                 all.all_readers.extend(&state.all_readers);
             }
             if is_later || is_earlier {
@@ -282,9 +283,11 @@ impl ReaderState {
         self.elements > 0 && !self.exhausted
     }
 
-    /// The iterations from which a reader continues that restores this state.
-    pub(crate) fn behind_this(&self) -> BTreeSet<u64> {
-        let mut behind = self.behind.clone();
+    /// The iterations from which a reader continues that restores this state; `readings` by the dispatcher, which knows those of
+    /// the other readers' states.
+    pub(crate) fn behind_these(&self, readings: BTreeSet<u64>) -> BTreeSet<u64> {
+        let mut behind = readings;
+        behind.extend(&self.behind);
         behind.insert(self.iteration);
         while behind.len() > MAX_BEHIND {
             behind.pop_first();

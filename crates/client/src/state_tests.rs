@@ -90,7 +90,7 @@ fn an_older_state_has_no_union_with_one_of_a_later_reading() {
 fn a_state_from_before_the_last_readings_has_no_union_with_a_present_one() {
     let mut states = vec![state()];
     for iteration in 6..=6 + ReadingBases::MAX as u64 {
-        let behind = states[states.len() - 1].behind_this();
+        let behind = states[states.len() - 1].behind_these(BTreeSet::new());
         states.push(ReaderState { iteration, behind, readers: [iteration + 100].into(), ..state() });
     }
     let last = states[states.len() - 1].clone();

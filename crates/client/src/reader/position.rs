@@ -59,7 +59,10 @@ impl Reader {
         }
         Ok(ReaderState {
             iteration: self.iteration.0,
-            behind: if self.is_resumed { self.origin.behind_this() } else { BTreeSet::new() },
+            behind: match self.is_resumed {
+                true => self.origin.behind_these(self.shared.facts.readings()),
+                false => BTreeSet::new(),
+            },
             readers: [self.client].into(),
             all_readers: readers,
             elements: self.origin.elements.saturating_add(self.elements),

@@ -114,6 +114,7 @@ impl Clients {
             reattach: false,
             resumed: facts.resumed.into(),
             bases: facts.bases,
+            readings: facts.readings,
             states_missing: facts.states_missing,
             missing_states: facts.missing_states,
             version: iteration.version,

@@ -188,6 +188,7 @@ fn describe(state: &State, client: ClientId, id: IterationId) -> Result<v1::Open
         steps: iteration.steps_before(client),
         resumed: facts.resumed.into(),
         bases: facts.bases,
+        readings: facts.readings,
         states_missing: facts.states_missing,
         missing_states: facts.missing_states,
         mode: mode_of(state, iteration).into(),

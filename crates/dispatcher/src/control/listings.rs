@@ -165,10 +165,13 @@ impl Listing {
                 Ok(sets::IterationSplits::Splits(all)) => {
                     Box::pin(futures::stream::iter(all.into_iter().map(Ok)))
                 }
-                Ok(sets::IterationSplits::Groups(mut groups)) => {
+                Ok(sets::IterationSplits::Groups(mut groups, whole)) => {
                     drop((datasets, snapshots));
                     if let Some(order) = order {
                         order.permute(0, &mut groups);
+                    }
+                    if let Some(first) = groups.iter_mut().flatten().next() {
+                        first.whole = Some(whole);
                     }
                     return provider.fill_groups(groups, self.issued, notify).await;
                 }

@@ -357,6 +357,8 @@ pub(super) struct Facts {
     pub(super) resumed: Vec<u8>,
     /// What users had got when the iteration, and those before it, went on.
     pub(super) bases: Vec<v1::ReadingBase>,
+    /// The iterations from whose states this one goes on, and those before them.
+    pub(super) readings: Vec<u64>,
     pub(super) states_missing: u64,
     /// Of which epoch, and whose they are.
     pub(super) missing_states: String,
@@ -383,6 +385,7 @@ impl Facts {
             bases: resumed
                 .map(|_| caju_proto::reading_bases_to_messages(&iteration.bases()))
                 .unwrap_or_default(),
+            readings: resumed.into_iter().flat_map(Resume::readings).map(|reading| reading.0).collect(),
             resumed: resumed.map(|r| r.taken.encode()).unwrap_or_default(),
             states_missing,
             missing_states: if states_missing > 0 { missing_states(iteration) } else { String::new() },

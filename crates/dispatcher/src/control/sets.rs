@@ -8,21 +8,21 @@ use std::sync::Arc;
 
 use caju_autocache::{CachePlan, Document, GroupLease, SetPlan, SetTarget, StoredSet, set_id};
 use caju_cache::{SetRecord, SplitSetDigest};
-use caju_types::{Error, Fingerprint, Result};
+use caju_types::{Error, Fingerprint, Listed, Result};
 use futures::TryStreamExt as _;
 
 use super::listing::Listing;
 use super::snapshots::Snapshots;
 use crate::catalog::{Bound, ListedSplit};
-use crate::splits::{SplitOrder, in_order};
+use crate::splits::{SplitOrder, in_order, whole_listing};
 use crate::state::{SplitRecord, Update};
 
 /// What an iteration's splits are.
 pub(super) enum IterationSplits {
     /// All of them, to be computed, in canonical order.
     Splits(Vec<ListedSplit>),
-    /// Those that share a part, part by part.
-    Groups(Vec<Vec<SplitRecord>>),
+    /// Those that share a part, part by part, and the whole listing in canonical order.
+    Groups(Vec<Vec<SplitRecord>>, Listed),
 }
 
 /// The plan, if it is about a set.
@@ -71,7 +71,11 @@ impl Listing {
         match &plan.set {
             Some(SetPlan::Open) => self.decide(snapshots, bound, plan, splits, order).await,
             Some(SetPlan::Read { id }) => match snapshots.whole_set(*id).await? {
-                Some(record) => Ok(IterationSplits::Groups(self.groups(*id, &record, splits, order).await?)),
+                Some(record) => {
+                    let ordered = in_order(splits, order).await?;
+                    let whole = whole_listing(&ordered, &self.skipped_splits)?;
+                    Ok(IterationSplits::Groups(self.groups(*id, &record, &ordered)?, whole))
+                }
                 None => Err(Error::failed_precondition(format!(
                     "the stored rows {id} that this epoch reads were removed while the dispatcher was away: which of them \
                      are left cannot be known; start the epoch again under another job name"
@@ -98,9 +102,11 @@ impl Listing {
         let id = set_id(base.seeded(self.job_seed), whole);
         match snapshots.whole_set(id).await {
             Ok(Some(record)) => {
-                if let Ok(groups) = self.groups(id, &record, splits.clone(), order).await {
+                let ordered = in_order(splits.clone(), order).await?;
+                let whole = whole_listing(&ordered, &self.skipped_splits)?;
+                if let Ok(groups) = self.groups(id, &record, &ordered) {
                     self.planned(snapshots, CachePlan { set: Some(SetPlan::Read { id }), ..plan }).await?;
-                    return Ok(IterationSplits::Groups(groups));
+                    return Ok(IterationSplits::Groups(groups, whole));
                 }
                 tracing::warn!(set = %id, "a set names splits that are not listed; it is not read");
                 self.planned(snapshots, plan.without_set()).await?;
@@ -127,15 +133,13 @@ impl Listing {
     }
 
     /// The listed splits, part by part, each with the part that has its rows. Their indexes are positions in the epoch's
-    /// order, as where rows are computed: a state of a reader means the same in both.
-    async fn groups(
+    /// order, as where rows are computed: a state of a reader means the same in both. `splits` are in this order.
+    fn groups(
         &self,
         id: Fingerprint,
         record: &SetRecord,
-        splits: Vec<ListedSplit>,
-        order: Option<SplitOrder>,
+        splits: &[ListedSplit],
     ) -> Result<Vec<Vec<SplitRecord>>> {
-        let splits = &in_order(splits, order).await?;
         let mut places: HashMap<u128, Vec<usize>> = HashMap::new();
         for (at, name) in names(splits)?.into_iter().enumerate().rev() {
             places.entry(name).or_default().push(at);
@@ -157,6 +161,7 @@ impl Listing {
                     split: Arc::clone(splits[place].json()),
                     group: Some(json.into()),
                     after: None,
+                    whole: None,
                 });
             }
             groups.push(group);

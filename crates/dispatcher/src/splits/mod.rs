@@ -173,6 +173,7 @@ impl SplitProvider {
                 split: Arc::clone(split.json()),
                 group: None,
                 after: None,
+                whole: None,
             };
             let (ahead, start) = (windows.look_ahead(), position);
             position += window.len() as u64;
@@ -292,6 +293,23 @@ pub(crate) async fn in_order(
         ordered.extend(window);
     }
     Ok(ordered)
+}
+
+/// Names a whole listing in the order of the epoch, which must begin with what states of readers name.
+///
+/// # Errors
+/// `FailedPrecondition` if it does not.
+pub(crate) fn whole_listing(splits: &[ListedSplit], skipped: &SkippedSplits) -> Result<Listed> {
+    let mut listed = Listed::default();
+    for split in splits {
+        listed = Listed { count: listed.count + 1, digest: next_digest(listed.digest, split.json()) };
+        if skipped.listed.is_some_and(|l| l.count == listed.count && l.digest != listed.digest) {
+            return Err(changed_since());
+        }
+    }
+    let last = skipped.positions.iter().last().map_or(0, |(_, end)| end);
+    let needed = skipped.listed.map_or(0, |l| l.count).max(last);
+    if listed.count < needed { Err(changed_since()) } else { Ok(listed) }
 }
 
 /// A provider behind a shared handle.

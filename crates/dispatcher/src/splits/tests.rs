@@ -109,6 +109,7 @@ fn splits_that_share_a_part_are_given_together_whatever_is_asked_for() {
             // Not JSON: the size of a group is not parsed out of it.
             group: Some("part".into()),
             after: None,
+            whole: None,
         };
         let groups = vec![vec![record(0), record(1), record(2)], vec![record(3)], vec![record(4), record(5)]];
         let provider = Arc::new(SplitProvider::default());

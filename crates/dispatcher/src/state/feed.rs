@@ -48,6 +48,9 @@ pub struct SplitRecord {
     /// issued. Splits before it were skipped, because all their rows were taken before the iteration began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<(u64, u64)>,
+    /// With the first split of a feed that is issued in another order than that of the indexes: the whole listing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub whole: Option<Listed>,
 }
 
 /// One row of splits, as far as they were issued. The provider knows those that are still to be listed.
@@ -72,6 +75,9 @@ pub struct Feed {
     /// Splits were issued in another order than that of their indexes: the hash is not that of a listing.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub scattered: bool,
+    /// The whole listing in the order of the indexes, where it was known before the first split was issued.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub whole: Option<Listed>,
 }
 
 impl Feed {
@@ -80,9 +86,11 @@ impl Feed {
         !self.closed && (!self.exhausted || !self.pending.is_empty())
     }
 
-    /// How far it is listed, for states of readers; none if its splits were issued in another order.
+    /// How far it is listed, in the order of the indexes, for states of readers. None if its splits are issued in another order,
+    /// and an older dispatcher began to issue them.
     pub fn listed(&self) -> Option<Listed> {
-        (!self.scattered).then_some(Listed { count: self.issued, digest: self.digest })
+        let issued = Listed { count: self.issued, digest: self.digest };
+        self.whole.or((!self.scattered).then_some(issued))
     }
 
     pub(super) fn issue(&mut self, record: &SplitRecord) {
@@ -92,6 +100,7 @@ impl Feed {
         }
         (self.issued, self.digest) =
             record.after.unwrap_or_else(|| (self.issued + 1, next_digest(self.digest, &record.split)));
+        self.whole = self.whole.or(record.whole);
         let (_, position) = feed_and_position(record.index);
         self.scattered |= position + 1 != self.issued;
     }

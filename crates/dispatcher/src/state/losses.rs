@@ -183,7 +183,14 @@ impl Iteration {
         }
     }
 
-    pub(super) fn worker_lost(&mut self, worker: WorkerId, incarnation: u32, reason: &str, left: bool) {
+    /// `incarnation`: of the worker, if a split may be to blame.
+    pub(super) fn worker_lost(
+        &mut self,
+        worker: WorkerId,
+        incarnation: Option<u32>,
+        reason: &str,
+        left: bool,
+    ) {
         let flight = self.members.values().any(|m| m.flight == Some(worker));
         let ids: Vec<TaskId> = self.tasks.values().filter(|t| t.worker == worker).map(|t| t.id).collect();
         for id in ids {
@@ -191,7 +198,7 @@ impl Iteration {
                 // A task ends when its readers have received everything, so a worker that says that it leaves takes nothing with
                 // it. Some readers may not have reported the end yet.
                 Some(task) if left && !flight && task.state == TaskState::Ended => self.worker_gone(id),
-                _ => self.task_lost(id, reason, Some(incarnation)),
+                _ => self.task_lost(id, reason, incarnation),
             }
         }
         self.strikes.remove(&worker);

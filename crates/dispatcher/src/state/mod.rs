@@ -216,16 +216,27 @@ impl State {
         match update {
             Update::WorkerRegistered { worker, address, slot, tags, cores, version, secret, unconfirmed } => {
                 self.next_worker = self.next_worker.max(worker.0 + 1);
-                let before = self.workers.get(worker);
-                // A process that registers again has not died: the splits that it had are not to blame.
-                let same_process = before.is_some_and(|w| w.secret.is_some() && w.secret == *secret);
-                let incarnation = before.map_or(0, |w| w.incarnation) + u32::from(!same_process);
-                let what = if same_process { "registered" } else { "started" };
-                self.lose_worker(*worker, &format!("{worker} at {address} {what} again"), false);
+                let known = self.workers.get(worker);
+                // A process that registers again has not died: the splits that it had are not to blame. One that was lost was
+                // silent: a split at which it hangs each time may be.
+                let same_process =
+                    known.is_some_and(|w| !w.is_lost() && w.secret.is_some() && w.secret == *secret);
+                let before = known.map_or(0, |w| w.incarnation);
+                match same_process {
+                    true => self.each_loses(
+                        *worker,
+                        None,
+                        &format!("{worker} at {address} registered again"),
+                        false,
+                    ),
+                    false => {
+                        self.lose_worker(*worker, &format!("{worker} at {address} started again"), false)
+                    }
+                }
                 let registered = Worker {
                     id: *worker,
                     address: address.clone(),
-                    incarnation,
+                    incarnation: before + 1,
                     slot: *slot,
                     tags: tags.clone(),
                     cores: *cores,
@@ -268,6 +279,11 @@ impl State {
 
     fn lose_worker(&mut self, worker: WorkerId, reason: &str, left: bool) {
         let incarnation = self.workers.get(&worker).map_or(0, |w| w.incarnation);
+        self.each_loses(worker, Some(incarnation), reason, left);
+    }
+
+    /// Every iteration loses a worker. `incarnation`: of the worker, if a split may be to blame.
+    fn each_loses(&mut self, worker: WorkerId, incarnation: Option<u32>, reason: &str, left: bool) {
         for iteration in self.iterations.values_mut() {
             iteration.worker_lost(worker, incarnation, reason, left);
         }

@@ -260,6 +260,7 @@ impl Resume {
         self.taken.extend(&more.taken)?;
         self.shards = shards;
         if self.of == more.of {
+            self.behind.extend(&more.behind);
             self.needed.extend(&more.needed);
             self.earlier.extend(&more.earlier);
         } else if more.behind.contains(&self.of) {

@@ -17,7 +17,7 @@ pub struct Worker {
     pub id: WorkerId,
     /// `host:port` that clients dial.
     pub address: String,
-    /// How many processes have registered under this identifier, this one included.
+    /// How often it has come, beginning with 1.
     pub incarnation: u32,
     /// Enters the seed under `off`.
     pub slot: u32,

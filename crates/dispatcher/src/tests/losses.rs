@@ -75,19 +75,43 @@ fn an_epoch_fails_after_as_many_deaths_with_one_split_as_are_set() {
     });
 }
 
-/// The list of `--workers` changes, or a heartbeat was late: no process has died, and the split is not to blame.
+/// A process that hangs at a split each time is silent, and comes back: without a bound it would do so for ever.
+#[test]
+fn a_split_at_which_a_process_hangs_again_and_again_fails_its_epoch() {
+    run(async {
+        let w = with_losses(LossLimits { splits: 2, ..LossLimits::default() });
+        let open = w.open(&json!({"splits": 1, "path": "slow.arrow"}), "j").await;
+        for n in 0..2 {
+            let worker = w.worker("a:1").await;
+            let view = w.beat(open.client_id, open.iteration_id, &[], &[]).await;
+            assert!(view.failure.is_none(), "hung {n} times: {:?}", view.failure);
+            let task = view.tasks.iter().find(|t| !t.lost).unwrap().task_id;
+            w.next(task, worker, 1, 1).await.unwrap();
+            w.beat(open.client_id, open.iteration_id, &[], &[lost(task, &[])]).await;
+            w.silence(S * 7, &[], &[(open.client_id, open.iteration_id)]).await;
+        }
+        w.worker("a:1").await;
+        let failure = w.beat(open.client_id, open.iteration_id, &[], &[]).await.failure.unwrap();
+        assert!(failure.message.contains("was lost with 2 workers that died"), "{failure:?}");
+    });
+}
+
+/// The list of `--workers` changes: no process has died, and the split is not to blame.
 #[test]
 fn a_process_that_registers_again_and_again_has_not_died() {
     run(async {
         let w = with_losses(LossLimits { splits: 2, ..LossLimits::default() });
         let open = w.open(&json!({"splits": 1, "path": "good.arrow"}), "j").await;
         for n in 0..4 {
-            // The helper shows the secret of the process that registered before.
+            // It has the secret of the process that registered before.
             let worker = w.worker("a:1").await;
             let view = w.beat(open.client_id, open.iteration_id, &[], &[]).await;
             assert!(view.failure.is_none(), "registered {n} times: {:?}", view.failure);
             let task = view.tasks.iter().find(|t| !t.lost).unwrap().task_id;
             w.next(task, worker, 1, 1).await.unwrap();
+            // The same process registers.
+            w.worker("a:1").await;
+            w.beat(open.client_id, open.iteration_id, &[], &[lost(task, &[])]).await;
         }
     });
 }

@@ -124,6 +124,7 @@ fn journaled(splits: u64) -> Vec<Vec<Update>> {
             .into(),
         group: None,
         after: None,
+        whole: None,
     };
     let lease = |n: u64| {
         vec![Update::Leased {

@@ -116,7 +116,7 @@ class DatasetIterator(Iterator[T], Generic[T]):
         self._epoch = epoch
         self._reopen = reopen
         self._shared = shared  # the job may have other readers
-        self._loaded: dict[str, Any] | None = None  # the state that was loaded, until the next element
+        self._loaded: dict[str, Any] | None = None  # the state of an epoch's end that was loaded
         self._ended: list[dict[str, Any] | Exception] | None = None  # gets the state when the iterator is dropped
         self._ask_skipped = skipped  # None if no row may be skipped
         self._skipped: Skipped | None = None
@@ -228,7 +228,8 @@ class DatasetIterator(Iterator[T], Generic[T]):
         # The other readers of a job need the rows of this state, also if nothing is left for this reader.
         alone = exhausted and not self._shared
         self._begin_again(union["epoch"], [] if alone else texts, not isinstance(state, Mapping), attempt, exhausted)
-        self._elements, self._exhausted, self._loaded = union["elements"], exhausted, union
+        # Within the epoch the reader has the state. Once another reader of the job has taken rows since, it names that reader.
+        self._elements, self._exhausted, self._loaded = union["elements"], exhausted, union if exhausted else None
         if exhausted:
             self.close()
 

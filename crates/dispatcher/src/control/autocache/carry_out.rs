@@ -37,7 +37,8 @@ pub(super) fn carry_out(txn: &mut Txn<'_>, job: &JobName, actions: &[Action]) {
 /// Makes a decision the job's, and that of its running epochs.
 fn decide(txn: &mut Txn<'_>, job: &JobName, decided: &Decided) {
     txn.apply(decided_update(job, decided));
-    let running = txn.state.iterations.values().filter(|i| i.job == *job && i.is_running());
+    // An epoch that uses no hints, such as one of shards that are cut by rows, computes everything.
+    let running = txn.state.iterations.values().filter(|i| i.job == *job && i.is_running() && i.caching);
     let running: Vec<IterationId> = running.map(|i| i.id).collect();
     // A set covers every split of an epoch: a running epoch cannot store one any more.
     let is_set = |plan: &Document<CachePlan>| plan.value().is_some_and(|p| p.set.is_some());

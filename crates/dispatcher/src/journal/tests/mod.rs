@@ -51,7 +51,8 @@ fn plain_updates() -> Vec<Update> {
     };
     let (job, iteration) = (caju_types::JobName("run-1".into()), IterationId(1001));
     let (worker, client) = (WorkerId(1), ClientId(1002));
-    let split = |index, text: &str| SplitRecord { index, split: text.into(), group: None, after: None };
+    let split =
+        |index, text: &str| SplitRecord { index, split: text.into(), group: None, after: None, whole: None };
     let rows = vec![(0, [(0, 5), (7, 9)].into_iter().collect())];
     vec![
         Update::Founded { base_id: 1000 },
@@ -286,7 +287,7 @@ fn leases_take_few_bytes() {
             caju_types::mix64(index / 64, 3),
             index % 64
         );
-        SplitRecord { index, split: split.into(), group: None, after: None }
+        SplitRecord { index, split: split.into(), group: None, after: None, whole: None }
     };
     let leased = |from: u64, n: u64| Update::Leased {
         task: TaskId(1),

@@ -79,7 +79,7 @@ fn group(number: u64) -> Vec<Update> {
              {{\"row_groups\":[{i},{}]}},\"key\":\"{index:032x}\"}}",
             i + 1
         );
-        SplitRecord { index, split: split.into(), group: None, after: None }
+        SplitRecord { index, split: split.into(), group: None, after: None, whole: None }
     };
     let fresh = (0..SPLITS).map(record).collect();
     vec![Update::Leased {
