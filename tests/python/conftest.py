@@ -7,8 +7,10 @@ import json
 import os
 import pathlib
 import queue
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -34,6 +36,24 @@ def wait_for(what, probe):
         assert time.monotonic() < until, f"no {what}"
         threading.Event().wait(0.02)
     return found
+
+
+GIVEN_PORTS = set()
+
+
+def free_port():
+    """A port that was free a moment ago, below those that outgoing connections get."""
+    for port in range(20_000 + random.randrange(10_000), 32_000):
+        if port in GIVEN_PORTS:
+            continue
+        with socket.socket() as s:
+            try:
+                s.bind(("127.0.0.1", port))
+                GIVEN_PORTS.add(port)
+                return port
+            except OSError:
+                continue
+    raise AssertionError("no free port")
 
 
 class Caju:

@@ -2,26 +2,14 @@
 
 import json
 import shutil
-import socket
 
 import numpy as np
 import pytest
+from conftest import free_port
 
 import caju as cj
 
 PATIENCE_S = 90
-
-
-def free_port():
-    """A port that was free a moment ago, below those that outgoing connections get."""
-    for port in range(20_000 + np.random.default_rng().integers(10_000), 32_000):
-        with socket.socket() as s:
-            try:
-                s.bind(("127.0.0.1", int(port)))
-                return int(port)
-            except OSError:
-                continue
-    raise AssertionError("no free port")
 
 
 class Restartable:

@@ -10,7 +10,6 @@ import json
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import tarfile
@@ -22,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import free_port
 
 import caju as cj
 from caju import _cluster
@@ -405,12 +405,6 @@ def test_a_dispatcher_with_a_state_folder_survives(tmp_path):
             else:
                 with pytest.raises(cj.NotFound, match="ten"):
                     list(cj.from_dataset_id(dispatcher, "ten"))
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def test_servers_listen_where_they_are_asked_to(tmp_path, caju):

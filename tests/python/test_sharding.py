@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.flight
 import pyarrow.parquet as pq
 import pytest
-from conftest import PATIENCE_S, Server, write_pipeline
+from conftest import PATIENCE_S, Server, free_port, write_pipeline
 from foreign import column, flight_info, read_endpoint
 
 import caju as cj
@@ -310,14 +310,6 @@ def test_shards_by_file_are_stored_and_read(cluster, files, tmp_path):
     # Parts are those of any other mode.
     dynamic = c.report(definition, tmp_path, "--policy", "full")["epochs"][0]
     assert dynamic["splits"]["get"] == 10 and dynamic["rows_checksum"] == epochs[0]["rows_checksum"]
-
-
-def free_port():
-    import socket
-
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def slow_epoch(caju, source, mode, folder, workers):

@@ -229,8 +229,8 @@ fn a_bound_of_nothing_is_refused() {
 fn a_report_that_is_a_folder_is_refused_before_the_run() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("p.yaml"), "source: { range: 3 }\n").unwrap();
-    for command in ["run", "read"] {
-        let text = fails(dir.path(), &[command, "p.yaml", "--report", "."], 2);
+    for more in [&["run"][..], &["read", "--dispatcher", "127.0.0.1:1"]] {
+        let text = fails(dir.path(), &[more, &["p.yaml", "--report", "."]].concat(), 2);
         assert!(text.contains("name a file") && !text.contains("rows"), "{text}");
     }
 }

@@ -293,7 +293,7 @@ steps: [ { with_columns: { x: 'id + 1' } } ]
     for datasets in [[nullable, "{ source: { range: 3 } }"], ["{ source: { range: 3 } }", nullable]] {
         for combined in [
             format!("concatenate: [{}]", datasets.join(", ")),
-            format!("sample: {{ datasets: [{}] }}", datasets.join(", ")),
+            format!("sample: {{ weights: [1, 1], datasets: [{}] }}", datasets.join(", ")),
         ] {
             let yaml =
                 format!("source: {{ {combined} }}\nsteps: [ {{ map: {{ id: 'coalesce(id, 9)' }} }} ]\n");
