@@ -9,6 +9,10 @@ use caju_types::{Listed, ReadingBases, Result, RowSet, TakenRows};
 use caju_wire::{Run, SplitFacts};
 use parking_lot::Mutex;
 
+/// The most feeds of an epoch of which workers say how far they are listed: more than a cluster has workers or shards. A worker
+/// that names others each time takes no more memory than this, 2 MiB.
+const MAX_FEEDS: usize = 1 << 16;
+
 /// The rows that the user got.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Delivered {
@@ -232,7 +236,9 @@ impl EpochFacts {
         let mut facts = self.inner.lock();
         facts.sized_for_session.extend(&sized);
         facts.sized.extend(sized);
-        if let Some((feed, listed)) = listed {
+        if let Some((feed, listed)) = listed
+            && (facts.listed.len() < MAX_FEEDS || facts.listed.contains_key(&feed))
+        {
             facts.set_listed(feed, listed);
         }
     }
@@ -334,6 +340,19 @@ mod tests {
         facts.record(&[from_dispatcher(9)], &[], &[], 0).unwrap();
         from_worker(8);
         assert_eq!(facts.listed_and_readers().0, BTreeMap::from_iter(listed(9)));
+    }
+
+    #[test]
+    fn a_worker_that_names_a_new_feed_each_time_takes_bounded_memory() {
+        let facts = EpochFacts::default();
+        let add = |feed, count| {
+            let listed = Some((feed, Listed { count, digest: 7 }));
+            facts.add_split_facts(SplitFacts { listed, ..SplitFacts::default() });
+        };
+        (0..MAX_FEEDS as u32 + 9).for_each(|feed| add(feed, 1));
+        add(3, 2);
+        let (listed, _) = facts.listed_and_readers();
+        assert_eq!((listed.len(), listed[&3].count), (MAX_FEEDS, 2));
     }
 
     #[test]

@@ -96,6 +96,13 @@ impl Json {
     }
 }
 
+/// Forgets all iterations but the last ones.
+fn keep_last(behind: &mut BTreeSet<u64>) {
+    while behind.len() > MAX_BEHIND {
+        behind.pop_first();
+    }
+}
+
 impl ReaderState {
     /// The state of a reader that has taken nothing.
     pub(crate) fn at_beginning(opened: &v1::OpenIterationResponse, epoch: u64) -> Self {
@@ -239,6 +246,7 @@ impl ReaderState {
                 all.all_readers.clone_from(&state.all_readers);
             } else if !is_earlier {
                 all.behind.extend(&state.behind);
+                keep_last(&mut all.behind);
                 all.all_readers.extend(&state.all_readers);
             }
             if is_later || is_earlier {
@@ -289,9 +297,7 @@ impl ReaderState {
         let mut behind = readings;
         behind.extend(&self.behind);
         behind.insert(self.iteration);
-        while behind.len() > MAX_BEHIND {
-            behind.pop_first();
-        }
+        keep_last(&mut behind);
         behind
     }
 

@@ -12,10 +12,8 @@
 //! ```
 
 use caju_proto::v1::SplitCount;
-use caju_types::{Error, ErrorKind, Listed, Result};
+use caju_types::{Error, ErrorKind, Result};
 use prost::Message;
-
-use crate::SplitFacts;
 
 /// The first four bytes of every frame, and so of every framed connection. HTTP/2 begins with `PRI `.
 pub const MAGIC: [u8; 4] = *b"CAJU";
@@ -258,20 +256,6 @@ impl EndHeader {
         Self { counted: counts.is_some(), splits, rows, ..Self::default() }
     }
 
-    /// This header with what no earlier frame said of the task's splits.
-    pub fn with_split_facts(self, facts: SplitFacts) -> Self {
-        let (sized_split, sized_rows) = facts.sized.into_iter().unzip();
-        let (listed_feed, Listed { count: listed_count, digest: listed_digest }) =
-            facts.listed.unwrap_or_default();
-        Self { sized_split, sized_rows, listed_feed, listed_count, listed_digest, ..self }
-    }
-
-    /// What it says of the task's splits besides their rows.
-    pub fn split_facts(&self) -> SplitFacts {
-        let listed = (self.listed_feed, self.listed_count, self.listed_digest);
-        SplitFacts::of_header((&self.sized_split, &self.sized_rows), listed)
-    }
-
     /// What the task emitted, if its worker says so.
     pub fn counts(&self) -> Option<Vec<SplitCount>> {
         let count = |(split_index, rows): (&u64, &u64)| SplitCount { split_index: *split_index, rows: *rows };
@@ -362,22 +346,6 @@ pub struct RowsHeader {
     /// Their rolling hash.
     #[prost(fixed64, tag = "902")]
     pub listed_digest: u64,
-}
-
-impl RowsHeader {
-    /// This header with what no earlier frame said of the task's splits.
-    pub fn with_split_facts(self, facts: SplitFacts) -> Self {
-        let (sized_split, sized_rows) = facts.sized.into_iter().unzip();
-        let (listed_feed, Listed { count: listed_count, digest: listed_digest }) =
-            facts.listed.unwrap_or_default();
-        Self { sized_split, sized_rows, listed_feed, listed_count, listed_digest, ..self }
-    }
-
-    /// What it says of the task's splits besides their rows.
-    pub fn split_facts(&self) -> SplitFacts {
-        let listed = (self.listed_feed, self.listed_count, self.listed_digest);
-        SplitFacts::of_header((&self.sized_split, &self.sized_rows), listed)
-    }
 }
 
 /// Header of [`Kind::Error`].

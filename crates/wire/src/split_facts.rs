@@ -2,6 +2,8 @@
 
 use caju_types::Listed;
 
+use crate::frame::{EndHeader, RowsHeader};
+
 /// What a frame says of the splits of its task, besides their rows. Readers need it for their states.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SplitFacts {
@@ -14,13 +16,29 @@ pub struct SplitFacts {
     pub listed: Option<(u32, Listed)>,
 }
 
-impl SplitFacts {
-    /// The facts of a header's fields.
-    pub(crate) fn of_header(
-        (sized_split, sized_rows): (&[u64], &[u64]),
-        (feed, count, digest): (u32, u64, u64),
-    ) -> Self {
-        let sized = sized_split.iter().copied().zip(sized_rows.iter().copied()).collect();
-        Self { sized, listed: (count > 0).then_some((feed, Listed { count, digest })) }
-    }
+/// Two headers have the same fields for these facts.
+macro_rules! in_header {
+    ($header:ty) => {
+        impl $header {
+            /// This header with what no earlier frame said of the task's splits.
+            pub fn with_split_facts(self, facts: SplitFacts) -> Self {
+                let (sized_split, sized_rows) = facts.sized.into_iter().unzip();
+                let (listed_feed, Listed { count: listed_count, digest: listed_digest }) =
+                    facts.listed.unwrap_or_default();
+                Self { sized_split, sized_rows, listed_feed, listed_count, listed_digest, ..self }
+            }
+
+            /// What it says of the task's splits besides their rows.
+            pub fn split_facts(&self) -> SplitFacts {
+                let listed = Listed { count: self.listed_count, digest: self.listed_digest };
+                SplitFacts {
+                    sized: self.sized_split.iter().copied().zip(self.sized_rows.iter().copied()).collect(),
+                    listed: (listed.count > 0).then_some((self.listed_feed, listed)),
+                }
+            }
+        }
+    };
 }
+
+in_header!(RowsHeader);
+in_header!(EndHeader);

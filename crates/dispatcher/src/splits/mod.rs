@@ -72,6 +72,27 @@ pub(crate) struct SkippedSplits {
     pub(crate) listed: Option<Listed>,
 }
 
+impl SkippedSplits {
+    /// Compares the beginning of a listing: its number of splits, and their rolling hash.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` if it is another one than that of the state.
+    fn compare(&self, count: u64, digest: u64) -> Result<()> {
+        let differs = self.listed.is_some_and(|l| l.count == count && l.digest != digest);
+        if differs { Err(changed_since()) } else { Ok(()) }
+    }
+
+    /// Compares the number of splits of a whole listing.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` if the state has further ones.
+    fn compare_end(&self, count: u64) -> Result<()> {
+        let last = self.positions.iter().last().map_or(0, |(_, end)| end);
+        let listed = self.listed.map_or(0, |l| l.count);
+        if count < listed.max(last) { Err(changed_since()) } else { Ok(()) }
+    }
+}
+
 impl SplitProvider {
     /// Says which listing of the whole source the splits come from.
     pub(crate) fn names_listing(&self, listed: ListingDigest) {
@@ -239,9 +260,7 @@ impl Skip {
             if self.count == self.issued.count && self.digest != self.issued.digest {
                 return Err(changed());
             }
-            if self.skipped_splits.listed.is_some_and(|l| l.count == self.count && l.digest != self.digest) {
-                return Err(changed_since());
-            }
+            self.skipped_splits.compare(self.count, self.digest)?;
             if self.count <= self.issued.count {
                 continue;
             }
@@ -261,9 +280,7 @@ impl Skip {
         if self.count < self.issued.count {
             return Err(changed());
         }
-        let last = self.skipped_splits.positions.iter().last().map_or(0, |(_, end)| end);
-        let listed = self.skipped_splits.listed.map_or(0, |l| l.count);
-        if self.count < listed.max(last) { Err(changed_since()) } else { Ok(()) }
+        self.skipped_splits.compare_end(self.count)
     }
 }
 
@@ -303,13 +320,10 @@ pub(crate) fn whole_listing(splits: &[ListedSplit], skipped: &SkippedSplits) -> 
     let mut listed = Listed::default();
     for split in splits {
         listed = Listed { count: listed.count + 1, digest: next_digest(listed.digest, split.json()) };
-        if skipped.listed.is_some_and(|l| l.count == listed.count && l.digest != listed.digest) {
-            return Err(changed_since());
-        }
+        skipped.compare(listed.count, listed.digest)?;
     }
-    let last = skipped.positions.iter().last().map_or(0, |(_, end)| end);
-    let needed = skipped.listed.map_or(0, |l| l.count).max(last);
-    if listed.count < needed { Err(changed_since()) } else { Ok(listed) }
+    skipped.compare_end(listed.count)?;
+    Ok(listed)
 }
 
 /// A provider behind a shared handle.
