@@ -349,7 +349,8 @@ mod tests {
             let listed = Some((feed, Listed { count, digest: 7 }));
             facts.add_split_facts(SplitFacts { listed, ..SplitFacts::default() });
         };
-        (0..MAX_FEEDS as u32 + 9).for_each(|feed| add(feed, 1));
+        let most = u32::try_from(MAX_FEEDS).unwrap();
+        (0..most + 9).for_each(|feed| add(feed, 1));
         add(3, 2);
         let (listed, _) = facts.listed_and_readers();
         assert_eq!((listed.len(), listed[&3].count), (MAX_FEEDS, 2));
