@@ -235,6 +235,13 @@ fn consumers_that_took_nothing_come_back() {
     }
 }
 
+/// A reader stood still from before another one came until the dispatcher lost its state, and called first.
+#[test]
+fn readers_that_nobody_knew_of_come_back() {
+    let violations = report(430_037, &["--scenario", "absences"]).violations;
+    assert_eq!(violations, Vec::<String>::new());
+}
+
 #[test]
 fn a_seed_gives_the_same_run_each_time() {
     for seed in 0..5 {

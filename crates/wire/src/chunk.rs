@@ -2,7 +2,10 @@
 
 use arrow::array::ArrayData;
 use arrow::compute::{concat_batches, take_record_batch};
-use arrow_array::{OffsetSizeTrait, RecordBatch, UInt32Array};
+use arrow_array::cast::AsArray;
+use arrow_array::types::ByteArrayType;
+use arrow_array::{Array, GenericByteArray, OffsetSizeTrait, RecordBatch, UInt32Array};
+use arrow_buffer::ArrowNativeType;
 use arrow_schema::{DataType, SchemaRef};
 use caju_types::{Error, Result};
 
@@ -247,7 +250,7 @@ pub fn push_run(runs: &mut Vec<Run>, run: Run) {
 
 /// The bytes of a batch's rows; slices count by their own length.
 pub fn batch_bytes(batch: &RecordBatch) -> usize {
-    batch.columns().iter().map(|c| array_bytes(&c.to_data())).sum()
+    batch.columns().iter().map(|c| column_bytes(c)).sum()
 }
 
 /// The bytes of a slice of a batch. Columns of texts and bytes count by their own length. Nested, dictionary and view columns
@@ -259,10 +262,32 @@ pub fn part_bytes(batch: &RecordBatch, part: &RecordBatch) -> usize {
         refers || of.is_nested() || matches!(of, DataType::RunEndEncoded(..))
     };
     let bytes = columns.map(|(all, some)| match shares(all.data_type()) {
-        true => array_bytes(&all.to_data()) * some.len() / all.len().max(1),
-        false => array_bytes(&some.to_data()),
+        true => column_bytes(all) * some.len() / all.len().max(1),
+        false => column_bytes(some),
     });
     bytes.sum()
+}
+
+/// The bytes of a column's own values: [`array_bytes`] without the `ArrayData`, which allocates, where the type is a plain one.
+/// Every queue counts the columns of every chunk.
+fn column_bytes(column: &dyn Array) -> usize {
+    fn own_bytes<T: ByteArrayType>(array: &GenericByteArray<T>) -> usize {
+        let offsets = array.value_offsets();
+        let values =
+            offsets.first().zip(offsets.last()).map_or(0, |(first, last)| last.as_usize() - first.as_usize());
+        size_of_val(offsets) + values
+    }
+    let values = match column.data_type() {
+        DataType::Utf8 => own_bytes(column.as_string::<i32>()),
+        DataType::LargeUtf8 => own_bytes(column.as_string::<i64>()),
+        DataType::Binary => own_bytes(column.as_binary::<i32>()),
+        DataType::LargeBinary => own_bytes(column.as_binary::<i64>()),
+        of_type => match of_type.primitive_width() {
+            Some(width) => width * column.len(),
+            None => return array_bytes(&column.to_data()),
+        },
+    };
+    values + column.nulls().map_or(0, |_| column.len().div_ceil(8))
 }
 
 /// The bytes of an array's own values. Arrow counts the items of all lists for each slice of them.
@@ -320,9 +345,10 @@ fn viewed_bytes(data: &ArrayData) -> usize {
 mod tests {
     use std::sync::Arc;
 
+    use arrow::compute::cast;
     use arrow_array::{
-        Array, ArrayRef, BinaryArray, BinaryViewArray, FixedSizeListArray, Int64Array, ListArray,
-        StructArray, UInt8Array,
+        ArrayRef, BinaryArray, BinaryViewArray, BooleanArray, Decimal128Array, FixedSizeListArray,
+        Int64Array, ListArray, StringArray, StructArray, UInt8Array, new_empty_array,
     };
     use arrow_buffer::OffsetBuffer;
     use arrow_schema::Field;
@@ -362,6 +388,36 @@ mod tests {
                 assert!((values..=values + 64 * 8).contains(&parts), "{parts} in slices of {rows}");
             }
             assert!(batch_bytes(&batch.slice(5, 0)) <= 8);
+        }
+    }
+
+    /// The sizes that need no `ArrayData` are those of the `ArrayData`.
+    #[test]
+    fn columns_of_plain_types_count_as_their_data_does() {
+        let texts: Vec<Option<String>> = (0..100).map(|n| (n % 7 != 0).then(|| "x".repeat(n))).collect();
+        let text = StringArray::from(texts);
+        let of_text = |to: DataType| cast(&text, &to).unwrap();
+        let columns: Vec<ArrayRef> = vec![
+            Arc::new(Int64Array::from_iter((0..100).map(|n| (n % 3 != 0).then_some(n)))),
+            Arc::new(UInt8Array::from(vec![7; 100])),
+            Arc::new(Decimal128Array::from(vec![Some(1), None].repeat(50))),
+            Arc::new(BooleanArray::from(vec![true; 100])),
+            of_text(DataType::Utf8),
+            of_text(DataType::LargeUtf8),
+            of_text(DataType::Binary),
+            of_text(DataType::LargeBinary),
+            new_empty_array(&DataType::Utf8),
+        ];
+        for column in columns {
+            for (at, rows) in [(0, column.len()), (column.len() / 3, column.len() / 2), (column.len(), 0)] {
+                let part = column.slice(at, rows);
+                assert_eq!(
+                    column_bytes(&part),
+                    array_bytes(&part.to_data()),
+                    "{} {at} {rows}",
+                    part.data_type()
+                );
+            }
         }
     }
 

@@ -93,6 +93,8 @@ impl Iterations {
             }
             // What readers took since the state was taken is read again, whatever became of it.
             given.bases = merged(&bases, &given.bases);
+            // The number of consumers is known.
+            given.awaits_unknown = given.reattached && request.num_consumers == 0;
             return self.open_new(txn, job, epoch, at_ms, Begin::Behind(Box::new(given))).map(Some);
         }
         let iteration = known.and_then(|id| txn.state.iterations.get(&id));

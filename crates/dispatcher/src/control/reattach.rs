@@ -2,7 +2,9 @@
 //!
 //! Each of them says what its user has taken, and which readers it knows of. The epoch goes on when all of these have come: then
 //! every row that is left is read once. A reader does not hand out rows before every earlier one knows of it, so no reader is
-//! forgotten ([`PeerReports::unnotified`](super::peer_reports::PeerReports::unnotified)).
+//! forgotten ([`PeerReports::unnotified`](super::peer_reports::PeerReports::unnotified)). Nobody waits for an earlier reader that is
+//! silent, though. Such a one may be the first to come back, and it does not know of those that came meanwhile. So the epoch
+//! does not go on before the time has passed after which a reader counts as silent: by then those have called, too.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -133,6 +135,12 @@ pub(super) fn overdue(state: &State, reports: &mut Reports, timers: &Timers, now
     for iteration in state.iterations.values().filter(waits) {
         waiting.insert(iteration.id);
         let since = *reports.awaiting_states.entry(iteration.id).or_insert(now);
+        if iteration.resume.as_deref().is_some_and(|r| r.awaits_unknown) {
+            if now.saturating_sub(since) > timers.silence() {
+                out.push(Update::UnknownReadersAwaited { iteration: iteration.id });
+            }
+            continue;
+        }
         if now.saturating_sub(since) <= timers.client_timeout {
             continue;
         }

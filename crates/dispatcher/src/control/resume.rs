@@ -57,6 +57,7 @@ pub(super) fn parse(request: &v1::OpenIterationRequest) -> Result<Option<Resume>
             earlier: BTreeSet::new(),
             recount: false,
             reattached: request.reattached_client != 0,
+            awaits_unknown: false,
             reopen_reason: String::new(),
             fallback_states: None,
             from_acknowledged: BTreeSet::new(),

@@ -340,6 +340,14 @@ impl Iteration {
         self.version += 1;
     }
 
+    /// Readers that nobody knew of have had time to come back.
+    pub(super) fn unknown_readers_awaited(&mut self) {
+        let Some(resume) = &mut self.resume else { return };
+        resume.awaits_unknown = false;
+        self.begin_if_ready();
+        self.version += 1;
+    }
+
     /// The reader that had this number at a dispatcher that lost its state.
     pub fn reattached(&self, was: ClientId) -> Option<ClientId> {
         self.members.iter().find(|(_, m)| m.was == Some(was)).map(|(client, _)| *client)

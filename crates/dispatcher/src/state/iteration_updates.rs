@@ -52,6 +52,7 @@ impl State {
             | Update::TaskSettled { .. } => apply_to_tasks(iteration, update),
             Update::StatesGiven { states, .. } => iteration.states_given(states),
             Update::StatesGivenUp { .. } => iteration.states_given_up(),
+            Update::UnknownReadersAwaited { .. } => iteration.unknown_readers_awaited(),
             Update::Planned { plan, .. } => iteration.set_plan(plan.clone()),
             Update::IterationFailed { failure, .. } => iteration.fail(failure.clone()),
             Update::ShardsReassigned { num_workers, .. } => {
@@ -80,6 +81,7 @@ impl State {
             | Update::ClientTakes { iteration, .. }
             | Update::StatesGiven { iteration, .. }
             | Update::StatesGivenUp { iteration }
+            | Update::UnknownReadersAwaited { iteration }
             | Update::ShardsReassigned { iteration, .. }
             | Update::IterationFailed { iteration, .. } => Some(*iteration),
             Update::Leased { task, .. }

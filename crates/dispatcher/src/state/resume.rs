@@ -45,6 +45,9 @@ pub struct Resume {
     /// A dispatcher lost its state: the states are what its readers had taken by then.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub reattached: bool,
+    /// Readers that those who came back do not know of have time to call: one that came while all of these stood still.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub awaits_unknown: bool,
     /// A consumer was lost, and the epoch waits for it: why.
     ///
     /// The stored name is older than this one.
@@ -200,12 +203,13 @@ impl Resume {
         states.consumers.values().map(|of| of.elements).sum()
     }
 
-    /// How many states are missing.
+    /// How many states are missing, as far as it is known.
     pub fn missing(&self) -> u64 {
         // A reader that took nothing since it went on from a state gives that state, under the number that it had then.
         let earlier = self.earlier.difference(&self.needed).count();
         let named = self.needed.difference(&self.given).count().saturating_sub(earlier) as u64;
-        named.max(self.at_least.saturating_sub(self.num_given()))
+        let known = named.max(self.at_least.saturating_sub(self.num_given()));
+        known.max(u64::from(self.awaits_unknown))
     }
 
     /// How many states were given.

@@ -137,6 +137,11 @@ pub enum Update {
         /// The iteration.
         iteration: IterationId,
     },
+    /// Readers that nobody knew of have had time to come back after a dispatcher had lost its state.
+    UnknownReadersAwaited {
+        /// The iteration.
+        iteration: IterationId,
+    },
     /// The planner decided what a job stores and reads from now on.
     Decided {
         /// The job.

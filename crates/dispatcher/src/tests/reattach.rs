@@ -35,6 +35,18 @@ async fn back(w: &World, def: &Value, reader: u64, taken: &TakenRows) -> v1::Ope
     }
 }
 
+/// The time passes in which readers that the others do not know of may come back. What the first of these readers is answered then.
+async fn others_awaited(w: &World, readers: &[&v1::OpenIterationResponse]) -> v1::ClientHeartbeatResponse {
+    let mut clients = Vec::new();
+    for open in readers {
+        let view = w.beat(open.client_id, open.iteration_id, &[], &[]).await;
+        assert!(view.states_missing == 1 && view.tasks.is_empty(), "{view:?}");
+        clients.push((open.client_id, open.iteration_id));
+    }
+    w.silence(S * 6, &[(1, "a:1")], &clients).await;
+    w.beat(clients[0].0, clients[0].1, &[], &[]).await
+}
+
 #[test]
 fn an_epoch_goes_on_when_all_readers_that_are_known_have_come_back() {
     run(async {
@@ -56,10 +68,32 @@ fn an_epoch_goes_on_when_all_readers_that_are_known_have_come_back() {
         );
         w.restart();
         let second = w.core.epochs.open_iteration(back(&w, &def, 8, &taken(4..5)).await).await.unwrap();
-        assert_eq!((second.iteration_id, second.states_missing), (first.iteration_id, 0));
-        let union = TakenRows::decode(&second.resumed).unwrap();
+        assert_eq!(second.iteration_id, first.iteration_id);
+        let view = others_awaited(&w, &[&second, &first]).await;
+        let union = TakenRows::decode(&view.resumed).unwrap();
         assert_eq!(union.whole().iter().collect::<Vec<_>>(), [(0, 2), (4, 5)]);
-        assert!(!second.tasks.is_empty());
+        assert!(view.states_missing == 0 && !view.tasks.is_empty());
+    });
+}
+
+/// The first reader stood still from before the second one came until the dispatcher lost its state, and calls first.
+#[test]
+fn a_reader_that_stood_still_does_not_go_on_before_one_that_it_does_not_know_has_come_back() {
+    run(async {
+        let mut w = World::new();
+        w.worker("a:1").await;
+        let def = json!({"splits": 8});
+        let mut first = back(&w, &def, 7, &taken(0..2)).await;
+        first.states[0].all_readers = vec![7];
+        let first = w.core.epochs.open_iteration(first).await.unwrap();
+        assert!(first.tasks.is_empty() && first.states_missing == 1);
+        w.silence(S * 4, &[(1, "a:1")], &[(first.client_id, first.iteration_id)]).await;
+        w.restart();
+        let second = w.core.epochs.open_iteration(back(&w, &def, 8, &taken(4..5)).await).await.unwrap();
+        let view = others_awaited(&w, &[&second, &first]).await;
+        let union = TakenRows::decode(&view.resumed).unwrap();
+        assert_eq!(union.whole().iter().collect::<Vec<_>>(), [(0, 2), (4, 5)]);
+        assert!(view.states_missing == 0 && !view.tasks.is_empty());
     });
 }
 
@@ -142,7 +176,7 @@ fn an_epoch_that_went_on_without_a_reader_fails_when_that_one_comes_back() {
         let mut alone = back(&w, &def, 7, &taken(0..2)).await;
         alone.states[0].all_readers = vec![7];
         let open = w.core.epochs.open_iteration(alone).await.unwrap();
-        assert_eq!(open.states_missing, 0);
+        assert_eq!(others_awaited(&w, &[&open]).await.states_missing, 0);
         // One that took nothing reads along.
         w.core.epochs.open_iteration(back(&w, &def, 9, &taken(0..1)).await).await.unwrap();
         let e = w.core.epochs.open_iteration(back(&w, &def, 8, &taken(4..5)).await).await.unwrap_err();
@@ -286,10 +320,13 @@ fn states_from_before_and_after_the_loss_of_the_dispatchers_state_are_refused_to
             let first = w.core.epochs.open_iteration(came_back).await.unwrap();
             let came_back = state(8, 5, back(&w, &def, 8, &taken(4..5)).await);
             let second = w.core.epochs.open_iteration(came_back).await.unwrap();
-            assert_eq!((second.iteration_id, second.states_missing), (first.iteration_id, 0));
-            assert!(first.bases.is_empty(), "it is not complete");
-            let me = (first.client_id, first.iteration_id);
-            assert_eq!(w.beat(me.0, me.1, &[], &[]).await.bases, second.bases);
+            assert!(
+                second.iteration_id == first.iteration_id && first.bases.is_empty(),
+                "it is not complete"
+            );
+            let bases = others_awaited(&w, &[&first, &second]).await.bases;
+            let me = (second.client_id, second.iteration_id);
+            assert!(!bases.is_empty() && w.beat(me.0, me.1, &[], &[]).await.bases == bases);
             w.silence(S * 6, &[(1, "a:1")], &[]).await;
             // The program is started again. One reader has saved no state since.
             let w = if is_another { World::new() } else { w };
@@ -304,7 +341,7 @@ fn states_from_before_and_after_the_loss_of_the_dispatchers_state_are_refused_to
             new.states[0].iteration_id = second.iteration_id;
             new.states[0].behind = vec![5];
             new.states[0].all_readers = vec![second.client_id];
-            new.states[0].bases.clone_from(&second.bases);
+            new.states[0].bases.clone_from(&bases);
             let [one, two] = if is_old_first { [old, new] } else { [new, old] };
             w.core.epochs.open_iteration(one).await.unwrap();
             let e = w.core.epochs.open_iteration(two).await.unwrap_err();
