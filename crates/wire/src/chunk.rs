@@ -400,7 +400,7 @@ mod tests {
         let columns: Vec<ArrayRef> = vec![
             Arc::new(Int64Array::from_iter((0..100).map(|n| (n % 3 != 0).then_some(n)))),
             Arc::new(UInt8Array::from(vec![7; 100])),
-            Arc::new(Decimal128Array::from(vec![Some(1), None].repeat(50))),
+            Arc::new(Decimal128Array::from([Some(1), None].repeat(50))),
             Arc::new(BooleanArray::from(vec![true; 100])),
             of_text(DataType::Utf8),
             of_text(DataType::LargeUtf8),
