@@ -349,3 +349,7 @@ def test_an_endless_repeat_of_nothing_is_an_error_of_all_its_tasks(cluster, tmp_
     nothing = cj.read_json(str(tmp_path / "*.jsonl")).filter("id > 100").repeat()
     with pytest.raises(cj.InvalidPipeline, match=r"steps\[1\]\.repeat: the pipeline above it gives no row"):
         next(iter(nothing.distribute(servers.dispatcher.address)))
+
+
+def test_an_endless_repeat_of_a_source_without_splits_ends():
+    assert list(cj.range(0).repeat()) == [] == list(cj.range(0).repeat().take(5))
