@@ -58,9 +58,9 @@ const GOLDEN: [&str; 3] = [
 ];
 const GOLDEN_IDENTITY: &str = "cef84ff2992270f4580dd3afc81b88df";
 const GOLDEN_EVERYTHING: [&str; 3] = [
-    "a77dbd13207c4c9539022a6bf40d77cd",
-    "ede96154b6d0c78686f92d6170e0e2c4",
-    "1b1f79e3842f4beceeafadadcdf78fd3",
+    "1b1d1272c37b2f3fb87ba37312604eaa",
+    "d135467db87574e055cb0fe936427d51",
+    "c93a1f89b280b4b993bc1a3c9280c3ed",
 ];
 
 /// Every kind of stage, and a source of sources.

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::io::Cursor;
 use std::sync::Arc;
 
+use arrow::compute::concat_batches;
 use arrow::csv::ReaderBuilder;
 use arrow::csv::reader::Format as CsvFormat;
 use arrow_array::cast::AsArray;
@@ -11,6 +12,7 @@ use arrow_array::types::{Float32Type, Float64Type};
 use arrow_array::{ArrayRef, RecordBatch};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 
+use crate::csv_rows;
 use crate::text::{INFER_ROWS, Text, overflow, shown, type_name};
 
 /// How a CSV file is written. An empty value is null.
@@ -21,6 +23,7 @@ pub(crate) struct Csv {
 }
 
 impl Csv {
+    /// All rows of some lines. `rows` are expected; carriage returns may divide lines into more.
     fn read(
         &self,
         schema: &SchemaRef,
@@ -31,24 +34,31 @@ impl Csv {
         let mut builder = ReaderBuilder::new(Arc::clone(schema))
             .with_delimiter(self.delimiter)
             .with_header(false)
-            .with_batch_size(rows.max(1) + 1);
+            .with_batch_size(rows.max(1));
         if let Some(p) = projection {
             builder = builder.with_projection(p);
         }
         let mut decoder = builder.build_decoder();
-        let mut rest = lines;
-        while !rest.is_empty() {
-            let n = decoder.decode(rest).map_err(|e| e.to_string())?;
-            if n == 0 {
-                break;
+        // A line feed marks the last row as complete.
+        let end: &[u8] = if lines.last() == Some(&b'\n') { b"" } else { b"\n" };
+        let mut batches = Vec::new();
+        for mut rest in [lines, end] {
+            while !rest.is_empty() {
+                let n = decoder.decode(rest).map_err(|e| e.to_string())?;
+                rest = &rest[n..];
+                if decoder.capacity() == 0 {
+                    batches.extend(decoder.flush().map_err(|e| e.to_string())?);
+                } else if n == 0 {
+                    return Err(format!("{} bytes of it are left over", rest.len()));
+                }
             }
-            rest = &rest[n..];
         }
-        if lines.last() != Some(&b'\n') {
-            // An empty input marks the last line as complete.
-            decoder.decode(b"\n").map_err(|e| e.to_string())?;
+        batches.extend(decoder.flush().map_err(|e| e.to_string())?);
+        match &batches[..] {
+            [] => Ok(None),
+            [one] => Ok(Some(one.clone())),
+            [first, ..] => concat_batches(&first.schema(), &batches).map(Some).map_err(|e| e.to_string()),
         }
-        decoder.flush().map_err(|e| e.to_string())
     }
 
     /// The values of one line as text.
@@ -111,8 +121,12 @@ impl Text for Csv {
         self.header
     }
 
-    fn quote(&self) -> Option<u8> {
-        Some(b'"')
+    fn goes_on(&self, line: &[u8], open: bool) -> bool {
+        csv_rows::is_open(line, self.delimiter, open)
+    }
+
+    fn num_rows(&self, row: &[u8]) -> usize {
+        csv_rows::rows(row, self.delimiter).count()
     }
 
     fn check_header(&self, line: &[u8], schema: &Schema) -> Option<String> {
@@ -136,7 +150,11 @@ impl Text for Csv {
     ) -> Result<Vec<RecordBatch>, String> {
         // A projection of nothing would lose the number of rows.
         let columns = if projection.is_empty() { vec![0] } else { projection.to_vec() };
-        let lines = &*if schema.fields().len() == 1 { with_empty_values(lines) } else { lines.into() };
+        let lines = &*if schema.fields().len() == 1 {
+            with_empty_values(lines, self.delimiter)
+        } else {
+            lines.into()
+        };
         let batch = self.read(schema, Some(columns.clone()), lines, rows)?;
         if let Some(why) =
             batch.as_ref().map(|b| self.overflow(schema, b, &columns, lines)).transpose()?.flatten()
@@ -151,6 +169,11 @@ impl Text for Csv {
     }
 
     fn diagnose(&self, schema: &SchemaRef, projection: &[usize], line: &[u8]) -> Option<String> {
+        if self.num_rows(line) > 1 {
+            let text = String::from_utf8_lossy(line);
+            let text = shown(text.trim_end());
+            return Some(format!("a carriage return within it ends a row, put the value in quotes: {text}"));
+        }
         let columns = schema.fields().len();
         let Ok(values) = self.values(line, columns) else {
             let text = String::from_utf8_lossy(line);
@@ -160,9 +183,6 @@ impl Text for Csv {
             }
             let why = match std::str::from_utf8(line) {
                 Err(_) => "it is not valid UTF-8",
-                Ok(line) if line.trim_end().contains('\r') => {
-                    "a carriage return within it ends a row, put the value in quotes"
-                }
                 Ok(_) => "it cannot be divided into values",
             };
             return Some(format!("{why}: {}", shown(text.trim_end())));
@@ -211,18 +231,17 @@ fn has_infinite(array: &ArrayRef) -> bool {
 
 /// The lines of a file of one column, with `""` on each line of which the value is left out: a null. The parser leaves such a
 /// line out, and the row would be lost.
-fn with_empty_values(lines: &[u8]) -> Cow<'_, [u8]> {
-    let is_empty = |line: &[u8]| line.ends_with(b"\n") && line.iter().all(|b| matches!(b, b'\r' | b'\n'));
-    if !lines.split_inclusive(|b| *b == b'\n').any(is_empty) {
+fn with_empty_values(lines: &[u8], delimiter: u8) -> Cow<'_, [u8]> {
+    let is_empty = |row: &[u8]| row.iter().all(|b| matches!(b, b'\r' | b'\n'));
+    if !lines.contains(&b'\r') && !lines.split_inclusive(|b| *b == b'\n').any(is_empty) {
         return lines.into();
     }
-    let (mut out, mut quotes) = (Vec::with_capacity(lines.len() + 2), 0);
-    for line in lines.split_inclusive(|b| *b == b'\n') {
-        if quotes % 2 == 0 && is_empty(line) {
+    let mut out = Vec::with_capacity(lines.len() + 2);
+    for row in csv_rows::rows(lines, delimiter) {
+        if is_empty(row) {
             out.extend_from_slice(b"\"\"");
         }
-        quotes += line.iter().filter(|b| **b == b'"').count();
-        out.extend_from_slice(line);
+        out.extend_from_slice(row);
     }
     out.into()
 }

@@ -74,10 +74,6 @@ impl Text for Json {
         false
     }
 
-    fn quote(&self) -> Option<u8> {
-        None
-    }
-
     fn misread(&self, head: &[u8]) -> Option<&'static str> {
         match head.trim_ascii_start().first() {
             Some(b'[') => Some(

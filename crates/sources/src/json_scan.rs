@@ -232,14 +232,26 @@ fn check_range(number: &[u8], of: &DataType) -> Result<(), String> {
     }
 }
 
+/// Any integer of this number of characters fits 64 bits.
+const MAX_INTEGER_CHARACTERS: usize = 18;
+
 /// Integers below this one are exact in float64.
 const MAX_EXACT: f64 = 9_007_199_254_740_992.0;
 
 /// # Errors
-/// For a number with a fraction in a column of integers: the decoder would cut it off.
+/// For a number with a fraction in a column of integers: the decoder would cut it off. For an integer below those of 64 bits:
+/// the decoder would read it as a float, which is rounded to the least of them.
 fn check_fraction(number: &[u8], of: &DataType) -> Result<(), String> {
-    if !of.is_integer() || !number.iter().any(|b| matches!(b, b'.' | b'e' | b'E')) {
+    if !of.is_integer() {
         return Ok(());
+    }
+    if !number.iter().any(|b| matches!(b, b'.' | b'e' | b'E')) {
+        let is_below = number.len() > MAX_INTEGER_CHARACTERS && number.starts_with(b"-");
+        let text = String::from_utf8_lossy(number);
+        return match is_below && text.parse::<i64>().is_err() {
+            true => Err(format!("the integer {} does not fit int64; set `schema` with string", shown(&text))),
+            false => Ok(()),
+        };
     }
     let text = String::from_utf8_lossy(number);
     match text.parse::<f64>() {

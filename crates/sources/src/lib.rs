@@ -8,6 +8,7 @@ mod caches;
 mod combine;
 mod context;
 mod csv;
+mod csv_rows;
 mod example;
 mod feed;
 mod file;

@@ -162,9 +162,8 @@ impl<T: Text> LineReader<T> {
     /// The length of the row at `from`: one line, or several where a quoted value holds line ends.
     async fn record_len(&mut self, from: usize) -> Result<usize> {
         let mut n = self.line_len(from).await?;
-        let Some(quote) = self.text.quote() else { return Ok(n) };
-        let mut quotes = count(&self.buffer[from..from + n], quote);
-        if quotes.is_multiple_of(2) {
+        let mut goes_on = self.text.goes_on(&self.buffer[from..from + n], false);
+        if !goes_on {
             return Ok(n);
         }
         if self.cut {
@@ -191,9 +190,9 @@ impl<T: Text> LineReader<T> {
                     )
                 }));
             }
-            quotes += count(&self.buffer[from + n..from + n + next], quote);
+            goes_on = self.text.goes_on(&self.buffer[from + n..from + n + next], goes_on);
             n += next;
-            if quotes.is_multiple_of(2) {
+            if !goes_on {
                 return Ok(n);
             }
         }
@@ -261,7 +260,9 @@ impl<T: Text> LineReader<T> {
                 let line = self.line_of(at).await?;
                 let why = text.diagnose(&schema, &self.projection, &row).unwrap_or_else(|| why.clone());
                 let e = Error::data_loss(format!("{}: line {line}: {why}", self.file.file.url));
-                self.options.skip_or_fail(e)?;
+                for _ in 0..text.num_rows(&row).max(1) {
+                    self.options.skip_or_fail(e.clone())?;
+                }
             }
             at += n;
         }
@@ -294,13 +295,6 @@ impl<T: Text> SplitReader for LineReader<T> {
     }
 }
 
-fn count(bytes: &[u8], what: u8) -> usize {
-    if !bytes.contains(&what) {
-        return 0;
-    }
-    bytes.iter().filter(|b| **b == what).count()
-}
-
 fn newlines(bytes: &[u8]) -> u64 {
-    count(bytes, b'\n') as u64
+    bytes.iter().filter(|b| **b == b'\n').count() as u64
 }

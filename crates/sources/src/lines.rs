@@ -130,7 +130,9 @@ impl<T: Text> Lines<T> {
 /// The first line of which no schema helps to read it, as an error that names it.
 fn damage(text: &impl Text, url: &str, head: &[u8]) -> Option<Error> {
     // Within quotes a line end is no line end, and such lines cannot be distinguished here.
-    if text.quote().is_some_and(|quote| head.contains(&quote)) {
+    if text.goes_on(head, false)
+        || head.split_inclusive(|b| *b == b'\n').any(|line| text.goes_on(line, false))
+    {
         return None;
     }
     let mut lines = head.split_inclusive(|b| *b == b'\n').enumerate();

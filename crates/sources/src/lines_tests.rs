@@ -243,6 +243,57 @@ async fn quoted_line_ends_work_in_whole_files() {
     }
 }
 
+/// A quote opens a value only as its first byte. Rows between two inch marks were lost.
+#[tokio::test]
+async fn a_quote_within_a_value_is_a_character() {
+    let mut text = String::from("n,s\n");
+    let mut want = Vec::new();
+    for n in 0..1000 {
+        let value = if n % 50 == 7 { "5\" pipe" } else { "bolt" };
+        text += &format!("{n},{value}\n");
+        want.push((Some(n), Some(value.to_string())));
+    }
+    for (rows, split_bytes) in [(1, 1 << 20), (64, 1 << 20), (1000, 1 << 20), (64, 500)] {
+        let (_, all) = read(&text, csv(Some(&TWO)), &small(rows, 1 << 20), split_bytes).await;
+        assert!(two_of(all.unwrap()) == want, "{rows} rows, splits of {split_bytes} bytes");
+    }
+}
+
+/// The parser ends rows at carriage returns, too. Lines of several such rows lost all but the first ones.
+#[tokio::test]
+async fn carriage_returns_end_rows() {
+    let mut text = String::from("n,s\n");
+    for n in 0..300 {
+        let end = if n % 3 == 2 { "\n" } else { "\r" };
+        text += &format!("{n},\"a\rb\"{end}");
+    }
+    for (rows, split_bytes) in [(1, 1 << 20), (7, 1 << 20), (1000, 1 << 20), (7, 100)] {
+        let (_, all) = read(&text, csv(Some(&TWO)), &small(rows, 1 << 20), split_bytes).await;
+        let all = two_of(all.unwrap());
+        assert!(all.iter().map(|r| r.0).eq((0..300).map(Some)), "{} of 300 rows", all.len());
+        assert!(all.iter().all(|r| r.1.as_deref() == Some("a\rb")));
+    }
+    let one = [("n", ColumnType::Int64)];
+    let (_, all) = read("n\n1\r\r2\n\n3\r\n\r\n", csv(Some(&one)), &ReadOptions::default(), 1000).await;
+    let all = all.unwrap().unwrap();
+    let values: Vec<_> = all.column(0).as_primitive::<Int64Type>().iter().collect();
+    assert_eq!(values, [Some(1), None, Some(2), None, Some(3), None]);
+}
+
+/// A bad row takes the others of its line with it, and all of them count.
+#[tokio::test]
+async fn rows_that_carriage_returns_divide_are_counted_when_they_are_skipped() {
+    let (skip, errors) = skips();
+    let options = ReadOptions { skip: Some(skip), ..ReadOptions::default() };
+    let text = "n,s\n1,a\nx,b\r2,c\n3,d\n";
+    let (url, all) = read(text, csv(Some(&TWO)), &options, 1000).await;
+    assert_eq!(two_of(all.unwrap()).iter().map(|r| r.0.unwrap()).collect::<Vec<_>>(), [1, 3]);
+    let errors = errors.lock();
+    assert_eq!(errors.len(), 2);
+    let want = format!("{url}: line 3: a carriage return within it ends a row, put the value in quotes: ");
+    assert!(errors.iter().all(|e| e.to_string().contains(&want)), "{errors:?}");
+}
+
 #[tokio::test]
 async fn bad_lines_can_be_passed_over() {
     let (skip, errors) = skips();
@@ -280,6 +331,31 @@ async fn a_broken_gzip_is_named() {
     put(&ctx, &url, "n,s\n1,a\n").await;
     let e = all_rows(&ctx, &def(csv(Some(&TWO)), &url), &ReadOptions::default()).await.unwrap_err();
     assert!(e.message().contains("cannot be decompressed") && e.message().contains("`compression`"), "{e}");
+}
+
+/// They were read as the least integer of 64 bits.
+#[tokio::test]
+async fn json_integers_below_int64_are_errors() {
+    let given = FileFormat::Json {
+        schema: Some(vec![("a".into(), ColumnType::Int64)]),
+        compression: Compression::Auto,
+    };
+    let least = i64::MIN;
+    for format in [json(), given] {
+        let text = format!("{{\"a\":1}}\n{{\"a\":{least}}}\n");
+        let (_, all) = read(&text, format.clone(), &ReadOptions::default(), 1000).await;
+        let all = all.unwrap().unwrap();
+        assert_eq!(all.column(0).as_primitive::<Int64Type>().values(), &[1, least]);
+        for below in ["-9223372036854775809", "-9223372036854776832"] {
+            let text = format!("{{\"a\":1}}\n{{\"a\":{below}}}\n");
+            let (_, all) = read(&text, format.clone(), &ReadOptions::default(), 1000).await;
+            let e = all.unwrap_err();
+            assert!(
+                e.message().contains(&format!("line 2: the integer \"{below}\" does not fit int64")),
+                "{e}"
+            );
+        }
+    }
 }
 
 #[tokio::test]

@@ -15,8 +15,15 @@ pub(crate) trait Text: Clone + Send + Sync + 'static {
     /// Whether the first line of a file is no row; it is then checked by [`Text::check_header`].
     fn header(&self) -> bool;
 
-    /// The character within which a line end is no line end.
-    fn quote(&self) -> Option<u8>;
+    /// Whether a row goes on behind a line, in a quoted value that holds the line's end. `open`: whether it did so before it.
+    fn goes_on(&self, _line: &[u8], _open: bool) -> bool {
+        false
+    }
+
+    /// How many rows a row has that ends at a line's end.
+    fn num_rows(&self, _row: &[u8]) -> usize {
+        1
+    }
 
     /// What a file of another kind is, and what to do about it, by its first bytes.
     fn misread(&self, _head: &[u8]) -> Option<&'static str> {
