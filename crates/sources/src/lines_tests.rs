@@ -350,10 +350,7 @@ async fn json_integers_below_int64_are_errors() {
             let text = format!("{{\"a\":1}}\n{{\"a\":{below}}}\n");
             let (_, all) = read(&text, format.clone(), &ReadOptions::default(), 1000).await;
             let e = all.unwrap_err();
-            assert!(
-                e.message().contains(&format!("line 2: the integer \"{below}\" does not fit int64")),
-                "{e}"
-            );
+            assert!(e.message().contains(&format!("line 2: the integer `{below}` ")), "{e}");
         }
     }
 }
