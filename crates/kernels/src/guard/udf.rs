@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use arrow::array::Array;
+use arrow::array::{Array, AsArray};
 use arrow::compute::{is_null, nullif};
-use arrow::datatypes::{DataType, Field, FieldRef};
+use arrow::datatypes::{DataType, Field, FieldRef, Int64Type};
 use caju_runtime::{budget, interrupt};
 use datafusion_common::{DataFusionError, ScalarValue, internal_err};
 use datafusion_expr::{
@@ -82,9 +82,12 @@ impl ScalarUDFImpl for Guarded {
         self.inner.inner().is_strict()
     }
 
-    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue, DataFusionError> {
+    fn invoke_with_args(&self, mut args: ScalarFunctionArgs) -> Result<ColumnarValue, DataFusionError> {
         interrupt::check().map_err(fault)?;
         self.charge(&args.args, args.number_rows)?;
+        if matches!(self.rule, Some(Rule::Pad)) {
+            raise_negative_length(&mut args.args);
+        }
         if self.range == Some(Range::Field) {
             return visible_field(&self.inner, args);
         }
@@ -95,6 +98,16 @@ impl ScalarUDFImpl for Guarded {
         let result = self.inner.invoke_with_args(args)?;
         range.check_result(&values, &result, rows, &format_args!("`{}`", self.inner.name()))?;
         Ok(result)
+    }
+}
+
+/// Makes negative lengths of `lpad` and `rpad` 0, which gives the same text. DataFusion takes those of a column for huge ones, and
+/// panics.
+fn raise_negative_length(args: &mut [ColumnarValue]) {
+    let Some(ColumnarValue::Array(lengths)) = args.get_mut(1) else { return };
+    let raised = lengths.as_primitive_opt::<Int64Type>().filter(|n| n.values().iter().any(|n| *n < 0));
+    if let Some(raised) = raised.map(|n| n.unary::<_, Int64Type>(|n| n.max(0))) {
+        *lengths = Arc::new(raised);
     }
 }
 

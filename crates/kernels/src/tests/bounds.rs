@@ -106,6 +106,9 @@ fn guarded_functions_compute_the_same() {
         a.as_string::<i32>().iter().map(|v| v.unwrap_or("null").to_owned()).collect::<Vec<_>>().join("|")
     };
     assert_eq!(text("lpad(s, 8, '-')"), "--text 0|--text 1|--text 2|--text 3");
+    assert_eq!(text("lpad(s, -1, '-')"), "|||");
+    assert_eq!(text("lpad(s, id - 2, '-')"), "|||t");
+    assert_eq!(text("rpad(s, nullif(id - 2, 0))"), "||null|t");
     assert_eq!(text("repeat('ab', id)"), "|ab|abab|ababab");
     assert_eq!(text("concat(s, '/', id)"), "text 0/0|text 1/1|text 2/2|text 3/3");
     assert_eq!(
