@@ -387,3 +387,13 @@ def test_a_column_that_takes_too_much_names_the_row_and_the_limit(monkeypatch):
         with pytest.raises(_column.BadRow, match=r"column `s`: over 10 bytes .* in the rows up to this one") as e:
             _column._check_text(_columns.of_values("s", values))
         assert e.value.row == row
+
+
+@pytest.mark.parametrize("kind", ["M8", "m8"])
+def test_times_that_a_finer_unit_does_not_hold_are_errors(kind):
+    day = np.array([200_000], f"{kind}[D]")
+    answers = [day, np.array([1], f"{kind}[ns]")]
+    with pytest.raises(cj.InvalidPipeline, match="which does not hold it; give all rows one unit"):
+        list(cj.range(2).map(lambda row: {"x": answers[row["id"]]}))
+    finer = [np.array([2], f"{kind}[D]"), np.array(["NaT"], f"{kind}[ms]")]
+    assert len(list(cj.range(2).map(lambda row: {"x": finer[row["id"]]}))) == 2

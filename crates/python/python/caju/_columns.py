@@ -297,6 +297,10 @@ def _joined(name: str, arrays: list[Any]) -> Any:
             if a.dtype.kind in "iu" and widest.kind == "f" and not (a.astype(widest).astype(object) == a).all():
                 shown = f"{a.dtype} among {widest}, which does not hold it exactly"
                 raise BadRow(None, f"column `{name}`: {shown}; give all rows one type")
+            # NumPy wraps times that a finer unit does not hold.
+            if a.dtype.kind in "mM" and not ((a.astype(widest).astype(a.dtype) == a) | np.isnat(a)).all():
+                shown = f"{a.dtype} among {widest}, which does not hold it"
+                raise BadRow(None, f"column `{name}`: {shown}; give all rows one unit")
     return join(arrays)
 
 
