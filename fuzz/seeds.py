@@ -49,6 +49,8 @@ def files():
     # A long name stands in a member of its own, which no checksum covers.
     save("tar", "long-name", small_tar(3, "x" * 101))
     save("csv", "good-quotes", 'a,b\n1,"x, ""y""\nz"\n2,\n')
+    save("csv", "inch-marks", "a,b\n" + '1,5" pipe\n2,"6"" pipe"\n' * 12)
+    save("csv", "carriage-returns", "a,b\n" + "1,x\r2,y\r\n3,z\n" * 12)
     save("json", "good-nested", '{"a": [1, 2], "b": {"c": null}}\n\n{"a": [], "b": {"c": "\\u00fc"}}\n')
     for i, record in enumerate(formats.examples(2)):
         save("example", f"good-{i}", record)
