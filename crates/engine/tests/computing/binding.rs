@@ -1,11 +1,7 @@
 //! What is refused when a definition is bound: names and types that rows may not have.
 
-#![allow(clippy::unwrap_used, unreachable_pub, reason = "tests")]
-
-mod common;
-
+use crate::common::bound;
 use caju_types::ErrorKind;
-use common::bound;
 
 async fn refused(yaml: &str) -> String {
     let e = bound(yaml).await.map(|_| ()).unwrap_err();

@@ -1,14 +1,11 @@
 //! Repairs delete damaged objects, and collections delete orphans.
-#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
-
-mod common;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::common::*;
 use caju_cache::*;
 use caju_runtime::Stores;
-use common::*;
 use object_store::{ObjectStore, ObjectStoreExt, path::Path};
 use serde_json::json;
 

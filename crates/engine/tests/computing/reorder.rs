@@ -1,11 +1,7 @@
 //! Which stages the setting `reorder` moves, and which it leaves.
 
-#![allow(clippy::unwrap_used, unreachable_pub, reason = "tests")]
-
-mod common;
-
+use crate::common::{How, bound, splits, task};
 use caju_types::Result;
-use common::{How, bound, splits, task};
 
 /// The order, with the names of the stages, and what was said about it.
 async fn order(steps: &str) -> (Vec<String>, Vec<String>, Vec<String>) {
@@ -160,7 +156,7 @@ async fn an_expensive_stage_sees_only_rows_that_pass() {
 async fn messages_name_the_written_place() {
     let yaml = "source: { range: 100 }\nreorder: true\nsteps:\n  - with_columns: { y: 'id % 9' }\n  \
                 - filter: '10 / (id - 50) > 3'\n";
-    let e = common::chunks(yaml, How::default()).await.unwrap_err();
+    let e = crate::common::chunks(yaml, How::default()).await.unwrap_err();
     assert!(e.message().contains("steps[1].filter"), "{e}");
 }
 

@@ -1,14 +1,11 @@
 //! The byte budget: which parts are evicted, that the bound covers all objects, and the messages about it.
-#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
-
-mod common;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::common::*;
 use caju_cache::*;
 use caju_types::{ErrorKind, Result, format_bytes};
-use common::*;
 
 /// A part of one row of the given number of bytes.
 async fn fill(cache: &Arc<Cache>, of: u128, key: u128, bytes: usize, cpu_s: f64) -> Result<()> {

@@ -1,16 +1,13 @@
 //! Counts of requests: no storms of small reads, one listing per refresh.
-#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
-
-mod common;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::common::*;
 use arrow_array::RecordBatch;
 use caju_cache::*;
 use caju_runtime::{IoSnapshot, Stores, SystemClock};
 use caju_testkit::s3::S3Server;
-use common::*;
 use futures::StreamExt;
 use tokio::sync::Semaphore;
 

@@ -1,15 +1,11 @@
 //! What a task reports of its rate: rows where they are computed, and the time in which it works.
 
-#![allow(clippy::unwrap_used, unreachable_pub, reason = "tests")]
-
-mod common;
-
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::common::{Fixed, bound, splits};
 use caju_engine::{BoundPipeline, LeasedSplit, TaskOptions, TaskRun, TaskStats, run_task};
 use caju_runtime::{CpuPool, SystemClock};
-use common::{Fixed, bound, splits};
 
 async fn leases(yaml: &str) -> (Arc<BoundPipeline>, Vec<LeasedSplit>) {
     let pipeline = bound(yaml).await.unwrap();

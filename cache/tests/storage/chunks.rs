@@ -1,11 +1,8 @@
 //! Parts in chunks of a given size: chunks read one by one are the whole part. And a root that is only read.
-#![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests")]
 
-mod common;
-
+use crate::common::*;
 use arrow_array::RecordBatch;
 use caju_cache::*;
-use common::*;
 use futures::TryStreamExt;
 use proptest::prelude::*;
 

@@ -1,17 +1,14 @@
 //! Damage is detected, named and repaired. A failing store is an error within the deadline, never a wrong row.
-#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
-
-mod common;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::common::*;
 use arrow_array::RecordBatch;
 use caju_cache::*;
 use caju_runtime::{Stores, SystemClock};
 use caju_testkit::faulty::{Fault, Faults, Op, Rule};
 use caju_types::ErrorKind;
-use common::*;
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
 

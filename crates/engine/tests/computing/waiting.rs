@@ -1,12 +1,9 @@
 //! What a definition asks for is bounded: the rows that wait in a stage, and repetitions without rows.
 
-#![allow(clippy::unwrap_used, unreachable_pub, reason = "tests")]
-
-mod common;
-
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::common::{How, context, splits};
 use caju_engine::{LeasedSplit, SplitFeed, TaskOptions, bind, run_task};
 use caju_kernels::{Limits, Registry};
 use caju_pipeline::DatasetDef;
@@ -14,7 +11,6 @@ use caju_runtime::{CpuPool, SystemClock};
 use caju_sources::Split;
 use caju_types::{Error, ErrorKind, Result};
 use caju_wire::Chunk;
-use common::{How, context, splits};
 use futures::StreamExt;
 use futures::stream::BoxStream;
 
@@ -24,7 +20,12 @@ async fn within(yaml: &str, chunk_bytes: u64) -> Result<Vec<Chunk>> {
     let limits = Limits { chunk_bytes, ..Limits::default() };
     let pipeline = Arc::new(bind(&def, &Registry::new(limits), &context(), None).await?);
     let leases = splits(&pipeline).await?.into_iter().enumerate();
-    common::run(&pipeline, leases.map(|(i, s)| LeasedSplit::new(i as u64, s)).collect(), How::default()).await
+    crate::common::run(
+        &pipeline,
+        leases.map(|(i, s)| LeasedSplit::new(i as u64, s)).collect(),
+        How::default(),
+    )
+    .await
 }
 
 /// Rows of 1000 bytes each, about 20 MB together, in the last stage.
@@ -92,7 +93,7 @@ impl SplitFeed for Endless {
 /// The rows of a task that sees all splits, or its error; none if it does not end.
 async fn rows_of(steps: &str) -> Option<Result<usize>> {
     let yaml = format!("source: {{ range: 10 }}\nsteps: {steps}\n");
-    let pipeline = common::bound(&yaml).await.unwrap();
+    let pipeline = crate::common::bound(&yaml).await.unwrap();
     assert!(pipeline.single_task());
     let options = TaskOptions::new(CpuPool::new(1).unwrap(), SystemClock::shared());
     let mut task = run_task(&pipeline, Box::new(Endless(pipeline.splits(), 0)), options);

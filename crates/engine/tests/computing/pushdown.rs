@@ -1,14 +1,10 @@
 //! Filters that the source applies give the rows, the order and the draws of filters that are stages.
 
-#![allow(clippy::unwrap_used, unreachable_pub, reason = "tests")]
-
-mod common;
-
 use std::fs::File;
 use std::sync::Arc;
 
+use crate::common::{How, chunks, rows};
 use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray};
-use common::{How, chunks, rows};
 use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
 
@@ -48,7 +44,7 @@ steps:
     assert_eq!(staged.len(), want);
     assert_eq!(pushed, staged);
     let split = rows(&chunks(&yaml(""), How { workers: 3, ..how }).await.unwrap());
-    assert_eq!(common::sorted(split), common::sorted(staged));
+    assert_eq!(crate::common::sorted(split), crate::common::sorted(staged));
 }
 
 /// `s` and `id` are never null. What is simplified away has to be there where the text is bound.

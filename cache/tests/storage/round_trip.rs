@@ -1,11 +1,8 @@
 //! Written rows are read back equal, in every encoding, on every store.
-#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
-mod common;
-
+use crate::common::*;
 use caju_cache::*;
 use caju_types::ErrorKind;
-use common::*;
 use proptest::prelude::*;
 
 #[tokio::test]

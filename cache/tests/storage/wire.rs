@@ -1,14 +1,11 @@
 //! Faults on the wire of a real S3 protocol: rows are correct, or there is an error within the deadline.
-#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
-
-mod common;
 
 use std::time::Duration;
 
+use crate::common::*;
 use caju_cache::*;
 use caju_testkit::s3::ServerFault;
 use caju_types::ErrorKind;
-use common::*;
 
 const ALL: [&str; 4] = ["GET", "PUT", "POST", "DELETE"];
 /// All tests of a process share the server and its fault.

@@ -1,17 +1,14 @@
 //! Space: budgets, evictions, time to live, pins, leases, and orphans of dead processes.
-#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
-
-mod common;
 
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::common::*;
 use caju_autocache::PlanRecord;
 use caju_cache::*;
 use caju_runtime::{Stores, SystemClock};
 use caju_types::ErrorKind;
-use common::*;
 
 async fn fill(cache: &Arc<Cache>, of: u128, key: u128, cpu_s: f64) -> caju_types::Result<Arc<PartMeta>> {
     let batch = wide(10, 10_000, key as u64);

@@ -1,9 +1,5 @@
 //! Boundaries that are learnt depend on the definition and the data alone.
 
-#![allow(clippy::unwrap_used, unreachable_pub, reason = "tests")]
-
-mod common;
-
 use std::sync::Arc;
 
 use caju_engine::{TaskOptions, bind, learn_boundaries};
@@ -19,7 +15,7 @@ fn options(threads: usize) -> TaskOptions {
 async fn learnt_with(steps: &str, options: &TaskOptions) -> Result<Vec<LearntBoundaries>> {
     let yaml = format!("{{ source: {{ range: 1000 }}, steps: [{steps}], seed: 5 }}");
     let def = DatasetDef::from_yaml(&yaml, None)?;
-    learn_boundaries(&def, &Registry::new(Limits::default()), &common::context(), None, options).await
+    learn_boundaries(&def, &Registry::new(Limits::default()), &crate::common::context(), None, options).await
 }
 
 async fn learnt(steps: &str) -> Vec<LearntBoundaries> {
@@ -92,11 +88,13 @@ async fn what_is_wrong_above_names_the_stage_that_learns() {
 async fn a_definition_without_its_boundaries_has_a_schema_and_does_not_run() {
     let yaml = format!("{{ source: {{ range: 10 }}, steps: [{}] }}", bucket("id", 5));
     let def = DatasetDef::from_yaml(&yaml, None).unwrap();
-    let pipeline =
-        Arc::new(bind(&def, &Registry::new(Limits::default()), &common::context(), None).await.unwrap());
+    let pipeline = Arc::new(
+        bind(&def, &Registry::new(Limits::default()), &crate::common::context(), None).await.unwrap(),
+    );
     assert_eq!(pipeline.schema().fields().len(), 1);
-    let leases = (0u64..).zip(common::splits(&pipeline).await.unwrap());
+    let leases = (0u64..).zip(crate::common::splits(&pipeline).await.unwrap());
     let leases = leases.map(|(i, split)| caju_engine::LeasedSplit::new(i, split)).collect();
-    let e = common::run(&pipeline, leases, common::How::default()).await.unwrap_err().to_string();
+    let e =
+        crate::common::run(&pipeline, leases, crate::common::How::default()).await.unwrap_err().to_string();
     assert!(e.contains("steps[0].bucket_by_length: its boundaries are not learnt yet"), "{e}");
 }

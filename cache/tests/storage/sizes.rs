@@ -1,19 +1,16 @@
 //! Objects of any size in the places of records and parts: they are damaged, and are refused before they are read.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::common::*;
 use caju_autocache::PlanRecord;
 use caju_cache::*;
 use caju_runtime::{Stores, SystemClock};
 use caju_testkit::faulty::{Fault, Faults, Op, Rule, faulty_store};
 use caju_types::{ErrorKind, Fingerprint};
-use common::*;
 use object_store::ObjectStoreExt;
 use serde_json::json;
 

@@ -1,16 +1,13 @@
 //! Forged parts with valid checksums, as anybody could write them who can write to the root: reading one gives rows or an
 //! error that names the part, and does no other harm.
-#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
-
-mod common;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::common::*;
 use arrow_array::{Int64Array, RecordBatch, StringArray};
 use caju_cache::*;
 use caju_types::{ErrorKind, mix64};
-use common::*;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 /// A part in a folder of its own.

@@ -1,14 +1,11 @@
 //! What becomes known of a snapshot after its first part is in every later manifest.
-#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, missing_docs)]
-
-mod common;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::common::*;
 use caju_cache::{Cache, DescriptionUpdate, Encoding, SnapshotInfo};
 use caju_types::mix64;
-use common::*;
 use serde_json::{Value, json};
 
 fn news(splits: u64, profile: Value) -> DescriptionUpdate {

@@ -1,14 +1,11 @@
 //! The lease of a process is gone when the process has ended.
-#![allow(clippy::unwrap_used, missing_docs)]
-
-mod common;
 
 use std::time::Duration;
 
+use crate::common::*;
 use caju_cache::{CacheOptions, Encoding, PutOutcome};
 use caju_runtime::SystemClock;
 use caju_testkit::faulty::{Fault, Faults, Op, Rule};
-use common::*;
 
 async fn leases(root: &str) -> usize {
     objects(root).await.iter().filter(|name| name.contains("writers/")).count()

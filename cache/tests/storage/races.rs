@@ -1,16 +1,13 @@
 //! At most one part per split, whatever processes write, die, pause and resume.
-#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
-
-mod common;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::common::*;
 use caju_cache::*;
 use caju_runtime::{Stores, SystemClock};
 use caju_testkit::faulty::{Fault, Faults, Op, Rule, faulty_store};
 use caju_testkit::s3::S3Server;
-use common::*;
 
 const TTL: Duration = Duration::from_secs(20);
 

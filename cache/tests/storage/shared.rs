@@ -1,17 +1,14 @@
 //! Roots that other users or versions created, own, or write concurrently.
-#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
-
-mod common;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::common::*;
 use caju_cache::*;
 use caju_runtime::SystemClock;
 use caju_testkit::faulty::{Fault, Faults, Op, Rule};
 use caju_types::ErrorKind;
-use common::*;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 

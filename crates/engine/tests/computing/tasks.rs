@@ -1,14 +1,10 @@
 //! What a task puts out does not depend on how it is run, and elements are what the definition says.
 
-#![allow(clippy::unwrap_used, unreachable_pub, reason = "tests")]
-
-mod common;
-
+use crate::common::{Fixed, How, bound, chunks, rows, run, sorted, splits, task};
 use caju_engine::{LeasedSplit, TaskOptions, TaskRun, run_task};
 use caju_runtime::{CpuPool, SystemClock};
 use caju_types::{ErrorKind, RowRanges};
 use caju_wire::{Chunk, Elements};
-use common::{Fixed, How, bound, chunks, rows, run, sorted, splits, task};
 
 /// Random stages above and below filters, unnest, and a stream stage in between.
 const RANDOM: &str = "
@@ -102,7 +98,7 @@ steps:
     let pipeline = bound(yaml).await.unwrap();
     let leases = splits(&pipeline).await.unwrap();
     let leases = leases.into_iter().enumerate().map(|(i, s)| LeasedSplit::new(i as u64, s)).collect();
-    let mut task = common::task(&pipeline, leases, &How::default());
+    let mut task = crate::common::task(&pipeline, leases, &How::default());
     let mut rows = 0;
     let error = loop {
         match task.next().await.expect("the stream has an error before its end") {
@@ -141,7 +137,7 @@ steps:
     let pipeline = bound(yaml).await.unwrap();
     let leases = splits(&pipeline).await.unwrap();
     let leases = leases.into_iter().enumerate().map(|(i, s)| LeasedSplit::new(i as u64, s)).collect();
-    let mut task = common::task(&pipeline, leases, &How::default());
+    let mut task = crate::common::task(&pipeline, leases, &How::default());
     while let Some(chunk) = task.next().await {
         chunk.unwrap();
     }
