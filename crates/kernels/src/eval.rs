@@ -279,5 +279,16 @@ fn fault(e: &DataFusionError, label: &str) -> Fault {
         DataFusionError::ArrowError(e, _) => e.to_string(),
         other => other.strip_backtrace(),
     };
-    Fault { row: None, error: named(Error::new(kind, text)) }
+    Fault { row: None, error: named(Error::new(kind, explained(text))) }
+}
+
+/// The text of an error, with the other reason that it may have.
+fn explained(text: String) -> String {
+    if text.ends_with("Timestamp out of range") {
+        return format!(
+            "{text}, or a local time that its time zone skips or has twice, where clocks are changed; add the interval to the \
+             time in UTC, which `arrow_cast(t, 'Timestamp(Microsecond, Some(\"UTC\"))')` is"
+        );
+    }
+    text
 }

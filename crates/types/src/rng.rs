@@ -41,11 +41,14 @@ impl RowRng {
         (self.next_u64() >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
     }
 
-    /// A number in `[lo, hi)`; `lo` if the two are equal. One draw in either case.
+    /// A number in `[lo, hi)`; `lo` if the two are equal. One draw in either case. `lo` is at most `hi`, and both are finite.
     #[inline]
     pub fn uniform_in(&mut self, lo: f64, hi: f64) -> f64 {
         let u = self.uniform();
-        lo + (hi - lo) * u
+        let span = hi - lo;
+        let drawn = if span.is_finite() { lo + span * u } else { lo * (1.0 - u) + hi * u };
+        // Rounding gives the upper bound where few numbers lie between the two.
+        if drawn >= hi && lo < hi { hi.next_down().max(lo) } else { drawn }
     }
 
     /// An integer in `[0, n)`; 0 for `n` = 0. One draw; the bias is below n / 2^64.
@@ -140,6 +143,21 @@ mod tests {
     fn draws_are_pinned() {
         let mut r = RowRng::new(1, 2);
         assert_eq!((r.next_u64(), r.next_u64()), (mix64(mix64(1, 2), 1), mix64(mix64(1, 2), 2)));
+    }
+
+    #[test]
+    fn draws_lie_below_the_upper_bound() {
+        let mut r = RowRng::new(5, 6);
+        let most = f64::MAX;
+        for (lo, hi) in
+            [(1e16, 1e16 + 2.0), (1.0, 1.0 + f64::EPSILON), (-most, most), (-most, 0.0), (0.0, 5e-324)]
+        {
+            for _ in 0..100 {
+                let drawn = r.uniform_in(lo, hi);
+                assert!(lo <= drawn && drawn < hi, "{lo:e} <= {drawn:e} < {hi:e}");
+            }
+        }
+        assert_eq!(r.uniform_in(3.0, 3.0), 3.0);
     }
 
     #[test]

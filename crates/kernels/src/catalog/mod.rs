@@ -59,7 +59,7 @@ Infinite values and NaN stay what they are. A value that alone needs more memory
 `--chunk-steps`, is an error too. A literal of more than 15 digits within a `cast` to a decimal keeps all its digits; anywhere
 else it is a float64. The regular expressions in the texts of a pipeline may take 64 MiB together when they are compiled; those
 that take less than 64 KiB are not counted.
-Aggregates, window functions, subqueries, and functions that give another value each time (`random`, `now`, `uuid`) are
+Aggregates, window functions, lambdas, subqueries, and functions that give another value each time (`random`, `now`, `uuid`) are
 refused: a row must be a function of the data, the seed and the epoch.
 
 Arguments are given by position or by name, as in `random_resized_crop(image, 224, 224, scale_min => 0.25)`. Null in,

@@ -8,14 +8,14 @@ pub(super) static FUNCTIONS: &[Function] = &[
     Function {
         signature: Signature {
             name: "uniform",
-            version: Some(1),
+            version: Some(2),
             group: "Random numbers",
             args: &[
                 opt("low", Kind::Value, "0", "the lower bound"),
                 opt("high", Kind::Value, "1", "the upper bound, excluded"),
             ],
             returns: "float64",
-            doc: "A number drawn uniformly.",
+            doc: "A number drawn uniformly. Equal bounds give the lower one. A lower bound above the upper one is an error.",
             random: true,
             engines: &[],
         },

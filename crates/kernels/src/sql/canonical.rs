@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use caju_types::{Error, Result};
 use datafusion_sql::sqlparser::ast::{
     AccessExpr, CastKind, Expr, Function as SqlFunction, FunctionArg, FunctionArgExpr, FunctionArgOperator,
-    FunctionArgumentList, FunctionArguments, Ident, ObjectName, VisitMut, VisitorMut,
+    FunctionArgumentList, FunctionArguments, Ident, ObjectName, Value, ValueWithSpan, VisitMut, VisitorMut,
 };
 
 use crate::call::resolve;
@@ -31,6 +31,13 @@ struct Canonical;
 impl VisitorMut for Canonical {
     type Break = Box<Error>;
 
+    fn post_visit_value(&mut self, value: &mut ValueWithSpan) -> ControlFlow<Self::Break> {
+        if let Value::SingleQuotedString(text) = &mut value.value {
+            double(text, '\'');
+        }
+        ControlFlow::Continue(())
+    }
+
     fn post_visit_expr(&mut self, expr: &mut Expr) -> ControlFlow<Self::Break> {
         if let Expr::Nested(inner) = expr {
             *expr = std::mem::replace(inner, Expr::Tuple(Vec::new()));
@@ -48,6 +55,13 @@ impl VisitorMut for Canonical {
             Expr::Cast { kind, .. } if *kind == CastKind::DoubleColon => *kind = CastKind::Cast,
             Expr::Cast { kind, .. } if *kind == CastKind::SafeCast => *kind = CastKind::TryCast,
             Expr::Array(a) => a.named = false,
+            Expr::Named { name, .. } => quote(name),
+            Expr::Dictionary(fields) => {
+                for field in fields {
+                    double(&mut field.key.value, '\'');
+                    field.key.quote_style = Some('\'');
+                }
+            }
             Expr::Function(f) => {
                 if let Some(mut column) = column(f) {
                     quote(&mut column);
@@ -65,7 +79,16 @@ impl VisitorMut for Canonical {
 }
 
 fn quote(id: &mut Ident) {
+    double(&mut id.value, '"');
     id.quote_style = Some('"');
+}
+
+/// Doubles the quotes in a text or a name. The parser has made one of each two, and its `Display` doubles only single ones:
+/// `a''b` and `a'b` would be one text.
+fn double(text: &mut String, quote: char) {
+    if text.contains(quote) {
+        *text = text.replace(quote, &format!("{quote}{quote}"));
+    }
 }
 
 /// Whether an expression binds less tightly than a call, so that it needs parentheses as an operand.
@@ -216,5 +239,26 @@ mod tests {
         assert_ne!(canonical("a - (b - c)").unwrap(), canonical("(a - b) - c").unwrap());
         assert_ne!(canonical("\"A\"").unwrap(), canonical("a").unwrap());
         assert!(canonical("resize(img, 3)").is_err());
+    }
+
+    #[test]
+    fn expressions_that_differ_in_their_quotes_are_spelt_apart() {
+        let mut found = std::collections::BTreeSet::new();
+        for quotes in 0..9 {
+            let text = |quote: char| format!("{quote}a{}b{quote}", quote.to_string().repeat(2 * quotes));
+            for sql in [
+                text('\''),
+                text('"'),
+                format!("date {}", text('\'')),
+                format!("x like {}", text('\'')),
+                format!("{{{}: 1}}", text('\'')),
+                format!("'\\{}", &text('\'')[1..]),
+                format!("\"\\{}", &text('"')[1..]),
+            ] {
+                let once = canonical(&sql).unwrap_or_else(|e| panic!("{sql}: {e}"));
+                assert_eq!(canonical(&once).unwrap(), once, "{sql}");
+                assert!(found.insert(once), "{sql} is spelt as another expression");
+            }
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! The planner of expressions, and DataFusion's functions.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use arrow::datatypes::{DataType, Schema};
@@ -16,15 +16,16 @@ use datafusion_sql::planner::{ParserOptions, PlannerContext, SqlToRel};
 use datafusion_sql::sqlparser::ast;
 
 use super::builtins;
+use super::lists::check_lists;
 use super::names::CALL;
 use crate::constant::Const;
 use crate::guard::{FOLD_BYTES, charge_literals, charge_matches, guard, keep_long_literals};
-use crate::udf::checked;
+use crate::udf::{checked, equal_zeros};
 
 /// The functions of DataFusion.
 pub(crate) struct Builtins {
     scalar: HashMap<String, Arc<ScalarUDF>>,
-    higher_order: HashMap<String, Arc<HigherOrderUDF>>,
+    higher_order: HashSet<String>,
     planners: Vec<Arc<dyn ExprPlanner>>,
     options: Arc<ConfigOptions>,
 }
@@ -37,6 +38,8 @@ pub(crate) enum Builtin {
     Impure,
     Aggregate,
     Window,
+    /// A function that takes a lambda, and the dialect has none.
+    HigherOrder,
     Unknown,
 }
 
@@ -48,12 +51,10 @@ impl Builtins {
                 scalar.insert(name.to_owned(), Arc::clone(&f));
             }
         }
-        let mut higher_order = HashMap::new();
-        for f in builtins::higher_order_functions() {
-            for name in f.aliases().iter().map(String::as_str).chain([f.name()]) {
-                higher_order.insert(name.to_owned(), Arc::clone(&f));
-            }
-        }
+        let higher_order = builtins::higher_order_functions()
+            .iter()
+            .flat_map(|f| f.aliases().iter().cloned().chain([f.name().to_owned()]))
+            .collect();
         let mut options = ConfigOptions::default();
         options.sql_parser.enable_ident_normalization = false;
         options.sql_parser.map_string_types_to_utf8view = false;
@@ -68,8 +69,8 @@ impl Builtins {
                 _ => Builtin::Impure,
             };
         }
-        if self.higher_order.contains_key(name) {
-            return Builtin::Pure;
+        if self.higher_order.contains(name) {
+            return Builtin::HigherOrder;
         }
         match (builtins::AGGREGATE_FUNCTIONS.contains(&name), builtins::WINDOW_FUNCTIONS.contains(&name)) {
             (true, _) => Builtin::Aggregate,
@@ -80,8 +81,7 @@ impl Builtins {
 
     /// The name of the function that is called by a (lower-case) name.
     pub(crate) fn own_name(&self, name: &str) -> Option<&str> {
-        let scalar = self.scalar.get(name).map(|f| f.name());
-        scalar.or_else(|| self.higher_order.get(name).map(|f| f.name()))
+        self.scalar.get(name).map(|f| f.name())
     }
 
     /// The names that may be called.
@@ -89,7 +89,7 @@ impl Builtins {
         let pure = |(name, f): (_, &Arc<ScalarUDF>)| {
             (f.signature().volatility == Volatility::Immutable).then_some(name)
         };
-        self.scalar.iter().filter_map(pure).chain(self.higher_order.keys()).map(String::as_str)
+        self.scalar.iter().filter_map(pure).map(String::as_str)
     }
 }
 
@@ -131,12 +131,14 @@ impl Planner<'_> {
 
     /// Inserts casts so that types match.
     pub(crate) fn coerce(&self, expr: Expr, schema: &Arc<DFSchema>) -> Result<Expr, DataFusionError> {
+        check_lists(&expr, schema)?;
         self.simplifier(schema).coerce(expr, schema)
     }
 
     /// Folds small constants, and expands functions that DataFusion defines by others (`coalesce` by `case`). All that can
     /// take much memory is guarded.
     pub(crate) fn simplify(&self, expr: Expr, schema: &Arc<DFSchema>) -> Result<Expr, DataFusionError> {
+        let expr = equal_zeros(expr, schema)?;
         let guarded = keep_long_literals(guard(checked(expr, schema)?, schema)?)?;
         let simplified = budget::scope(FOLD_BYTES, || self.simplifier(schema).simplify(guarded))?;
         // Simplification may add calls.
@@ -147,7 +149,8 @@ impl Planner<'_> {
     pub(crate) fn fold(&self, expr: &ast::Expr) -> Option<Const> {
         let schema = Arc::new(DFSchema::try_from(Schema::empty()).ok()?);
         let expr = self.plan(expr.clone(), &schema).ok()?;
-        let expr = guard(checked(self.coerce(expr, &schema).ok()?, &schema).ok()?, &schema).ok()?;
+        let expr = equal_zeros(self.coerce(expr, &schema).ok()?, &schema).ok()?;
+        let expr = guard(checked(expr, &schema).ok()?, &schema).ok()?;
         let expr = keep_long_literals(expr).ok()?;
         match budget::scope(FOLD_BYTES, || self.simplifier(&schema).simplify(expr)).ok()? {
             Expr::Literal(value, _) => Const::of_scalar(&value),
@@ -172,8 +175,8 @@ impl ContextProvider for Planner<'_> {
         self.builtins.scalar.get(name).cloned()
     }
 
-    fn get_higher_order_meta(&self, name: &str) -> Option<Arc<HigherOrderUDF>> {
-        self.builtins.higher_order.get(name).cloned()
+    fn get_higher_order_meta(&self, _: &str) -> Option<Arc<HigherOrderUDF>> {
+        None
     }
 
     fn get_aggregate_meta(&self, _: &str) -> Option<Arc<AggregateUDF>> {
@@ -197,7 +200,7 @@ impl ContextProvider for Planner<'_> {
     }
 
     fn higher_order_function_names(&self) -> Vec<String> {
-        self.builtins.higher_order.keys().cloned().collect()
+        Vec::new()
     }
 
     fn udaf_names(&self) -> Vec<String> {

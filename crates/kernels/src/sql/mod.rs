@@ -10,6 +10,7 @@ pub(crate) mod builtins;
 mod canonical;
 mod context;
 mod decimals;
+mod lists;
 mod names;
 mod rewrite;
 mod stack;

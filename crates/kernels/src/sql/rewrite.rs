@@ -242,6 +242,10 @@ impl CallVisitor<'_> {
             Builtin::Window => {
                 refuse(format!("`{name}`{place} is a window function: an expression sees one row"))
             }
+            Builtin::HigherOrder => refuse(format!(
+                "`{name}`{place} takes a lambda, and expressions have none; use functions of whole lists (array_sum, \
+                 array_position, ...), or a function in Python"
+            )),
             Builtin::Unknown => {
                 let known = catalog::functions().map(|f| f.signature.name).chain(self.env.builtins.names());
                 refuse(format!("unknown function `{name}`{place}{}", did_you_mean(name, known)))

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use arrow::array::*;
-use arrow::datatypes::{DataType, Float32Type, Float64Type};
+use arrow::datatypes::{DataType, Float32Type, Float64Type, TimestampMicrosecondType};
 use caju_types::ErrorKind;
 
 use super::*;
@@ -237,4 +237,16 @@ fn numbers_of_two_types_are_computed_in_the_wider_one() {
     let zoned = "arrow_cast(0, 'Timestamp(Second, Some(\"+02:00\"))')";
     let y = eval(&b, &format!("arrow_cast(7200, 'Timestamp(Second, None)') = {zoned}"));
     assert!(y.as_boolean().value(0), "02:00 is midnight of UTC in that zone");
+}
+
+/// The day after 02:30 on 9 March 2024 in New York has no such time.
+#[test]
+fn an_interval_to_a_local_time_that_is_skipped_says_so() {
+    let times =
+        TimestampMicrosecondArray::from(vec![1_709_969_400_000_000]).with_timezone("America/New_York");
+    let b = batch([("t", Arc::new(times) as ArrayRef)]);
+    let e = try_eval(&b, "t + interval '1 day'").unwrap_err().error;
+    assert!(e.message().contains("skips or has twice"), "{e}");
+    let utc = r#"arrow_cast(t, 'Timestamp(Microsecond, Some("UTC"))') + interval '1 day'"#;
+    assert_eq!(eval(&b, utc).as_primitive::<TimestampMicrosecondType>().value(0), 1_710_055_800_000_000);
 }

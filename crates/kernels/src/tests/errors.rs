@@ -246,3 +246,28 @@ fn deep_expressions() {
     let cases = |n: usize| format!("case {} else 0 end", "when label = 3 then 4 ".repeat(n));
     assert_eq!(eval(&b, &cases(200)).len(), 1);
 }
+
+#[test]
+fn lists_of_lists_are_refused_where_numbers_are_expected() {
+    let lists = ListArray::from_iter_primitive::<arrow::datatypes::Int64Type, _, _>([Some([Some(1)])]);
+    let b = batch([("l", Arc::new(lists) as ArrayRef)]);
+    for sql in [
+        "array_avg([l])",
+        "array_sum([l])",
+        "array_product([l])",
+        "array_normalize([l])",
+        "array_scale([l], 2)",
+        "array_add([l], [l])",
+        "array_subtract([l], [l])",
+        "inner_product([l], [l])",
+        "cosine_distance([l], [l])",
+        "array_distance([l], [l])",
+    ] {
+        let e = bind_error(&b, sql);
+        assert!(
+            e.contains("takes lists of numbers, and") || e.contains("one-dimensional arrays"),
+            "{sql}: {e}"
+        );
+    }
+    assert!(bind(&b, "array_avg(l)").is_ok() && bind(&b, "array_avg(flatten([l]))").is_ok());
+}

@@ -1,4 +1,5 @@
-use arrow::array::{Array, BooleanArray, Int64Array};
+use arrow::array::{Array, AsArray, BooleanArray, Float64Array, Int64Array};
+use arrow::datatypes::Float64Type;
 use proptest::prelude::*;
 
 use super::*;
@@ -102,4 +103,61 @@ fn a_batch_in_which_every_second_row_would_fail_is_evaluated_once() {
     }
     let alone = alone.elapsed();
     assert!(once * 4 < alone, "{once:?} for all rows at once, {alone:?} for each alone");
+}
+
+/// `=` finds that `-0.0` is `0.0`, and so does whatever else compares values.
+#[test]
+fn zeros_of_either_sign_are_equal_everywhere() {
+    let zeros: ArrayRef = Arc::new(Float64Array::from(vec![-0.0, 0.0]));
+    let ones: ArrayRef = Arc::new(Float64Array::from(vec![1.0, 1.0]));
+    let ints: ArrayRef = Arc::new(Int64Array::from(vec![0, 0]));
+    let b = batch([("f", zeros), ("one", ones), ("i", ints)]);
+    for sql in [
+        "f = 0.0",
+        "f in (0.0)",
+        "f in (0.0, 1.0, 2.0, 3.0, 4.0)",
+        "not (f not in (-0.0, 1.0, 2.0, 3.0, 4.0))",
+        "f in (one, one + 1, i, one + 2)",
+        "case f when 0.0 then true else false end",
+        "case f when 2.0 then false when -0.0 then true when 3.0 then false else false end",
+        "case f when one then false when one - 1 then true else false end",
+        "nullif(f, 0.0) is null",
+        "nullif(f, one) = 0",
+        "array_has([one, f], 0.0)",
+        "array_has([1.0, 0.0], f)",
+        "array_has_any([f, 3.0], [0.0])",
+        "array_has_all([f, one], [-0.0, 1.0])",
+        "array_position([one, f], 0.0) = 2",
+        "array_position([one, 0.0], f) = 2",
+        "array_length(array_positions([f, one, 0.0], -0.0)) = 2",
+        "array_has([[f]], [0.0])",
+        "array_length(array_remove_all([f, one, 0.0], 0.0)) = 1",
+        "array_length(array_remove([f, one], -0.0)) = 1",
+        "array_has(array_replace([f, one], 0.0, 5.0), 5.0)",
+        "array_length(array_intersect([f], [0.0])) = 1",
+        "array_length(array_distinct([f, 0.0])) = 1",
+        "array_length(array_except([f], [0.0])) is null or array_length(array_except([f], [0.0])) = 0",
+        "-0.0 in (0.0, 1.0, 2.0, 3.0, 4.0)",
+        "nullif(-0.0, 0.0) is null",
+    ] {
+        let found = eval(&b, sql);
+        assert_eq!(found.as_boolean().iter().collect::<Vec<_>>(), [Some(true); 2], "{sql}");
+    }
+    // Each level of a call is computed once.
+    let nested = (0..40).fold("f".to_owned(), |of, i| format!("nullif({of}, {i}.5)"));
+    assert_eq!(eval(&b, &nested).null_count(), 0);
+    // What is not looked for keeps its sign.
+    for sql in [
+        "nullif(f, 1.0)",
+        "array_remove([f], 1.0)[1]",
+        "array_remove([f], 1)[1]",
+        "array_remove([f, one], one)[1]",
+        "array_replace([f, one], 1, 2.0)[1]",
+        "case f when 0.0 then f end",
+    ] {
+        let found = eval(&b, sql);
+        let signs: Vec<_> =
+            found.as_primitive::<Float64Type>().values().iter().map(|f| f.is_sign_negative()).collect();
+        assert_eq!(signs, [true, false], "{sql}");
+    }
 }

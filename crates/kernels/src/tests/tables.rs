@@ -208,6 +208,14 @@ fn random_numbers() {
         (e.row, e.error.to_string().as_str()),
         (Some(2), "column `y`: random_int: there is no integer from 3 to below 3")
     );
+    let e = try_eval(&b, "uniform(hi, 3)").unwrap_err();
+    assert_eq!(
+        (e.row, e.error.to_string().as_str()),
+        (Some(3), "column `y`: uniform: no number can be drawn from 4.0 to below 3.0")
+    );
+    assert!(try_eval(&b, "uniform(0, 1e308 * 10)").is_err());
+    let wide = eval(&b, "uniform(-1.7e308, 1.7e308)");
+    assert!(wide.as_primitive::<Float64Type>().values().iter().all(|x| x.is_finite()));
     // Two calls draw different numbers, within an expression and between columns, unless they share a key.
     for (sql, equal) in [
         ("uniform() = uniform()", false),

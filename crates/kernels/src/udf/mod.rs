@@ -10,6 +10,7 @@ mod one_hot;
 mod random;
 mod tokenize;
 mod truncate;
+mod zeros;
 
 pub(crate) use checked::{checked, checked_rest};
 pub(crate) use decimal_range::decimals_in_range;
@@ -21,3 +22,4 @@ pub(crate) use one_hot::OneHot;
 pub(crate) use random::Draw;
 pub(crate) use tokenize::{Tokenize, offsets};
 pub(crate) use truncate::Truncate;
+pub(crate) use zeros::equal_zeros;

@@ -41,6 +41,16 @@ impl Draw {
         let (a, b) = (inputs.cast(0, &DataType::Float64)?, inputs.cast(1, &DataType::Float64)?);
         let nulls = NullBuffer::union(a.nulls(), b.nulls());
         let (a, b) = (a.as_primitive::<Float64Type>().values(), b.as_primitive::<Float64Type>().values());
+        if self.kind == Distribution::Uniform {
+            // A bound that is no number gives none.
+            let is_empty = |(a, b): (&f64, &f64)| a > b || a.is_infinite() || b.is_infinite();
+            let is_present = |row: &usize| nulls.as_ref().is_none_or(|n| n.is_valid(*row));
+            let empty = a.iter().zip(b).map(is_empty).enumerate().filter(|(_, empty)| *empty);
+            if let Some(row) = empty.map(|(row, _)| row).find(is_present) {
+                let what = format!("no number can be drawn from {:?} to below {:?}", a[row], b[row]);
+                return Err(Fault::at(row, Error::invalid(what)));
+            }
+        }
         let values = inputs.keys.iter().zip(a.iter().zip(b.iter())).map(|(key, (a, b))| {
             let mut rng = RowRng::new(*key, self.site);
             if self.kind == Distribution::Uniform { rng.uniform_in(*a, *b) } else { a + b * rng.normal() }
