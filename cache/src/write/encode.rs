@@ -287,6 +287,7 @@ fn unknown_to_parquet(data_type: &DataType) -> Option<&'static str> {
         DataType::Union(..) => Some("a union"),
         DataType::RunEndEncoded(..) => Some("a run-end encoded column"),
         DataType::Interval(IntervalUnit::MonthDayNano) => Some("an interval of months, days and nanoseconds"),
+        DataType::FixedSizeBinary(0) => Some("bytes of length 0"),
         DataType::List(of)
         | DataType::LargeList(of)
         | DataType::FixedSizeList(of, _)
@@ -378,9 +379,11 @@ mod tests {
         let ends = Field::new("run_ends", DataType::Int32, false);
         let runs =
             DataType::RunEndEncoded(Arc::new(ends), Arc::new(Field::new("values", DataType::Utf8, true)));
-        for (data_type, kind) in
-            [(runs, "run-end"), (DataType::Interval(IntervalUnit::MonthDayNano), "interval")]
-        {
+        for (data_type, kind) in [
+            (runs, "run-end"),
+            (DataType::Interval(IntervalUnit::MonthDayNano), "interval"),
+            (DataType::FixedSizeBinary(0), "bytes of length 0"),
+        ] {
             let error = encode(data_type.clone(), Format::Parquet).unwrap_err();
             assert!(error.message().contains(kind), "{error}");
             assert!(encode(data_type, Format::Arrow).is_ok());

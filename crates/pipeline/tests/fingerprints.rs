@@ -58,9 +58,9 @@ const GOLDEN: [&str; 3] = [
 ];
 const GOLDEN_IDENTITY: &str = "cef84ff2992270f4580dd3afc81b88df";
 const GOLDEN_EVERYTHING: [&str; 3] = [
-    "1b1d1272c37b2f3fb87ba37312604eaa",
-    "d135467db87574e055cb0fe936427d51",
-    "c93a1f89b280b4b993bc1a3c9280c3ed",
+    "ce9221578176ce75d97e729dd7bd7006",
+    "405c10443bc47203db49424efb1e55c2",
+    "76f1ce4b3268c647b7b9e41425eb6d33",
 ];
 
 /// Every kind of stage, and a source of sources.

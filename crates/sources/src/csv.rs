@@ -13,7 +13,7 @@ use arrow_array::{ArrayRef, RecordBatch};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 
 use crate::csv_rows;
-use crate::text::{INFER_ROWS, Text, overflow, shown, type_name};
+use crate::text::{BOM, INFER_ROWS, Text, overflow, shown, type_name};
 
 /// How a CSV file is written. An empty value is null.
 #[derive(Debug, Clone)]
@@ -39,6 +39,9 @@ impl Csv {
             builder = builder.with_projection(p);
         }
         let mut decoder = builder.build_decoder();
+        // The parser takes the mark off its input, and the mark of a file is off already: here it belongs to a value.
+        let marked = lines.starts_with(BOM).then(|| [BOM, lines].concat());
+        let lines = marked.as_deref().unwrap_or(lines);
         // A line feed marks the last row as complete.
         let end: &[u8] = if lines.last() == Some(&b'\n') { b"" } else { b"\n" };
         let mut batches = Vec::new();
@@ -127,6 +130,10 @@ impl Text for Csv {
 
     fn num_rows(&self, row: &[u8]) -> usize {
         csv_rows::rows(row, self.delimiter).count()
+    }
+
+    fn header_len(&self, line: &[u8]) -> usize {
+        csv_rows::rows(line, self.delimiter).next().map_or(0, <[u8]>::len)
     }
 
     fn check_header(&self, line: &[u8], schema: &Schema) -> Option<String> {

@@ -3,17 +3,19 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use arrow::compute::cast;
 use arrow::ipc::convert::fb_to_schema;
 use arrow::ipc::reader::FileDecoder;
 use arrow::ipc::{Block, root_as_footer, root_as_message};
 use arrow_array::RecordBatch;
 use arrow_buffer::Buffer;
-use arrow_schema::{ArrowError, DataType, Schema, SchemaRef};
+use arrow_schema::{ArrowError, Field, Schema, SchemaRef};
 use bytes::Bytes;
 use caju_types::{Error, ErrorKind, Result};
 use futures::future::BoxFuture;
 
 use crate::context::SourceContext;
+use crate::dictionary_keys::with_wide_keys;
 use crate::file::SourceFile;
 use crate::file_columns::{FileColumns, file_order};
 use crate::files::Format;
@@ -44,7 +46,11 @@ impl Ipc {
         columns: Option<&[String]>,
     ) -> Result<Self> {
         let footer = Footer::read(&SourceFile::new(ctx, file)?, ctx.limits.chunk_bytes).await?;
-        let schema = Arc::new(Schema::new(footer.schema.fields().clone()));
+        // Another file may have nulls where this one says that it has none.
+        let nullable = |f: &Arc<Field>| {
+            f.as_ref().clone().with_nullable(true).with_data_type(with_wide_keys(f.data_type()))
+        };
+        let schema = Arc::new(Schema::new(footer.schema.fields().iter().map(nullable).collect::<Vec<_>>()));
         Ok(Self { columns: FileColumns::found(schema, columns, &file.url)? })
     }
 
@@ -55,7 +61,7 @@ impl Ipc {
 
     /// The place of every column in a file, which must have the columns of its siblings.
     fn places(&self, found: &Schema, url: &str) -> Result<Vec<usize>> {
-        self.columns.places(found, url, DataType::clone)
+        self.columns.places(found, url, with_wide_keys)
     }
 }
 
@@ -324,7 +330,14 @@ impl SplitReader for Reader {
         check(&url, &block, &data, self.bounds)?;
         let batch = guarded(&url, || self.decoder.read_record_batch(&block, &Buffer::from(data)))?;
         let Some(batch) = batch.filter(|b| b.num_rows() > 0) else { return Ok(Some(Vec::new())) };
-        let columns = self.order.iter().map(|&i| Arc::clone(batch.column(i))).collect();
+        let column = |(&i, field): (&usize, &Arc<Field>)| {
+            let column = batch.column(i);
+            match column.data_type() == field.data_type() {
+                true => Ok(Arc::clone(column)),
+                false => cast(column, field.data_type()).map_err(|e| damaged(&url, e)),
+            }
+        };
+        let columns = self.order.iter().zip(self.schema.fields()).map(column).collect::<Result<_>>()?;
         let batch = batch_of(&self.schema, columns, batch.num_rows()).map_err(|e| damaged(&url, e))?;
         Ok(Some(sliced(batch, self.options.batch_rows, self.options.batch_bytes)))
     }

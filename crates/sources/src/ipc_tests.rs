@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use arrow::ipc::root_as_footer;
 use arrow::ipc::writer::FileWriter;
+use arrow_array::cast::AsArray;
+use arrow_array::types::Int64Type;
 use arrow_array::{ArrayRef, Int64Array, RecordBatch};
+use arrow_schema::{DataType, Field, Schema};
 use caju_pipeline::FileFormat;
 use caju_types::ErrorKind;
 
@@ -115,4 +118,24 @@ async fn a_schema_that_is_nested_too_deep_is_refused_with_its_depth() {
             }
         }
     }
+}
+
+/// Writers say of a column without nulls that it can have none, and the next file of the source has some.
+#[tokio::test]
+async fn a_file_may_have_nulls_after_one_that_says_it_has_none() {
+    let ctx = context();
+    let folder = fresh();
+    for (name, nullable, values) in [("a", false, vec![Some(1)]), ("b", true, vec![None, Some(2)])] {
+        let schema = Arc::new(Schema::new(vec![Field::new("id", DataType::Int64, nullable)]));
+        let ids: ArrayRef = Arc::new(Int64Array::from(values));
+        let mut writer = FileWriter::try_new(Vec::new(), &schema).unwrap();
+        writer.write(&RecordBatch::try_new(schema, vec![ids]).unwrap()).unwrap();
+        put(&ctx, &format!("{folder}/{name}.arrow"), writer.into_inner().unwrap()).await;
+    }
+    let def = def(FileFormat::Arrow { columns: None }, &format!("{folder}/*.arrow"));
+    let all = all_rows(&ctx, &def, &ReadOptions::default()).await.unwrap().unwrap();
+    assert_eq!(
+        all.column(0).as_primitive::<Int64Type>().iter().collect::<Vec<_>>(),
+        [Some(1), None, Some(2)]
+    );
 }

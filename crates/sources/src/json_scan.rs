@@ -132,6 +132,10 @@ pub(crate) fn scan(lines: &[u8], expected: Option<Expected<'_>>) -> Result<(), S
             b'-' | b'0'..=b'9' => {
                 let number = &lines[at..];
                 let len = number.iter().position(|b| !is_of_number(*b)).unwrap_or(number.len());
+                if !is_number(&number[..len]) {
+                    let text = String::from_utf8_lossy(&number[..len]);
+                    return Err(format!("{} is no number of JSON", shown(&text)));
+                }
                 if let Some(of) = open.last().and_then(|o| o.next) {
                     check_number(&number[..len], of, rounds)?;
                 }
@@ -145,6 +149,30 @@ pub(crate) fn scan(lines: &[u8], expected: Option<Expected<'_>>) -> Result<(), S
 
 fn is_of_number(b: u8) -> bool {
     b.is_ascii_digit() || matches!(b, b'-' | b'+' | b'.' | b'e' | b'E')
+}
+
+/// Whether text is a number by the grammar of JSON. The decoder also takes `01`, `1.` and `1e`.
+fn is_number(text: &[u8]) -> bool {
+    let digits = |text: &[u8]| text.iter().position(|b| !b.is_ascii_digit()).unwrap_or(text.len());
+    let text = text.strip_prefix(b"-").unwrap_or(text);
+    let (whole, mut rest) = text.split_at(digits(text));
+    if whole.is_empty() || (whole.len() > 1 && whole[0] == b'0') {
+        return false;
+    }
+    if let [b'.', fraction @ ..] = rest {
+        let n = digits(fraction);
+        if n == 0 {
+            return false;
+        }
+        rest = &fraction[n..];
+    }
+    match rest {
+        [] => true,
+        [b'e' | b'E', b'+' | b'-', exponent @ ..] | [b'e' | b'E', exponent @ ..] => {
+            !exponent.is_empty() && digits(exponent) == exponent.len()
+        }
+        _ => false,
+    }
 }
 
 /// The bytes of a string with its quotes; none if it does not end.
@@ -324,6 +352,19 @@ mod tests {
         let deep = |levels: usize| format!("{}{}", "[".repeat(levels), "]".repeat(levels));
         scan(deep(MAX_DEPTH).as_bytes(), None).unwrap();
         assert!(scan(deep(MAX_DEPTH + 1).as_bytes(), None).unwrap_err().contains("512"));
+    }
+
+    #[test]
+    fn numbers_are_those_of_json() {
+        for good in ["0", "-0", "10", "1.5", "0.50", "1e5", "1E+05", "-1.25e-7"] {
+            scan(format!("{{\"a\":{good}}}").as_bytes(), None).unwrap();
+            assert!(serde_json::from_str::<f64>(good).is_ok());
+        }
+        for bad in ["01", "-01", "1.", "-", "1e", "1e+", "1.e5", "1.5.2", "1-2", "00", "--1"] {
+            let e = scan(format!("{{\"a\":{bad}}}").as_bytes(), None).unwrap_err();
+            assert!(e.contains(bad) && e.contains("no number of JSON"), "{bad}: {e}");
+            assert!(serde_json::from_str::<f64>(bad).is_err());
+        }
     }
 
     #[test]

@@ -41,6 +41,8 @@ pub(crate) struct LineReader<T> {
     cut: bool,
     started: bool,
     ended: bool,
+    /// Whether the buffer begins within a line that starts in the split: behind a header that a carriage return ends.
+    within_line: bool,
     /// The number of lines before `at`, once it was counted.
     line: Option<u64>,
     projection: Vec<usize>,
@@ -74,6 +76,7 @@ impl<T: Text> LineReader<T> {
             cut: range.is_some(),
             started: false,
             ended: false,
+            within_line: false,
             line: (start == 0).then_some(0),
             projection,
             options,
@@ -138,10 +141,12 @@ impl<T: Text> LineReader<T> {
         let bom = self.buffer.len() - strip_bom(&self.buffer).len();
         self.drop_front(bom);
         if self.text.header() {
-            let n = self.record_len(0).await?;
+            let line = self.record_len(0).await?;
+            let n = self.text.header_len(&self.buffer[..line]);
             if let Some(why) = self.text.check_header(&self.buffer[..n], &self.schema) {
                 return Err(Error::invalid(format!("{}: line 1: {why}", self.file.file.url)));
             }
+            self.within_line = n < line;
             self.count_lines(n);
             self.drop_front(n);
         }
@@ -228,7 +233,8 @@ impl<T: Text> LineReader<T> {
     async fn piece(&mut self) -> Result<Piece> {
         let (most_rows, most_bytes) = (self.options.batch_rows.max(1), self.options.batch_bytes.max(1));
         let mut piece = Piece { bytes: 0, rows: 0 };
-        while piece.rows < most_rows && self.at + (piece.bytes as u64) < self.end {
+        while piece.rows < most_rows && (self.within_line || self.at + (piece.bytes as u64) < self.end) {
+            self.within_line = false;
             let n = self.record_len(piece.bytes).await?;
             if n == 0 || (piece.rows > 0 && piece.bytes + n > most_bytes) {
                 break;

@@ -280,6 +280,41 @@ async fn carriage_returns_end_rows() {
     assert_eq!(values, [Some(1), None, Some(2), None, Some(3), None]);
 }
 
+#[tokio::test]
+async fn a_carriage_return_ends_a_header() {
+    let rows = |n: i64| (0..n).map(|i| format!("{i},a{i}\r")).collect::<String>();
+    for (text, count) in [
+        (format!("n,s\r{}", rows(50)), 50),
+        (format!("n,s\r{}\n{}", rows(3).trim_end(), rows(20)), 23),
+        (format!("\"n\",\"s\"\r{}\n", rows(3)), 3),
+        ("n,s\r".to_owned(), 0),
+    ] {
+        for schema in [None, Some(&TWO[..])] {
+            for (batch, split_bytes) in [(1, 1 << 20), (7, 1 << 20), (7, 2), (7, 40)] {
+                if count == 0 && schema.is_none() {
+                    continue;
+                }
+                let (_, all) = read(&text, csv(schema), &small(batch, 1 << 20), split_bytes).await;
+                let all = all.unwrap().map_or(0, |b| b.num_rows());
+                assert_eq!(all, count, "{text:?} in splits of {split_bytes} bytes");
+            }
+        }
+    }
+}
+
+/// The parser takes a mark off whatever it is given first, and each split and batch has a parser of its own.
+#[tokio::test]
+async fn a_byte_order_mark_below_the_first_line_belongs_to_its_value() {
+    let columns = [("s", ColumnType::String), ("n", ColumnType::Int64)];
+    let text = "\u{feff}s,n\n".to_string() + &"\u{feff}a,1\n".repeat(100);
+    for (rows, split_bytes) in [(1, 1 << 20), (7, 1 << 20), (7, 100)] {
+        let (_, all) = read(&text, csv(Some(&columns)), &small(rows, 1 << 20), split_bytes).await;
+        let all = all.unwrap().unwrap();
+        assert_eq!(all.num_rows(), 100);
+        assert!(all.column(0).as_string::<i32>().iter().all(|s| s == Some("\u{feff}a")));
+    }
+}
+
 /// A bad row takes the others of its line with it, and all of them count.
 #[tokio::test]
 async fn rows_that_carriage_returns_divide_are_counted_when_they_are_skipped() {

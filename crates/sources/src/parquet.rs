@@ -1,20 +1,18 @@
 //! Parquet: row groups as splits, column chunks fetched in one request each row group, footers cached.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use arrow_array::RecordBatch;
-use arrow_schema::{ArrowError, DataType, Field, Fields, Schema, SchemaRef, TimeUnit};
+use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
 use caju_types::{Error, Result};
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use parquet::DecodeResult;
+use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{
     ArrowPredicate, ArrowPredicateFn, ArrowReaderMetadata, ArrowReaderOptions, RowFilter,
 };
 use parquet::arrow::push_decoder::{ParquetPushDecoder, ParquetPushDecoderBuilder};
-use parquet::arrow::{ARROW_SCHEMA_META_KEY, ProjectionMask, parquet_to_arrow_schema};
-use parquet::basic::Type as PhysicalType;
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{
     PageIndexPolicy, ParquetMetaData, ParquetMetaDataPushDecoder, RowGroupMetaData,
@@ -25,8 +23,8 @@ use crate::context::SourceContext;
 use crate::file::SourceFile;
 use crate::file_columns::{FileColumns, file_order};
 use crate::files::Format;
-use crate::ipc_bounds::depth_error;
 use crate::parquet_bounds::{PageBounds, check_footer, check_footer_length, check_rows, footer_start};
+use crate::parquet_types::{arrow_schema_of, damaged, file_schema, plain_type};
 use crate::row_groups::{GroupSize, groups_of, pack};
 use crate::source::{ReadOptions, RowPredicate};
 use crate::split::{FileRef, Split, SplitRange};
@@ -59,21 +57,6 @@ impl Parquet {
     pub(crate) fn with_schema(schema: SchemaRef, columns: Option<&[String]>) -> Self {
         Self { columns: FileColumns::known(schema, columns.is_some()) }
     }
-}
-
-fn damaged(url: &str, error: &ParquetError) -> Error {
-    let text = error.to_string();
-    // A codec that the library is built without.
-    if let Some((_, codec)) = text.split_once("Disabled feature at compile time: ") {
-        return Error::invalid(format!(
-            "{url}: its columns are compressed by {codec}, which is not supported; write the file with zstd, snappy, lz4 or gzip"
-        ));
-    }
-    if let Some(e) = depth_error(url, &text) {
-        return e;
-    }
-    let text = text.strip_prefix("Parquet error: ").unwrap_or(&text);
-    Error::data_loss(format!("{url}: the file is damaged or is no Parquet file: {text}"))
 }
 
 /// A file's footer, from the cache if it was read before.
@@ -119,72 +102,6 @@ async fn footer(ctx: &SourceContext, file: &Arc<SourceFile>) -> Result<Arc<Parqu
             DecodeResult::Finished => return Err(Error::internal(format!("{url}: no footer"))),
         }
     }
-}
-
-/// The type that a column is read as: one type of text and one of bytes, and no dictionaries, so that files of several
-/// writers agree.
-fn plain_type(t: &DataType) -> DataType {
-    match t {
-        DataType::LargeUtf8 | DataType::Utf8View => DataType::Utf8,
-        DataType::LargeBinary | DataType::BinaryView => DataType::Binary,
-        DataType::Dictionary(_, value) => plain_type(value),
-        DataType::List(f) => {
-            DataType::List(Arc::new(f.as_ref().clone().with_data_type(plain_type(f.data_type()))))
-        }
-        other => other.clone(),
-    }
-}
-
-/// The columns of a file in Arrow's types.
-///
-/// Timestamps of 96 bits are microseconds, as Spark writes them. They have 96 bits because years from 1 to 9999 do not fit 64
-/// bits of nanoseconds, in which the decoder would read them and wrap. A file that says its Arrow types has these.
-fn file_schema(footer: &ParquetMetaData, url: &str) -> Result<Schema> {
-    let meta = footer.file_metadata();
-    let columns = meta.schema_descr();
-    let schema = parquet_to_arrow_schema(columns, meta.key_value_metadata()).map_err(|e| damaged(url, &e))?;
-    let says_types =
-        meta.key_value_metadata().is_some_and(|all| all.iter().any(|kv| kv.key == ARROW_SCHEMA_META_KEY));
-    let is_int96 = |leaf: &usize| columns.column(*leaf).physical_type() == PhysicalType::INT96;
-    let roots: BTreeSet<usize> =
-        (0..columns.num_columns()).filter(is_int96).map(|leaf| columns.get_column_root_idx(leaf)).collect();
-    if says_types || roots.is_empty() {
-        return Ok(schema);
-    }
-    let field = |(i, field): (usize, &Arc<Field>)| {
-        if roots.contains(&i) { in_microseconds(field) } else { Arc::clone(field) }
-    };
-    let fields: Fields = schema.fields().iter().enumerate().map(field).collect();
-    Ok(Schema::new_with_metadata(fields, schema.metadata().clone()))
-}
-
-/// The field with microseconds instead of nanoseconds, at any depth.
-fn in_microseconds(field: &Arc<Field>) -> Arc<Field> {
-    let of = match field.data_type() {
-        DataType::Timestamp(TimeUnit::Nanosecond, zone) => {
-            DataType::Timestamp(TimeUnit::Microsecond, zone.clone())
-        }
-        DataType::List(item) => DataType::List(in_microseconds(item)),
-        DataType::LargeList(item) => DataType::LargeList(in_microseconds(item)),
-        DataType::Map(entries, sorted) => DataType::Map(in_microseconds(entries), *sorted),
-        DataType::Struct(fields) => DataType::Struct(fields.iter().map(in_microseconds).collect()),
-        other => other.clone(),
-    };
-    Arc::new(field.as_ref().clone().with_data_type(of))
-}
-
-/// The schema of a file's rows as we read them: every column nullable, no metadata of the file format.
-fn arrow_schema_of(footer: &ParquetMetaData, url: &str) -> Result<SchemaRef> {
-    let fields: Fields = file_schema(footer, url)?
-        .fields()
-        .iter()
-        .map(|f| {
-            let mut metadata = f.metadata().clone();
-            metadata.remove("PARQUET:field_id");
-            Field::new(f.name(), plain_type(f.data_type()), true).with_metadata(metadata)
-        })
-        .collect();
-    Ok(Arc::new(Schema::new(fields)))
 }
 
 /// The row groups of a file, by their sizes.

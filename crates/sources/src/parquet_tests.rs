@@ -3,13 +3,16 @@
 use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
-use arrow_array::types::TimestampMicrosecondType;
-use arrow_array::{ArrayRef, Int64Array, RecordBatch};
+use arrow_array::types::{TimestampMicrosecondType, TimestampMillisecondType};
+use arrow_array::{ArrayRef, Int64Array, ListArray, RecordBatch, StructArray, TimestampMillisecondArray};
+use arrow_buffer::OffsetBuffer;
+use arrow_schema::{DataType, Field, Schema, TimeUnit};
 use caju_pipeline::FileFormat;
 use caju_types::ErrorKind;
-use parquet::arrow::ArrowWriter;
+use parquet::arrow::arrow_writer::ArrowWriterOptions;
+use parquet::arrow::{ARROW_SCHEMA_META_KEY, ArrowWriter, encode_arrow_schema};
 use parquet::data_type::{Int96, Int96Type};
-use parquet::file::metadata::{ParquetMetaDataReader, ParquetMetaDataWriter};
+use parquet::file::metadata::{KeyValue, ParquetMetaDataReader, ParquetMetaDataWriter};
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
@@ -168,4 +171,41 @@ async fn timestamps_of_96_bits_are_those_that_were_written() {
     assert_eq!(rows.column(0).as_primitive::<TimestampMicrosecondType>().values()[..], want);
     let items = rows.column(1).as_list::<i32>().values();
     assert_eq!(items.as_primitive::<TimestampMicrosecondType>().values()[..], want);
+}
+
+/// pyarrow writes seconds as milliseconds, whose Parquet type says only that they are in UTC.
+#[tokio::test]
+async fn times_of_seconds_keep_their_time_zone() {
+    let seconds = DataType::Timestamp(TimeUnit::Second, Some("America/New_York".into()));
+    let item = Arc::new(Field::new_list_field(seconds.clone(), true));
+    let said = Schema::new(vec![
+        Field::new("t", seconds.clone(), true),
+        Field::new("l", DataType::List(Arc::clone(&item)), true),
+        Field::new("s", DataType::Struct(vec![Field::new("t", seconds, true)].into()), true),
+    ]);
+    let t: ArrayRef = Arc::new(TimestampMillisecondArray::from(vec![1000]).with_timezone("UTC"));
+    let item = Arc::new(Field::new_list_field(t.data_type().clone(), true));
+    let l: ArrayRef = Arc::new(ListArray::new(item, OffsetBuffer::from_lengths([1]), Arc::clone(&t), None));
+    let field = Arc::new(Field::new("t", t.data_type().clone(), true));
+    let s: ArrayRef = Arc::new(StructArray::from(vec![(field, Arc::clone(&t))]));
+    let batch = RecordBatch::try_from_iter([("t", t), ("l", l), ("s", s)]).unwrap();
+    let says = KeyValue::new(ARROW_SCHEMA_META_KEY.to_string(), encode_arrow_schema(&said));
+    let properties = WriterProperties::builder().set_key_value_metadata(Some(vec![says])).build();
+    let options = ArrowWriterOptions::new().with_properties(properties).with_skip_arrow_metadata(true);
+    let mut writer = ArrowWriter::try_new_with_options(Vec::new(), batch.schema(), options).unwrap();
+    writer.write(&batch).unwrap();
+    let url = format!("{}/x.parquet", fresh());
+    let ctx = context();
+    put(&ctx, &url, writer.into_inner().unwrap()).await;
+    let rows = all_rows(&ctx, &def(format(), &url), &ReadOptions::default()).await.unwrap().unwrap();
+    let want = DataType::Timestamp(TimeUnit::Millisecond, Some("America/New_York".into()));
+    let found = [
+        Arc::clone(rows.column(0)),
+        Arc::clone(rows.column(1).as_list::<i32>().values()),
+        Arc::clone(rows.column(2).as_struct().column(0)),
+    ];
+    for column in found {
+        assert_eq!(*column.data_type(), want);
+        assert_eq!(column.as_primitive::<TimestampMillisecondType>().values()[..], [1000]);
+    }
 }

@@ -33,6 +33,11 @@ pub(crate) trait Text: Clone + Send + Sync + 'static {
     /// Why a header is not what the schema says, if so.
     fn check_header(&self, line: &[u8], schema: &Schema) -> Option<String>;
 
+    /// The bytes of a header with its end, which may be a part of the first line.
+    fn header_len(&self, line: &[u8]) -> usize {
+        line.len()
+    }
+
     /// Rows of whole lines. The columns are those of `projection`.
     fn decode(
         &self,
@@ -52,9 +57,12 @@ pub(crate) trait Text: Clone + Send + Sync + 'static {
     fn infer(&self, lines: &[u8]) -> Result<Schema, String>;
 }
 
+/// The mark of UTF-8 with which some files begin.
+pub(crate) const BOM: &[u8] = b"\xef\xbb\xbf";
+
 /// Text without its byte order mark.
 pub(crate) fn strip_bom(text: &[u8]) -> &[u8] {
-    text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text)
+    text.strip_prefix(BOM).unwrap_or(text)
 }
 
 /// The type as definitions name it.

@@ -221,7 +221,9 @@ pub fn without_links(path: &str) -> Result<String> {
     let rest = url.key.get(base.len()..).unwrap_or_default().trim_start_matches('/');
     let base = real(&base);
     let key = format!("{}/{rest}", escape(base.trim_matches('/')));
-    Ok(url.with_key(key.trim_start_matches('/')).to_string())
+    // A pattern that ends so is refused where it is listed.
+    let end = if path.ends_with('/') { "/" } else { "" };
+    Ok(format!("{}{end}", url.with_key(key.trim_start_matches('/'))))
 }
 
 /// The path with its links resolved, as far as it exists.

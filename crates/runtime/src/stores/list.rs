@@ -73,6 +73,11 @@ impl Stores {
             let files = below(&at, filter, &io)?;
             return Ok(or_not_found(files, at, url, false, io).await);
         }
+        if path.ends_with('/') {
+            return Err(Error::invalid(format!(
+                "{path}: a pattern names files, and this one ends in `/`; write {path}* for the files in the folders"
+            )));
+        }
         let pattern = Pattern::new(&url.key, literal)?;
         let at = self.resolve(&url.with_key(pattern.base.clone()).to_string())?;
         let filter = Filter { base: pattern.base.clone(), pattern: Some(pattern), extensions };
@@ -125,8 +130,14 @@ async fn head(at: &Location, io: &Arc<IoCounters>) -> Result<Listed> {
         let m = blocking("reading metadata of a file", move || std::fs::metadata(path))
             .await?
             .map_err(|e| io_error(&at.url, &e))?;
-        if !m.is_file() {
+        if m.is_dir() {
             return Err(Error::invalid(format!("{}: {IS_FOLDER}", at.url)));
+        }
+        if !m.is_file() {
+            return Err(Error::invalid(format!(
+                "{}: it is a device, a pipe or a socket; sources read regular files",
+                at.url
+            )));
         }
         let file = settled::settled(vec![listed(at.url.clone(), &m)]).await?.pop();
         return file

@@ -486,9 +486,22 @@ async fn a_pipe_in_the_place_of_a_file_is_an_error_at_once() {
     ] {
         assert!(e.to_string().contains("pipe.csv is not a regular file"), "{e}");
     }
+    let e = keys(&stores(), pipe.to_str().unwrap(), &[]).await.unwrap_err();
+    assert!(e.message().contains("pipe.csv: it is a device, a pipe or a socket"), "{e}");
     let missing = stores().resolve(dir.path().join("no.csv").to_str().unwrap()).unwrap();
     let e = missing.store.get(&missing.path).await.map(drop).unwrap_err();
     assert!(matches!(e, object_store::Error::NotFound { .. }), "{e}");
+}
+
+#[tokio::test]
+async fn a_pattern_of_folders_is_an_error() {
+    let s = stores();
+    put(&s, "memory://folders/a/b.csv", "x").await;
+    put(&s, "memory://folders/c.csv", "x").await;
+    let e = keys(&s, "memory://folders/*/", &[]).await.unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::InvalidArgument);
+    assert!(e.message().contains("write memory://folders/*/* for the files in the folders"), "{e}");
+    assert_eq!(keys(&s, "memory://folders/*/*", &[]).await.unwrap(), ["a/b.csv"]);
 }
 
 #[cfg(unix)]
