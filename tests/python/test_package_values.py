@@ -362,6 +362,9 @@ def test_a_time_that_wraps_in_the_unit_of_other_rows_names_its_row():
         list(cj.range(2).map(lambda row: {"t": FAR[row["id"]]}))
 
 
+BIG = 2**62 + 1
+
+
 def test_integers_with_nulls_of_other_libraries_keep_their_digits():
     big = [2**53 + 1, None]
     arrays = [pa.array(big), pa.chunked_array([big]), pa.array(big, pa.uint64())]
@@ -371,6 +374,183 @@ def test_integers_with_nulls_of_other_libraries_keep_their_digits():
         assert batch.column("x").to_pylist() == big, array
     [batch] = cj.range(1).map(lambda row: {"x": pa.array([2**53 + 1, None])}).batch(1).arrow()
     assert batch.column("x").to_pylist() == [big]
+
+
+NESTED = [
+    (pa.array([[BIG, None], None, [1]], pa.list_(pa.int64())), [[BIG, None], None, [1]]),
+    (pa.array([[BIG, None], None, [1, 2]], pa.list_(pa.int64(), 2)), [[BIG, None], None, [1, 2]]),
+    (pa.array([[[BIG], None], [[None]], []], pa.large_list(pa.list_(pa.int64()))), [[[BIG], None], [[None]], []]),
+    (pa.array([{"a": BIG}, {"a": None}, None], pa.struct({"a": pa.int64()})), [{"a": BIG}, {"a": None}, None]),
+    (pa.array([[{"a": BIG}], [{"a": None}], None], pa.list_(pa.struct({"a": pa.int64()}))), [[{"a": BIG}], [{"a": None}], None]),
+    (pa.array([BIG, None, 1]).dictionary_encode(), [BIG, None, 1]),
+    (pa.chunked_array([[BIG, None], [1]]), [BIG, None, 1]),
+    (pa.array([1.5, None, float("inf")]), [1.5, None, float("inf")]),
+    (pa.array([1.5, None, 2.5], pa.float32()), [1.5, None, 2.5]),
+    (pa.array([True, None, False]), [True, None, False]),
+    (pl.Series([1.5, None, 2.5]), [1.5, None, 2.5]),
+    (pl.Series([[BIG, None], None, [1]]), [[BIG, None], None, [1]]),
+    (pa.array([[BIG, None], None, [1]], pa.list_view(pa.int64())), [[BIG, None], None, [1]]),
+    (pd.Series([1.5, None, 2.5], dtype="Float64"), [1.5, None, 2.5]),
+    (pd.Series([1.5, None, 2.5], dtype="double[pyarrow]"), [1.5, None, 2.5]),
+]
+
+
+@pytest.mark.parametrize("values,kept", NESTED)
+def test_nulls_of_pyarrow_are_nulls_at_any_depth(values, kept):
+    assert column(cj.from_numpy({"x": values})) == kept
+    assert column(cj.range(3).map(lambda b: {"x": values[int(b["id"][0]) : int(b["id"][-1]) + 1]}, batched=True)) == kept
+    whole = cj.range(3).map(lambda row: {"x": values})
+    assert column(whole) == [kept] * 3
+
+
+def test_objects_of_polars_are_values_and_no_addresses():
+    assert column(cj.from_numpy({"x": pl.Series(["x", "y"], dtype=pl.Object)})) == ["x", "y"]
+    assert column(cj.range(1).map(lambda row: {"x": pl.Series([row["id"]], dtype=pl.Object)})) == [[0]]
+
+
+def test_a_missing_time_first_hides_no_time_zone():
+    noon = pd.Timestamp("2024-01-01 12:00", tz="America/New_York")
+    times = [pd.NaT, pd.NaT, noon]
+    made = cj.range(3).map(lambda row: {"x": times[row["id"]]})
+    assert column(made) == [None, None, noon.to_pydatetime()]
+
+
+def test_narrow_types_of_pyarrow_with_nulls_stay_narrow():
+    for of in (pa.int8(), pa.uint16(), pa.float32(), pa.bool_()):
+        [batch] = cj.from_numpy({"x": pa.array([1, None], pa.int8()).cast(of)}).batch(2).arrow()
+        assert batch.schema.field("x").type == of
+
+
+def test_negative_integers_among_those_above_int64_are_refused():
+    with pytest.raises(cj.InvalidPipeline, match="fits neither int64 nor uint64"):
+        cj.from_numpy({"x": [-1, 2**63]})
+
+
+def test_categories_of_several_batches_are_one_column():
+    words = [f"w{i}" for i in range(200)]
+    chunks = [pa.array(words[:100]), pa.array(words[100:])]
+    narrow = [pa.DictionaryArray.from_arrays(c.dictionary_encode().indices.cast(pa.int8()), c.dictionary_encode().dictionary) for c in chunks]
+    table = pa.table({"x": pa.chunked_array(narrow)})
+    assert column(cj.from_arrow(table)) == words
+
+
+def test_slices_of_nested_structs_are_read():
+    nested = pa.array([{"a": {"c": i}, "f": [{"c": i}, {"c": -i}]} for i in range(20)], pa.struct({
+        "a": pa.struct({"c": pa.int64()}), "f": pa.list_(pa.struct({"c": pa.int64()}), 2),
+    }))  # fmt: skip
+    absent = pa.array([{"a": {"c": i}} if i % 3 else None for i in range(20)])
+    lists = pa.array([[{"a": {"c": i}}] * (i % 3) for i in range(20)])
+    fixed = pa.array([[{"c": i}, {"c": -i}] for i in range(20)], pa.list_(pa.struct({"c": pa.int64()}), 2))
+    table = pa.table({"x": nested, "y": absent, "l": lists, "f": fixed})
+    for offset, length in [(0, 20), (0, 5), (1, 3), (7, 2), (8, 12)]:
+        part = table.slice(offset, length)
+        read = cj.from_arrow(part)
+        for name in table.column_names:
+            assert column(read, name) == part.column(name).to_pylist(), (name, offset, length)
+    parts = pa.concat_tables([table.slice(3, 4), table.slice(9, 9)])
+    assert column(cj.from_arrow(parts)) == parts.column("x").to_pylist()
+    [batch] = table.slice(3, 4).to_batches()
+    assert column(cj.from_arrow(batch)) == batch.column("x").to_pylist()
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "America/New_York"])
+def test_times_with_a_zone_are_compared_as_instants(zone):
+    hours = [dt.datetime(2020, 1, 1, h, tzinfo=dt.timezone.utc) for h in range(6)]
+    table = pa.table({"x": pa.array(hours, pa.timestamp("us", zone)), "id": list(range(6))})
+    for least in (hours[3], hours[3].astimezone(dt.timezone(dt.timedelta(hours=5))), pd.Timestamp(hours[3])):
+        assert column(cj.from_arrow(table).filter(cj.col("x") >= least), "id") == [3, 4, 5]
+
+
+@pytest.mark.parametrize("value", [np.float64(1.5), np.float32(1.5), np.array([1.0, 2.0]).mean(), np.int64(1)])
+def test_numbers_of_numpy_stand_in_expressions(value):
+    assert column(cj.range(3).filter(cj.col("id") > value), "id") == [i for i in range(3) if i > value]
+
+
+def test_a_zone_that_a_function_lost_comes_back_with_the_schema():
+    times = pa.array([dt.datetime(2020, 1, 1, 12, tzinfo=dt.timezone.utc)], pa.timestamp("us", "Europe/Berlin"))
+    dataset = cj.from_arrow(pa.table({"x": times}))
+
+    def type_of(made):
+        [batch] = made.batch(1).arrow()
+        assert batch.column("x").cast(pa.int64()).to_pylist() == times.cast(pa.int64()).to_pylist()
+        return batch.schema.field("x").type
+
+    assert type_of(dataset) == times.type
+    assert type_of(dataset.map(lambda row: dict(row))) == pa.timestamp("us")
+    assert type_of(dataset.map(lambda row: dict(row), schema=dataset.schema)) == times.type
+
+
+def test_texts_with_other_quotes_are_other_expressions(tmp_path):
+    one, two = (cj.range(3).map({"x": cj.lit(text)}).autocache("h") for text in ("it''s", "it's"))
+    assert one.fingerprint != two.fingerprint
+    with cj.LocalCluster(workers=1, cache=str(tmp_path)) as cluster:
+        for dataset, text in ((one, "it''s"), (two, "it's"), (one, "it''s")):
+            rows = dataset.distribute(cluster, policy="hint:h")
+            assert [row["x"] for row in rows] == [text] * 3
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_times_of_pandas_with_a_zone_are_exact_in_each_unit(unit):
+    times = pd.Series(pd.to_datetime(["2024-01-01 12:00", None])).dt.tz_localize("America/New_York").astype(f"datetime64[{unit}, America/New_York]")
+    noon = dt.datetime(2024, 1, 1, 17, tzinfo=dt.timezone.utc)
+    for values in (times, list(times)):
+        assert column(cj.from_numpy({"x": values})) == [noon, None]
+
+
+def reuses(kind):
+    """Functions that change what they returned for earlier rows."""
+    out, buffer, items, inner, whole = {}, np.zeros(3), [0, [0]], {}, np.array(0)
+
+    def row(r):
+        out["x"] = int(r["id"])
+        return out
+
+    def array(r):
+        buffer[:] = r["id"]
+        return {"x": buffer}
+
+    def view(r):
+        buffer[:] = r["id"]
+        return {"x": [buffer[:1], buffer[1:]]}
+
+    def nested(r):
+        items[1][0] = int(r["id"])
+        return {"x": items[1:]}
+
+    def fields(r):
+        inner["a"] = int(r["id"])
+        return {"x": inner}
+
+    def number(r):
+        whole[...] = r["id"]
+        return {"x": whole}
+
+    def memory(r):
+        buffer[:] = r["id"]
+        return {"x": memoryview(buffer).cast("B")[:8]}
+
+    def rows(r):
+        for i in range(2):
+            out["x"], buffer[:] = i, i
+            out["y"] = buffer
+            yield out
+
+    return locals()[kind]
+
+
+@pytest.mark.parametrize("kind", ["row", "array", "view", "nested", "fields", "number", "memory"])
+def test_a_function_may_return_one_object_again(kind):
+    expected = {
+        "row": lambda i: i, "array": lambda i: [i] * 3, "view": lambda i: [[i], [i, i]], "nested": lambda i: [i],
+        "fields": lambda i: {"a": i}, "number": lambda i: i, "memory": lambda i: np.float64(i).tobytes(),
+    }  # fmt: skip
+    assert column(cj.range(6).map(reuses(kind), version="1")) == [expected[kind](i) for i in range(6)]
+
+
+def test_a_generator_may_yield_one_object_again():
+    rows = cj.range(3).flat_map(reuses("rows"), version="1")
+    assert column(rows) == [0, 1] * 3
+    assert column(rows, "y") == [[0.0] * 3, [1.0] * 3] * 3
 
 
 def test_columns_that_were_not_promised_are_not_dropped():

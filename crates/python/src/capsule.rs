@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use arrow::compute::{CastOptions, can_cast_types, cast_with_options};
 use arrow_array::ffi::{FFI_ArrowArray, FFI_ArrowSchema, from_ffi};
-use arrow_array::ffi_stream::{ArrowArrayStreamReader, FFI_ArrowArrayStream};
+use arrow_array::ffi_stream::FFI_ArrowArrayStream;
 use arrow_array::{Array, RecordBatch, RecordBatchOptions, RecordBatchReader, StructArray};
 use arrow_schema::{ArrowError, DataType, Schema, SchemaRef};
 use caju_runtime::catch;
@@ -18,6 +18,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyTuple};
 
 use crate::errors::{IntoPy, exception};
+use crate::imported::{batch_of, batches_of_stream};
 
 /// The names that the interface gives to capsules.
 const SCHEMA: &CStr = c"arrow_schema";
@@ -171,13 +172,9 @@ fn take_stream(capsule: &Bound<'_, PyCapsule>) -> PyResult<FFI_ArrowArrayStream>
 }
 
 fn read_stream(stream: FFI_ArrowArrayStream) -> Result<(SchemaRef, Vec<RecordBatch>)> {
-    let read = || {
-        let reader = ArrowArrayStreamReader::try_new(stream)?;
-        let schema = reader.schema();
-        Ok((schema, reader.collect::<Result<Vec<_>, ArrowError>>()?))
-    };
     // arrow panics over producers that break the interface.
-    let read = catch("reading the Arrow stream", read).and_then(|r| r.map_err(import_error));
+    let read = catch("reading the Arrow stream", || batches_of_stream(stream));
+    let read = read.and_then(|r| r.map_err(import_error));
     read.map_err(|e| Error::invalid(e.message().to_owned()))
 }
 
@@ -190,12 +187,15 @@ fn import_array(schema: &Bound<'_, PyCapsule>, array: &Bound<'_, PyCapsule>) -> 
     // Moving the array out leaves a released one, as the interface demands.
     let data = unsafe { from_ffi(FFI_ArrowArray::from_raw(pointer.as_ptr()), described.as_ref()) };
     let data = data.map_err(import_error).into_py(py)?;
-    if !matches!(data.data_type(), DataType::Struct(_)) || data.null_count() > 0 {
-        let why =
-            format!("an Arrow array of {} is not columns of rows; give a record batch", data.data_type());
-        return Err(exception(py, &Error::invalid(why)));
-    }
-    Ok(RecordBatch::from(StructArray::from(data)))
+    let schema = match data.data_type() {
+        DataType::Struct(fields) if data.null_count() == 0 => Arc::new(Schema::new(fields.clone())),
+        other => {
+            let why = format!("an Arrow array of {other} is not columns of rows; give a record batch");
+            return Err(exception(py, &Error::invalid(why)));
+        }
+    };
+    let batch = catch("reading the Arrow array", || batch_of(data, &schema));
+    batch.and_then(|r| r.map_err(import_error)).into_py(py)
 }
 
 fn import_error(e: ArrowError) -> Error {

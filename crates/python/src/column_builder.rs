@@ -199,7 +199,6 @@ fn primitive(
         "float16" => DataType::Float16,
         "float32" => DataType::Float32,
         "float64" => DataType::Float64,
-        "datetime64[us, UTC]" => DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into())),
         // NumPy's days have 64 bits, Arrow's 32.
         "datetime64[D]" => DataType::Int64,
         other => time_type(other).ok_or_else(|| {
@@ -230,7 +229,9 @@ fn days(array: &ArrayRef) -> Result<ArrayRef, ArrowError> {
 /// The Arrow type of a NumPy dtype of times or durations, in a unit that both have.
 fn time_type(dtype: &str) -> Option<DataType> {
     let (kind, rest) = dtype.split_once('[')?;
-    let unit = match rest.strip_suffix(']')? {
+    let rest = rest.strip_suffix(']')?;
+    let (unit, zone) = rest.split_once(", ").map_or((rest, None), |(unit, zone)| (unit, Some(zone.into())));
+    let unit = match unit {
         "s" => TimeUnit::Second,
         "ms" => TimeUnit::Millisecond,
         "us" => TimeUnit::Microsecond,
@@ -238,7 +239,7 @@ fn time_type(dtype: &str) -> Option<DataType> {
         _ => return None,
     };
     match kind {
-        "datetime64" => Some(DataType::Timestamp(unit, None)),
+        "datetime64" => Some(DataType::Timestamp(unit, zone)),
         "timedelta64" => Some(DataType::Duration(unit)),
         _ => None,
     }

@@ -9,7 +9,7 @@ use arrow::ipc::writer::StreamWriter;
 use arrow_array::{Array, RecordBatch, RecordBatchOptions};
 use arrow_schema::{ArrowError, DataType, Field, Fields, Schema, SchemaRef};
 use bytes::Bytes;
-use caju_sources::{InlineTable, register_batches, register_inline_table};
+use caju_sources::{InlineTable, register_batches, register_inline_table, with_wide_keys};
 use caju_types::{Error, Result};
 use caju_wire::{schema_from_ipc, schema_to_ipc};
 use parking_lot::Mutex;
@@ -289,7 +289,8 @@ fn plain_fields(fields: &Fields) -> Fields {
     fields.iter().map(|f| Arc::new(f.as_ref().clone().with_data_type(plain_type(f.data_type())))).collect()
 }
 
-/// The type with plain strings and bytes in place of views, which several stages do not know.
+/// The type with plain strings and bytes in place of views, which several stages do not know, and with keys of dictionaries
+/// that hold the values of several batches.
 fn plain_type(data_type: &DataType) -> DataType {
     let inner = |f: &Field| Arc::new(f.clone().with_data_type(plain_type(f.data_type())));
     match data_type {
@@ -299,7 +300,10 @@ fn plain_type(data_type: &DataType) -> DataType {
         DataType::LargeList(item) => DataType::LargeList(inner(item)),
         DataType::FixedSizeList(item, n) => DataType::FixedSizeList(inner(item), *n),
         DataType::Struct(fields) => DataType::Struct(plain_fields(fields)),
-        DataType::Dictionary(key, value) => DataType::Dictionary(key.clone(), Box::new(plain_type(value))),
+        DataType::Map(entries, sorted) => DataType::Map(inner(entries), *sorted),
+        DataType::Dictionary(key, value) => {
+            with_wide_keys(&DataType::Dictionary(key.clone(), Box::new(plain_type(value))))
+        }
         other => other.clone(),
     }
 }

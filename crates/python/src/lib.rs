@@ -19,6 +19,7 @@ mod definition;
 mod errors;
 mod fork;
 mod functions;
+mod imported;
 mod inline_table;
 mod logging;
 mod reader;

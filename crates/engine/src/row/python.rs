@@ -104,10 +104,18 @@ impl PythonStage {
                     let (before, after) = (input.field(i), schema.field(*o));
                     before.data_type() == after.data_type() && before.metadata() == after.metadata()
                 };
-                let o = schema.index_of(name).ok().filter(same);
-                let changed =
-                    || Error::invalid(format!("`keeps`: `{}` makes `{name}` another column", f.name));
-                Ok((i, o.ok_or_else(changed)?))
+                let Ok(o) = schema.index_of(name) else {
+                    return Err(Error::invalid(format!("`keeps`: `{}` makes no column `{name}`", f.name)));
+                };
+                if !same(&o) {
+                    let (before, after) = (input.field(i).data_type(), schema.field(o).data_type());
+                    return Err(Error::invalid(format!(
+                        "`keeps`: `{}` makes `{name}` another column: it is {before} before and {after} after; \
+                         take it out of `keeps`, or cast it before the function",
+                        f.name
+                    )));
+                }
+                Ok((i, o))
             })
             .collect::<Result<_>>()?;
         let (random, keeps) = (f.random, f.keeps.clone());

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ._column import BadRow, Column, surrogate, unknown
+from ._foreign import as_array
 
 TYPED = "biuf"
 """Kinds of arrays whose bytes are the values of a column."""
@@ -86,7 +87,7 @@ def column(name: str, values: Any) -> Column:
         return Column(name, "struct", [fields[0].shape[0]], fields, None if mask is None else _bytes_of(mask))
     if isinstance(values, (list, tuple)):
         return of_values(name, list(values))
-    array = _as_array(values)
+    array = as_array(values)
     if isinstance(array, list):
         return of_values(name, array)
     if array.ndim == 0:
@@ -94,24 +95,13 @@ def column(name: str, values: Any) -> Column:
     return _of_array(name, array)
 
 
-def _as_array(values: Any) -> Any:
-    """An array of another library. NumPy makes floats of integers with nulls, which hold fewer digits: these are a list."""
-    if isinstance(values, np.ndarray):
-        return values
-    array = np.asarray(values)
-    kind = str(getattr(values, "type", getattr(values, "dtype", ""))).lower()
-    if array.ndim != 1 or array.dtype.kind not in "fO" or not kind.startswith(("int", "uint")):
-        return array
-    listed = getattr(values, "to_pylist", None) or getattr(values, "to_list", None) or values.tolist
-    return [int(v) if isinstance(v, (int, np.integer)) else None for v in listed()]
-
-
 def of_values(name: str, values: list[Any]) -> Column:
     """A column from one Python value per row."""
     kinds = set(map(type, values))
-    if np.ma.core.MaskedConstant in kinds:
-        values = [None if v is np.ma.masked else v for v in values]
-        kinds.discard(np.ma.core.MaskedConstant)
+    if any(kind is np.ma.core.MaskedConstant or kind.__name__ == "NaTType" for kind in kinds):
+        # A missing time of pandas is an instance of datetime without a time zone.
+        values = [None if v is np.ma.masked or type(v).__name__ == "NaTType" else v for v in values]
+        kinds = set(map(type, values))
     kinds.discard(type(None))
     if not kinds:
         return Column(name, "null", [len(values)], None)
@@ -166,6 +156,8 @@ def _integers(name: str, values: list[Any], present: list[Any], dtype: np.dtype[
     # NumPy integers of several types would wrap around when they are combined.
     exact = present if dtype is not None else [int(v) for v in present]
     for one in (dtype or np.dtype(np.int64), np.dtype(np.uint64)):
+        if one.kind == "u" and any(v < 0 for v in exact):
+            continue  # NumPy 1 wraps
         try:
             return np.array(exact, one)
         except OverflowError:
@@ -212,7 +204,7 @@ def _times(name: str, values: list[Any], kinds: set[type]) -> Column:
         if row is not None:
             raise BadRow(row, f"column `{name}`: {_short(values[row])} reaches beyond what {finest} can hold; give all rows one unit")
     made = _typed(name, np.array([nat if v is None else v for v in exact]), None)
-    return made._replace(kind="datetime64[us, UTC]") if any(aware) else made
+    return made._replace(kind=made.kind.replace("]", ", UTC]")) if any(aware) else made
 
 
 def _time(name: str, row: int, value: Any) -> Any:
@@ -358,7 +350,7 @@ def _of_others(name: str, values: list[Any]) -> Column:
     plain = []
     for i, v in enumerate(values):
         if hasattr(v, "__array__") or hasattr(v, "__array_interface__"):
-            v = v if isinstance(v, (np.ndarray, np.generic)) else _as_array(v)
+            v = v if isinstance(v, (np.ndarray, np.generic)) else as_array(v)
             v = v[()] if isinstance(v, np.ndarray) and v.ndim == 0 else v
         if v is not None and _family(type(v)) == _NONE:
             shown = f"{_short(v)} is {type(v).__name__}, which a column cannot hold"

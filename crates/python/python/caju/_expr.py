@@ -190,17 +190,20 @@ def _literal(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
-        return str(value)
+        return str(int(value))
     if isinstance(value, float):
         if math.isfinite(value):
-            return repr(value)
+            return repr(float(value))  # a float64 of NumPy is a float, and shows its type
         return f"CAST('{value}' AS double)"
     if isinstance(value, str):
         return "'" + value.replace("'", "''") + "'"
     if isinstance(value, bytes):
         return f"X'{value.hex()}'"
     if isinstance(value, datetime.datetime):
-        return f"CAST('{value.isoformat()}' AS timestamp)"
+        if value.tzinfo is None:
+            return f"CAST('{value.isoformat()}' AS timestamp)"
+        unit = "Nanosecond" if getattr(value, "nanosecond", 0) else "Microsecond"  # pandas has nanoseconds
+        return f"arrow_cast('{value.isoformat()}', 'Timestamp({unit}, Some(\"UTC\"))')"
     if isinstance(value, datetime.date):
         return f"CAST('{value.isoformat()}' AS date)"
     item = getattr(value, "item", None)  # numbers of NumPy

@@ -293,8 +293,9 @@ def _probed_rows(
 
 
 def made_of(kind: str, made: Any, i: int) -> Iterator[Mapping[str, Any]]:
-    """The rows that a function returned for row `i`. A generator computes them only now."""
+    """Copies of the rows that a function returned for row `i`. A generator computes them only now."""
     from ._column import BadRow
+    from ._returned import copied_row
 
     if kind == "map":
         many: Iterable[Any] = (made,)
@@ -307,7 +308,7 @@ def made_of(kind: str, made: Any, i: int) -> Iterator[Mapping[str, Any]]:
     for one in many:
         if type(one) is not dict and not isinstance(one, Mapping):
             raise BadRow(i, f"{type(one).__name__}, not a dict of columns")
-        yield one
+        yield copied_row(one)
 
 
 def _checked(many: Iterable[Any]) -> Iterator[Any]:
@@ -336,7 +337,8 @@ def _undecided(made: Sequence[Mapping[str, Any]]) -> bool:
 def _untyped(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(map(_untyped, value))
-    return value is None or (isinstance(value, Mapping) and any(map(_untyped, value.values())))
+    is_missing = value is None or type(value).__name__ == "NaTType"  # of pandas, with a time zone or without
+    return is_missing or (isinstance(value, Mapping) and any(map(_untyped, value.values())))
 
 
 def _of_some_length(value: Any) -> bool:

@@ -23,6 +23,7 @@ from . import _caju
 from ._answers import BOOLEANS, collected, kept_rows, keeps_row
 from ._column import BadRow, Column, ipc_of_columns
 from ._columns import columns_of, columns_of_arrays, row_of
+from ._returned import copied_row
 from ._functions import _seed, end_fork, made_of
 
 SEED = "__caju_seed"
@@ -322,7 +323,7 @@ def _run(call: Call, columns: dict[str, Any], count: int, seeds: Any) -> int:
                 if made if type(made) in BOOLEANS else keeps_row(made, i):
                     call.kept.append(i)
             elif kind == "map":
-                call.rows.append(made if type(made) is dict else next(made_of(kind, made, i)))
+                call.rows.append(copied_row(made) if type(made) is dict else next(made_of(kind, made, i)))
                 call.kept.append(i)
             else:
                 call.rows += made
