@@ -4,6 +4,7 @@
 //! kinds may share a code, the metadata `caju-error-kind` has the kind by name, too.
 
 pub mod codec;
+mod draws;
 #[cfg(test)]
 mod fixtures;
 mod flight_ticket;

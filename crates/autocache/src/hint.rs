@@ -13,6 +13,10 @@ pub struct HintDef {
     pub prefix: Fingerprint,
     /// Whether a stage above it draws again in each epoch. Storing freezes the draws.
     pub random: bool,
+    /// Whether a stage that counts rows chooses them behind a `shuffle` above the hint: rows that are computed in another epoch are
+    /// not those that were stored.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub chooses: bool,
     /// The cross-split stage above it, if there is one: then rows cannot be stored split by split, only as a set of parts.
     #[serde(rename = "behind")]
     pub cross_split_stage: Option<String>,
@@ -73,7 +77,14 @@ mod tests {
     fn hint(name: &str, not_storable: Option<&str>) -> HintDef {
         let not_storable: Option<String> = not_storable.map(Into::into);
         let cross_split_stage = not_storable.as_ref().map(|_| "repeat".into());
-        HintDef { name: name.into(), prefix: Fingerprint(1), random: false, cross_split_stage, not_storable }
+        HintDef {
+            name: name.into(),
+            prefix: Fingerprint(1),
+            random: false,
+            chooses: false,
+            cross_split_stage,
+            not_storable,
+        }
     }
 
     #[test]

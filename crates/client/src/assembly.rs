@@ -89,7 +89,8 @@ impl Assembly {
                 rotation.end(slot);
                 self.take_turns();
             }
-            (Some(Item::SlotEnd(_)), None) => {}
+            (Some(Item::Slots(slots)), Some(rotation)) => rotation.expect(&slots),
+            (Some(Item::SlotEnd(_) | Item::Slots(_)), None) => {}
             (Some(Item::Flush), _) => {
                 self.end_rotation();
                 self.flush(acks, delivered)?;

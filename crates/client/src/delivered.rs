@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use caju_proto::{reading_bases, v1};
-use caju_types::{Listed, ReadingBases, Result, RowSet, TakenRows};
+use caju_types::{EpochDraws, Listed, ReadingBases, Result, RowSet, TakenRows};
 use caju_wire::{Run, SplitFacts};
 use parking_lot::Mutex;
 
@@ -146,6 +146,8 @@ struct Facts {
     states_missing: u64,
     /// Of which epoch, and whose they are.
     missing_states: String,
+    /// How random stages above hints draw.
+    draws: Option<EpochDraws>,
 }
 
 impl Facts {
@@ -226,6 +228,15 @@ impl EpochFacts {
     /// Of which epoch, and whose the missing states are, as far as the dispatcher says it.
     pub(crate) fn missing_states(&self) -> String {
         self.inner.lock().missing_states.clone()
+    }
+
+    pub(crate) fn set_draws(&self, draws: Option<&v1::EpochDraws>) {
+        self.inner.lock().draws = draws.map(Into::into);
+    }
+
+    /// How random stages above hints draw, as far as the dispatcher says it.
+    pub(crate) fn draws(&self) -> Option<EpochDraws> {
+        self.inner.lock().draws.clone()
     }
 
     /// What a worker says of splits. It is added before the user gets rows of them.

@@ -51,6 +51,9 @@ impl Reopening {
             mode: opened.mode,
             policy: or_own(&opened.policy, request.policy),
             encoding: or_own(&opened.encoding, request.encoding),
+            sharing: or_own(&opened.sharing, request.sharing),
+            priority: opened.priority.or(request.priority),
+            weight: opened.weight.or(request.weight),
             target_workers: match opened.target_workers() {
                 v1::TargetWorkers::Unspecified => request.target_workers,
                 _ => opened.target_workers,
@@ -124,6 +127,7 @@ impl Reopening {
             taken: rows,
             steps: self.origin.steps_after(consumer, shared.facts.steps(), taken.elements()),
             bases: shared.facts.bases(&self.origin.bases),
+            draws: shared.facts.draws(),
             ..self.origin.clone()
         };
         let request = v1::OpenIterationRequest {

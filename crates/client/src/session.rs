@@ -39,6 +39,8 @@ pub(crate) struct Session {
     poll: Duration,
     /// One of the consumers of a job, which all get equally many elements.
     is_consumer: bool,
+    /// Slots take turns, and which there are is not known before the epoch begins behind states that are missing.
+    awaits_slots: bool,
     tasks: TaskSet,
     taken: Taken,
     /// How many complete splits the dispatcher has listed to this reader.
@@ -81,6 +83,7 @@ impl Session {
         Self {
             link,
             is_consumer: opened.consumer > 0,
+            awaits_slots: opened.in_turn && opened.states_missing > 0,
             tasks: TaskSet::new(Arc::clone(&shared), client, opened.consumer.checked_sub(1)),
             shared,
             client,
@@ -205,6 +208,7 @@ impl Session {
             client: session.client.0,
             slots: opened.in_turn.then(|| opened.slots.clone()),
         };
+        self.shared.set_reopened(&again);
         drop(self.shared.queue.push_now(Item::OpenedAgain(Box::new(again)), 0));
         Ok((session, opened))
     }
@@ -330,7 +334,13 @@ impl Session {
         facts.record(&answer.listed, &answer.readers, &answer.resumed, answer.states_missing)?;
         facts.set_readings(&answer.readings, &answer.bases);
         facts.set_missing_states(&answer.missing_states);
+        facts.set_draws(answer.draws.as_ref());
         facts.set_present(&answer.present, &answer.taking, answer.steps);
+        if self.awaits_slots && answer.states_missing == 0 {
+            self.awaits_slots = false;
+            // Before any task that is read: no slot gives rows out of turn.
+            drop(self.shared.queue.push_now(Item::Slots(answer.slots.clone()), 0));
+        }
         if answer.unnotified == 0 {
             self.shared.announced.open();
             if takes {

@@ -1,8 +1,8 @@
 //! The state that the parts of a reader share.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use caju_proto::v1;
 use caju_runtime::{LockRank, OrderedMutex};
@@ -53,6 +53,17 @@ pub(crate) struct Shared {
     pub(crate) rounds: Option<Staging>,
     /// Elements that came of each task.
     elements: OrderedMutex<HashMap<TaskId, u64>>,
+    /// How the epoch was opened again, before the user gets [`Item::OpenedAgain`].
+    reopened: OnceLock<Reopened>,
+}
+
+/// Where a reader stands in the epoch that was opened again.
+#[derive(Debug)]
+pub(crate) struct Reopened {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) origin: ReaderState,
+    pub(crate) iteration: IterationId,
+    pub(crate) client: u64,
 }
 
 /// An item on its way to the user.
@@ -67,6 +78,8 @@ pub(crate) enum Item {
     /// The epoch was opened again behind what the user had taken. Rows that came before this and were not handed to the user
     /// come again.
     OpenedAgain(Box<OpenedAgain>),
+    /// Where slots take turns: those that have rows. The epoch has begun behind states that were missing when it was opened.
+    Slots(Vec<u32>),
 }
 
 /// How a reader continues in the epoch that was opened again.
@@ -106,7 +119,26 @@ impl Shared {
             taking: Gate::default(),
             rounds: None,
             elements: OrderedMutex::new(ELEMENTS, HashMap::new()),
+            reopened: OnceLock::new(),
         }
+    }
+
+    /// The epoch was opened again.
+    pub(crate) fn set_reopened(&self, again: &OpenedAgain) {
+        let reopened = Reopened {
+            shared: Arc::clone(&again.shared),
+            origin: again.origin.clone(),
+            iteration: again.iteration,
+            client: again.client,
+        };
+        // A session opens the epoch again once: the next one has a state of its own.
+        drop(self.reopened.set(reopened));
+    }
+
+    /// Where the reader stands since the epoch was opened again the last time, if it was.
+    pub(crate) fn latest_reopened(&self) -> Option<&Reopened> {
+        let first = self.reopened.get();
+        std::iter::successors(first, |reopened| reopened.shared.reopened.get()).last()
     }
 
     /// This state for one of several consumers that get their elements in one order.
@@ -144,6 +176,7 @@ impl Shared {
         self.facts.record(&opened.listed, &opened.readers, &opened.resumed, opened.states_missing)?;
         self.facts.set_readings(&opened.readings, &opened.bases);
         self.facts.set_missing_states(&opened.missing_states);
+        self.facts.set_draws(opened.draws.as_ref());
         self.facts.set_present(&opened.present, &opened.taking, opened.steps);
         if opened.unnotified == 0 {
             self.announced.open();
@@ -298,7 +331,9 @@ mod tests {
         assert_eq!(shared.recorder.stats().duplicate_rows, 2 + 4);
         let rows = |item: Item| match item {
             Item::Rows(delivery) => delivery.take(),
-            Item::Flush | Item::SlotEnd(_) | Item::OpenedAgain(_) => panic!("nothing was flushed"),
+            Item::Flush | Item::SlotEnd(_) | Item::OpenedAgain(_) | Item::Slots(_) => {
+                panic!("nothing was flushed")
+            }
         };
         assert_eq!(rows(shared.queue.try_pop().unwrap()).rows(), 4);
         let second = rows(shared.queue.try_pop().unwrap());

@@ -33,6 +33,13 @@ impl SlotRotation {
         Self { slots: slots.iter().map(|slot| (*slot, Slot::default())).collect(), turn }
     }
 
+    /// These slots have rows, and are waited for.
+    pub(crate) fn expect(&mut self, slots: &[u32]) {
+        for slot in slots {
+            self.slots.entry(*slot).or_default();
+        }
+    }
+
     pub(crate) fn push(&mut self, delivery: Delivery) {
         let slot_rows = self.slots.entry(delivery.slot).or_default();
         slot_rows.over = false;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use caju_proto::{mode_from_name, mode_name, mode_names, reading_bases_to_messages, v1};
-use caju_types::{ClientId, Error, IterationId, ReadingBases, Result, TakenRows, hash128};
+use caju_types::{ClientId, EpochDraws, Error, IterationId, ReadingBases, Result, TakenRows, hash128};
 use serde::{Deserialize, Serialize};
 
 /// The version of the JSON form.
@@ -48,6 +48,8 @@ pub struct ReaderState {
     pub turn: u32,
     /// In static modes: what the shards of the epoch divide, by its name; empty elsewhere, and where it is not known.
     pub shard_by: String,
+    /// How random stages above hints drew. None: no hint changes a row, or it is not known.
+    pub draws: Option<EpochDraws>,
     /// The rows that were taken of the epoch.
     pub taken: TakenRows,
     /// Of consumers of a job: the number of elements that the user of each got of the epoch.
@@ -77,6 +79,8 @@ struct Json {
     turn: u32,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     shard_by: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    draws: Option<EpochDraws>,
     taken: String,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     steps: BTreeMap<u32, u64>,
@@ -120,6 +124,7 @@ impl ReaderState {
             exhausted: false,
             turn: 0,
             shard_by: opened.shard_by.clone(),
+            draws: opened.draws.as_ref().map(Into::into),
             taken: TakenRows::default(),
             steps: BTreeMap::new(),
             bases: ReadingBases::default(),
@@ -146,6 +151,7 @@ impl ReaderState {
             exhausted: self.exhausted,
             turn: self.turn,
             shard_by: self.shard_by.clone(),
+            draws: self.draws.clone(),
             taken: STANDARD.encode(self.taken.encode_short()),
             steps: self.steps.clone(),
             bases: self.bases.clone(),
@@ -208,6 +214,7 @@ impl ReaderState {
             exhausted: json.exhausted,
             turn: json.turn,
             shard_by: json.shard_by,
+            draws: json.draws,
             taken: TakenRows::decode(&bytes)?,
             steps: json.steps,
             bases: json.bases,
@@ -233,6 +240,7 @@ impl ReaderState {
                      step",
                 ));
             }
+            all.draws = EpochDraws::both(all.draws.as_ref(), state.draws.as_ref())?;
             all.taken.extend(&state.taken)?;
             all.steps.extend(&state.steps);
             all.bases.extend(&state.bases);
@@ -331,6 +339,7 @@ impl ReaderState {
             rows: self.rows,
             bases: reading_bases_to_messages(&self.bases),
             shard_by: self.shard_by.clone(),
+            draws: self.draws.as_ref().map(Into::into),
             steps: self
                 .steps
                 .iter()

@@ -23,6 +23,7 @@ fn state() -> ReaderState {
         exhausted: false,
         turn: 0,
         shard_by: String::new(),
+        draws: None,
         taken,
         steps: BTreeMap::new(),
         bases: ReadingBases::default(),

@@ -1,5 +1,6 @@
 //! Reading an epoch: elements as NumPy arrays or as Arrow.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use arrow_array::{ArrayRef, RecordBatch};
@@ -42,8 +43,8 @@ pub(crate) struct Reader {
     fingerprint: String,
     #[pyo3(get)]
     seed: u64,
-    #[pyo3(get)]
-    iteration: u64,
+    /// As it was when it was last looked at: an epoch that is opened again has another one.
+    iteration: AtomicU64,
     /// Why a state within the epoch is refused; None if it is not.
     #[pyo3(get)]
     not_exact: Option<String>,
@@ -60,7 +61,7 @@ impl Reader {
         let schema = reader.schema();
         Ok(Self {
             monitor: OfProcess::new(reader.monitor()),
-            iteration: reader.iteration().0,
+            iteration: AtomicU64::new(reader.iteration().0),
             names: schema.fields().iter().map(|f| PyString::new(py, f.name()).unbind()).collect(),
             job: reader.job().to_owned(),
             fingerprint: reader.fingerprint().to_owned(),
@@ -156,6 +157,7 @@ impl Reader {
         detached(|| {
             let open = self.open.lock().take();
             if let Some(Open { reader, runtime }) = open {
+                self.iteration.store(reader.iteration().0, Ordering::Relaxed);
                 *self.last_state.lock() = Some(reader.position().and_then(|s| s.to_json()));
                 runtime.finish(async { tokio::time::timeout(timeout, reader.close()).await.is_ok() });
             }
@@ -181,6 +183,18 @@ impl Reader {
 
 #[pymethods]
 impl Reader {
+    /// The number of the iteration that is read.
+    #[getter]
+    fn iteration(&self) -> u64 {
+        if check_fork().is_ok()
+            && let Some(open) = self.open.try_lock()
+            && let Some(open) = open.as_ref()
+        {
+            self.iteration.store(open.reader.iteration().0, Ordering::Relaxed);
+        }
+        self.iteration.load(Ordering::Relaxed)
+    }
+
     /// The next element as a dict of NumPy arrays, or of single values if `row`. With `dense`, lists of equal length are one
     /// array. `None` at the end.
     #[pyo3(signature = (row, dense=false))]

@@ -7,6 +7,7 @@
 pub mod budget;
 mod bytes;
 mod consumers;
+mod draws;
 mod error;
 mod hash;
 mod id;
@@ -24,6 +25,7 @@ mod taken_rows;
 mod units;
 
 pub use consumers::{Balance, Uneven};
+pub use draws::EpochDraws;
 pub use error::{Error, ErrorKind, Result};
 pub use hash::{Fingerprint, SplitKey, hash128, mix64};
 pub use id::{ClientId, DatasetId, IterationId, JobName, TaskId, WorkerId};

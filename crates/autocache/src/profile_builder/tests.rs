@@ -9,7 +9,14 @@ use crate::coverage::{Coverage, StoredParts};
 fn pipeline() -> Pipeline<'static> {
     static HINTS: std::sync::LazyLock<Vec<HintDef>> = std::sync::LazyLock::new(|| {
         let (name, prefix) = ("a".to_string(), Fingerprint(3));
-        vec![HintDef { name, prefix, random: false, cross_split_stage: None, not_storable: None }]
+        vec![HintDef {
+            name,
+            prefix,
+            random: false,
+            chooses: false,
+            cross_split_stage: None,
+            not_storable: None,
+        }]
     });
     Pipeline { hints: &HINTS, random_stages: &[] }
 }

@@ -109,7 +109,11 @@ impl Reader {
             )));
         }
         let origin = match is_resumed {
-            true => ReaderState { shard_by: opened.shard_by.clone(), ..ReaderState::union(states)? },
+            true => ReaderState {
+                shard_by: opened.shard_by.clone(),
+                draws: opened.draws.as_ref().map(Into::into),
+                ..ReaderState::union(states)?
+            },
             false => ReaderState::at_beginning(&opened, request.epoch),
         };
         let rotation = opened.in_turn.then(|| SlotRotation::new(&opened.slots, origin.turn));

@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 use caju_types::{Error, Result};
 
 use super::Reader;
+use crate::delivered::Delivered;
+use crate::shared::{Reopened, Shared};
 use crate::state::ReaderState;
 
 impl Reader {
@@ -43,36 +45,69 @@ impl Reader {
     /// # Errors
     /// None that a user can cause.
     pub fn position(&self) -> Result<ReaderState> {
-        let (listed, mut readers) = self.shared.facts.listed_and_readers();
-        // Where others have taken rows since, only a state of this reading says that theirs are needed.
-        if self.elements == 0 && !self.over && self.is_resumed && readers.is_empty() {
-            return Ok(self.origin.clone());
+        let (elements, rows) = (self.origin.elements + self.elements, self.origin.rows + self.rows);
+        if let Some(Reopened { shared, origin, iteration, client }) = self.shared.latest_reopened() {
+            // The user gets to know with its next call. Other readers may take rows of the new iteration already.
+            let origin = ReaderState { elements, rows, ..origin.clone() };
+            let (iteration, client) = (iteration.0, *client);
+            return self.position_in(Reading { shared, origin, iteration, client, taken: None });
         }
         let mut delivered = self.delivered.clone();
-        self.shared.facts.copy_to(&mut delivered);
         let (runs, whole) = &self.in_hand;
         delivered.add_first(runs, if *whole { u64::MAX } else { self.handed_rows });
+        self.position_in(Reading {
+            shared: &self.shared,
+            origin: self.origin.clone(),
+            iteration: self.iteration.0,
+            client: self.client,
+            taken: Some(delivered),
+        })
+    }
+
+    fn position_in(&self, reading: Reading<'_>) -> Result<ReaderState> {
+        let Reading { shared, origin, iteration, client, taken } = reading;
+        let (elements, rows) = if taken.is_some() { (self.elements, self.rows) } else { (0, 0) };
+        let is_resumed = self.is_resumed || taken.is_none();
+        let (listed, mut readers) = shared.facts.listed_and_readers();
+        // Where others have taken rows since, only a state of this reading says that theirs are needed.
+        if elements == 0 && !self.over && is_resumed && readers.is_empty() {
+            return Ok(origin);
+        }
+        let mut delivered = taken.unwrap_or_default();
+        shared.facts.copy_to(&mut delivered);
         let mut taken = delivered.taken()?;
         listed.into_iter().for_each(|(feed, listed)| taken.set_listed(feed, listed));
-        if self.rows > 0 {
-            readers.insert(self.client);
+        if rows > 0 {
+            readers.insert(client);
         }
         Ok(ReaderState {
-            iteration: self.iteration.0,
-            behind: match self.is_resumed {
-                true => self.origin.behind_these(self.shared.facts.readings()),
+            iteration,
+            behind: match is_resumed {
+                true => origin.behind_these(shared.facts.readings()),
                 false => BTreeSet::new(),
             },
-            readers: [self.client].into(),
+            readers: [client].into(),
             all_readers: readers,
-            elements: self.origin.elements.saturating_add(self.elements),
-            rows: self.origin.rows.saturating_add(self.rows),
+            elements: origin.elements.saturating_add(elements),
+            rows: origin.rows.saturating_add(rows),
             exhausted: self.over,
             turn: self.turn,
             taken,
-            steps: self.origin.steps_after(self.consumer, self.shared.facts.steps(), self.elements),
-            bases: self.shared.facts.bases(&self.origin.bases),
-            ..self.origin.clone()
+            steps: origin.steps_after(self.consumer, shared.facts.steps(), elements),
+            bases: shared.facts.bases(&origin.bases),
+            draws: shared.facts.draws(),
+            ..origin
         })
     }
+}
+
+/// One reading of an epoch, in which a reader has a position.
+struct Reading<'a> {
+    shared: &'a Shared,
+    /// The position at which it began.
+    origin: ReaderState,
+    iteration: u64,
+    client: u64,
+    /// What the user got since; none if it has not asked yet.
+    taken: Option<Delivered>,
 }

@@ -104,7 +104,17 @@ impl Clients {
         drop(reports);
         let facts = Facts::of(iteration, request.knows_resumed, request.known_readers);
         let same_tasks = request.knows_tasks && request.seen_version == iteration.version;
+        let has_begun_behind_states = iteration.resume.is_some() && facts.states_missing == 0;
+        let lists_slots =
+            has_begun_behind_states && iteration.takes_turns(state.datasets.get(&iteration.dataset));
+        let slots = iteration.slots_of(client).filter(|_| lists_slots);
         v1::ClientHeartbeatResponse {
+            slots: slots.map(|feed| feed.0).collect(),
+            draws: state
+                .datasets
+                .get(&iteration.dataset)
+                .and_then(|dataset| iteration.draws(dataset))
+                .map(|draws| (&draws).into()),
             listed: facts.listed,
             readers: facts.readers,
             present: facts.present,
@@ -162,7 +172,12 @@ impl Clients {
                 if known && reopen::is_early_leave(txn.state, iteration, client) {
                     let resume = txn.state.iterations.get(&iteration).map(|known| {
                         let why = reopen::why(known, client, &reason);
-                        reopen::resume(&self.context.reports.lock(), known, (client, &last), &why)
+                        reopen::resume(
+                            &self.context.reports.lock(),
+                            (txn.state, known),
+                            (client, &last),
+                            &why,
+                        )
                     });
                     return resume
                         .map_or(Ok(()), |r| reopen::reopen(&self.iterations, txn, iteration, r, unix_ms));

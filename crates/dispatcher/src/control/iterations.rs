@@ -170,6 +170,10 @@ impl Iterations {
         at_ms: u64,
         begin: Begin,
     ) -> Result<IterationId> {
+        let draws = match &begin {
+            Begin::Behind(resume) => resume.draws.as_deref().cloned(),
+            Begin::Restarted(_) => None,
+        };
         let (resume, attempt) = match begin {
             Begin::Behind(resume) => (Some(resume), None),
             Begin::Restarted(attempt) => (None, attempt.map(Box::new)),
@@ -196,7 +200,7 @@ impl Iterations {
             attempt,
         });
         let plan = match txn.state.datasets.get(&job.spec.dataset) {
-            Some(dataset) => self.snapshots.first_plan(job, dataset)?,
+            Some(dataset) => self.snapshots.first_plan(job, dataset, draws.as_ref())?,
             None => None,
         };
         let uses_plan = txn.state.iterations.get(&iteration).is_some_and(|i| i.caching);

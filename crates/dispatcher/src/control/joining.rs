@@ -77,7 +77,11 @@ fn add_reader(
     let target = txn.state.iterations.get(&id).map(|i| i.target).unwrap_or_default();
     let local = targets::local_workers(txn.state, request, target)?;
     if let Some(iteration) = txn.state.iterations.get(&id).filter(|_| flight.is_none()) {
-        targets::has_shard(txn.state, iteration, &local)?;
+        targets::has_shard(txn.state, iteration, &local).map_err(|e| match request.reattached_client {
+            0 => e,
+            // Its worker has not registered again.
+            _ => Error::unavailable(e.message()),
+        })?;
     }
     let consumer = match txn.state.iterations.get(&id) {
         Some(iteration) => consumers::index(iteration, request, &local)?,
@@ -208,7 +212,15 @@ fn describe(state: &State, client: ClientId, id: IterationId) -> Result<v1::Open
         policy: spec.map(|spec| spec.policy.to_string()).unwrap_or_default(),
         encoding: spec.and_then(|spec| spec.encoding).map(|e| e.to_string()).unwrap_or_default(),
         target_workers: targets::to_proto(iteration.target).into(),
+        priority: spec.map(|spec| spec.priority.level),
+        weight: spec.map(|spec| spec.priority.weight()),
+        sharing: spec.map(|spec| spec.sharing.as_str().to_owned()).unwrap_or_default(),
         shard_by: iteration.shard_by.map_or("", |by| by.as_str()).to_owned(),
+        draws: state
+            .datasets
+            .get(&iteration.dataset)
+            .and_then(|dataset| iteration.draws(dataset))
+            .map(|draws| (&draws).into()),
         in_turn: iteration.takes_turns(state.datasets.get(&iteration.dataset)),
         slots: iteration.slots_of(client).map(|feed| feed.0).collect(),
         consumer: iteration.members.get(&client).and_then(|m| m.consumer).map_or(0, |c| c + 1),

@@ -69,7 +69,12 @@ impl LivenessChecks {
                         let why = reopen::why(known, *client, reason);
                         (
                             *iteration,
-                            reopen::resume(&reports, known, (*client, &FinalReport::default()), &why),
+                            reopen::resume(
+                                &reports,
+                                (txn.state, known),
+                                (*client, &FinalReport::default()),
+                                &why,
+                            ),
                         )
                     }));
                     false

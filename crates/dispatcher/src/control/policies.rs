@@ -2,7 +2,7 @@
 
 use caju_autocache::{CachePlan, Document, Encoding, HintDef, SavePlan, SetPlan, fixed_hint};
 use caju_proto::v1;
-use caju_types::{Error, Result};
+use caju_types::{EpochDraws, Error, Result};
 
 use super::snapshots::Snapshots;
 use crate::state::{Dataset, Job, Policy};
@@ -73,7 +73,20 @@ impl Snapshots {
     }
 
     /// What an iteration of a job does at first; none: everything is computed.
-    pub(super) fn first_plan(&self, job: &Job, dataset: &Dataset) -> Result<Option<Document<CachePlan>>> {
+    pub(super) fn first_plan(
+        &self,
+        job: &Job,
+        dataset: &Dataset,
+        draws: Option<&EpochDraws>,
+    ) -> Result<Option<Document<CachePlan>>> {
+        let plan = self.plan_of_new_epoch(job, dataset)?;
+        Ok(match draws {
+            Some(draws) => plan_that_draws_alike(plan, dataset, draws),
+            None => plan,
+        })
+    }
+
+    fn plan_of_new_epoch(&self, job: &Job, dataset: &Dataset) -> Result<Option<Document<CachePlan>>> {
         if job.spec.profile_only {
             return Ok(None);
         }
@@ -89,6 +102,29 @@ impl Snapshots {
         let plan = CachePlan { save, set, ..CachePlan::whole(&hint.name, hint.prefix, encoding) };
         Ok(Some(plan.into()))
     }
+}
+
+/// The plan under which random stages draw as they did in the reading of the states: rows are known by their numbers, and other
+/// draws give other rows.
+fn plan_that_draws_alike(
+    plan: Option<Document<CachePlan>>,
+    dataset: &Dataset,
+    draws: &EpochDraws,
+) -> Option<Document<CachePlan>> {
+    let of_random_hint = |plan: &CachePlan| dataset.hints.iter().any(|h| h.random && h.name == plan.hint);
+    let planned = plan.as_ref().and_then(Document::value).filter(|plan| of_random_hint(plan));
+    let draws_alike = match planned {
+        Some(plan) => plan.hint == draws.frozen_at && plan.permille == draws.permille,
+        None => draws.frozen_at.is_empty(),
+    };
+    if draws_alike && !draws.chosen_by_set {
+        return plan;
+    }
+    // Rows are read where they are stored, and nothing is stored that the decision does not store.
+    let hint = dataset.hints.iter().find(|h| h.name == draws.frozen_at)?;
+    let plan = CachePlan::whole(&hint.name, hint.prefix, caju_autocache::Encoding::default());
+    let set = draws.chosen_by_set.then_some(SetPlan::Open);
+    Some(CachePlan { put: false, permille: draws.permille, set, ..plan }.into())
 }
 
 /// Whether the rest of a request lets rows be stored behind a cross-split stage.

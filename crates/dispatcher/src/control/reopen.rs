@@ -51,7 +51,7 @@ fn can_reopen(state: &State, id: IterationId, client: ClientId) -> bool {
 /// The state from which an epoch goes on that is opened again.
 pub(super) fn resume(
     reports: &Reports,
-    iteration: &Iteration,
+    (state, iteration): (&State, &Iteration),
     gone: (ClientId, &FinalReport),
     why: &str,
 ) -> Resume {
@@ -86,6 +86,11 @@ pub(super) fn resume(
         fallback_states,
         bases: iteration.bases(),
         attempt: iteration.attempt().cloned().map(Box::new),
+        draws: state
+            .datasets
+            .get(&iteration.dataset)
+            .and_then(|dataset| iteration.draws(dataset))
+            .map(Box::new),
         ..Resume::default()
     }
 }
@@ -205,7 +210,7 @@ impl Iterations {
         let mut reports = self.context.reports.lock();
         if must_reopen(txn.state, id, client) || has_state && can_reopen(txn.state, id, client) {
             let why = why(iteration, client, "it is silent, and another process has come in its place");
-            let resume = resume(&reports, iteration, (client, &FinalReport::default()), &why);
+            let resume = resume(&reports, (txn.state, iteration), (client, &FinalReport::default()), &why);
             drop(reports);
             return reopen(self, txn, id, resume, at_ms);
         }

@@ -73,7 +73,8 @@ pub(super) fn begins_again(
         },
         // A reader that was killed before it could report what it took may hold rows until it is expelled.
         AttemptRelation::Unknown => {
-            Ok(is_silent && (!iteration.takers.is_empty() || !iteration.members.is_empty()))
+            let was_read = !iteration.takers.is_empty() || !iteration.members.is_empty();
+            Ok(is_silent && was_read || given.silent == Some(iteration.id))
         }
     }
 }
@@ -140,9 +141,34 @@ pub(super) async fn restored(
     let Some((id, members)) = members.await? else {
         return Ok(Some(RestoredBeginning { attempt, after, silent: None }));
     };
+    if members.is_empty() && is_deserted(context, id).await? {
+        tracing::info!("{id}: none of its consumers has come back, and one has restored its beginning");
+        return Ok(Some(RestoredBeginning { attempt, after, silent: Some(id) }));
+    }
     if !members.is_empty() && !context.reports.any_calls(id, &members).await {
         tracing::info!("{id}: all of its readers are silent, and a reader has restored its beginning");
         return Ok(Some(RestoredBeginning { attempt, after, silent: Some(id) }));
     }
     Ok(Some(RestoredBeginning { attempt, after, silent: None }))
+}
+
+/// Whether an epoch was opened again behind what its consumers had acknowledged, and none of them comes back to it within the time of
+/// silence.
+async fn is_deserted(context: &Context, id: IterationId) -> Result<bool> {
+    let timers = &context.config.timers;
+    let until = context.clock.now() + timers.silence();
+    loop {
+        let waits = context.read_durable(|state| {
+            let iteration = state.iterations.get(&id)?;
+            let resume = iteration.resume.as_deref().filter(|_| iteration.awaits_states())?;
+            Some(resume.has_acknowledged_elements() && iteration.own_members().next().is_none())
+        });
+        if !waits.await?.unwrap_or(false) {
+            return Ok(false);
+        }
+        if context.clock.now() >= until {
+            return Ok(true);
+        }
+        context.clock.sleep(timers.heartbeat).await;
+    }
 }

@@ -67,6 +67,7 @@ pub(super) fn parse(request: &v1::OpenIterationRequest) -> Result<Option<Resume>
             attempt: attempt.clone().map(Box::new),
             steps: state.steps.iter().map(|s| (s.consumer, s.elements)).collect(),
             shards: shards_of(state, &taken)?,
+            draws: state.draws.as_ref().map(|draws| Box::new(draws.into())),
             taken,
         };
         match &mut all {

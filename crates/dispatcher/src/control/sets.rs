@@ -95,7 +95,7 @@ impl Listing {
     ) -> Result<IterationSplits> {
         let base = bound.set_bases.iter().find(|(hint, _)| *hint == plan.hint).map(|(_, base)| base);
         let Some(base) = base.filter(|_| !splits.is_empty()) else {
-            self.planned(snapshots, plan.without_set()).await?;
+            self.compute_instead(snapshots, plan).await?;
             return Ok(IterationSplits::Splits(splits));
         };
         let whole = SplitSetDigest::of(names(&splits)?);
@@ -109,18 +109,41 @@ impl Listing {
                     return Ok(IterationSplits::Groups(groups, whole));
                 }
                 tracing::warn!(set = %id, "a set names splits that are not listed; it is not read");
-                self.planned(snapshots, plan.without_set()).await?;
+                self.compute_instead(snapshots, plan).await?;
             }
+            Ok(None) if !plan.put => self.compute_instead(snapshots, plan).await?,
             Ok(None) => {
                 let target = SetTarget { id, attempt: snapshots.context.unique_name("set-"), whole };
                 self.planned(snapshots, CachePlan { set: Some(SetPlan::Write(target)), ..plan }).await?;
             }
             Err(error) => {
                 tracing::warn!(%error, "the cache cannot be read; rows are computed");
-                self.planned(snapshots, plan.without_set()).await?;
+                self.compute_instead(snapshots, plan).await?;
             }
         }
         Ok(IterationSplits::Splits(splits))
+    }
+
+    /// The rows of the epoch are computed, as there is no set.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` if users have taken rows of a set that cannot be computed again.
+    async fn compute_instead(&self, snapshots: &Snapshots, plan: CachePlan) -> Result<()> {
+        let iteration = self.iteration;
+        let planned = snapshots.context.commit(|txn| {
+            let of = txn.state.iterations.get(&iteration);
+            let resume = of.and_then(|i| i.resume.as_deref()).filter(|r| r.goes_on_from_set(&plan.hint));
+            if resume.is_some_and(|r| !r.taken.is_empty()) {
+                return Err(Error::failed_precondition(format!(
+                    "{iteration} cannot go on: it was read from the rows stored at hint `{}`, which stages chose behind a `shuffle`, \
+                     and which are not in the cache any more; go back to the state of an epoch's end",
+                    plan.hint
+                )));
+            }
+            txn.apply(Update::Planned { iteration, plan: Some(plan.without_set().into()) });
+            Ok(())
+        });
+        planned.await
     }
 
     async fn planned(&self, snapshots: &Snapshots, plan: CachePlan) -> Result<()> {

@@ -71,7 +71,8 @@ pub(super) fn check_job(job: &Job, target: Option<TargetWorkers>) -> Result<()> 
 /// The workers of a client's own process that are registered here. A reader of a job with the target LOCAL needs one.
 ///
 /// # Errors
-/// `InvalidArgument` if it has none, `FailedPrecondition` for an Arrow Flight reader, which never has one.
+/// `InvalidArgument` if it has none, `Unavailable` if a reader of a dispatcher that lost its state has none yet: both have to
+/// come back. `FailedPrecondition` for an Arrow Flight reader, which never has one.
 pub(super) fn local_workers(
     state: &State,
     request: &v1::OpenIterationRequest,
@@ -90,6 +91,11 @@ pub(super) fn local_workers(
     }
     if local.iter().any(|id| state.workers.get(id).is_some_and(Worker::is_active)) {
         return Ok(local);
+    }
+    if request.reattached_client != 0 {
+        return Err(Error::unavailable(
+            "the worker in the reader's own process has not registered at this dispatcher again, which lost its state",
+        ));
     }
     Err(Error::invalid(
         "no local worker is found: target_workers LOCAL reads from workers in the reader's own process alone, and none of \

@@ -99,7 +99,8 @@ fn fatal_loss(
     )))
 }
 
-/// Readers that read from workers of their own processes alone have none left.
+/// Readers that read from workers of their own processes alone have none left. A worker that is silent may come back, with the
+/// process that both are in.
 fn no_local_worker(state: &State, iteration: &Iteration, eligible: &[&Worker]) -> Option<Error> {
     let runs = |t: &Task| t.state == TaskState::Active;
     if iteration.target != TargetWorkers::Local || !eligible.is_empty() || iteration.tasks.values().any(runs)
@@ -107,6 +108,10 @@ fn no_local_worker(state: &State, iteration: &Iteration, eligible: &[&Worker]) -
         return None;
     }
     let locals = iteration.locals.values().flatten();
+    let may_return = |id: &WorkerId| state.workers.get(id).is_some_and(|w| w.is_lost() && !w.left);
+    if locals.clone().any(may_return) {
+        return None;
+    }
     let name = |id: &WorkerId| state.workers.get(id).map_or_else(|| id.to_string(), Worker::describe);
     let gone: BTreeSet<String> = locals.map(name).collect();
     let gone: Vec<String> = gone.into_iter().collect();

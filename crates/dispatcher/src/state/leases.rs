@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use caju_autocache::{CachePlan, Document};
+use caju_autocache::{CachePlan, Document, SetPlan};
 use caju_engine::Shard;
 use caju_types::TaskId;
 
@@ -77,11 +77,16 @@ impl Iteration {
 
     /// What is stored and read from now on.
     pub(super) fn set_plan(&mut self, mut plan: Option<Document<CachePlan>>) {
-        // Rows that were taken before are in no set, and would come again from one.
-        if self.resume.is_some()
+        // Rows that were computed before are in no set, and would come again from one. Rows of a set go on from that set, if no
+        // other has them.
+        if let Some(resume) = self.resume.as_deref()
             && let Some(of_set) = plan.as_ref().and_then(Document::value).filter(|p| p.set.is_some())
         {
-            plan = Some(of_set.clone().without_set().into());
+            let is_known = matches!(of_set.set, Some(SetPlan::Open | SetPlan::Read { .. }));
+            plan = Some(match is_known && resume.goes_on_from_set(&of_set.hint) {
+                true => CachePlan { put: false, ..of_set.clone() }.into(),
+                false => of_set.clone().without_set().into(),
+            });
         }
         if self.plan != plan {
             let former = std::mem::replace(&mut self.plan, plan);

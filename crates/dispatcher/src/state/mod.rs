@@ -307,10 +307,13 @@ impl State {
         let shard_by = resume.and_then(|r| r.shards?.by).or(of.spec.shard_by);
         // Rows of a shard that is cut by rows are no whole splits.
         let whole_splits = matches!(shard_by, None | Some(ShardBy::File));
-        let caching = of.spec.policy != Policy::Compute
-            && whole_splits
+        // States of an epoch that drew as stored rows are drawn need the hint, whatever is decided now.
+        let needs_hint =
+            resume.and_then(|r| r.draws.as_deref()).is_some_and(|draws| !draws.frozen_at.is_empty());
+        let may_cache = of.spec.policy != Policy::Compute
             && !decided_against
             && self.datasets.get(&dataset).is_some_and(useful);
+        let caching = whole_splits && (may_cache || needs_hint);
         self.next_id = self.next_id.max(id.0 + 1);
         let single_task = self.datasets.get(&dataset).is_some_and(|d| d.single_task);
         let exclusive = mode.has_feed_per_worker() || single_task;

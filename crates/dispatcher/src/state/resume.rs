@@ -9,7 +9,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use caju_engine::ShardBy;
-use caju_types::{ClientId, Error, IterationId, OutdatedState, ReadingBases, Result, RowRanges, TakenRows};
+use caju_types::{
+    ClientId, EpochDraws, Error, IterationId, OutdatedState, ReadingBases, Result, RowRanges, TakenRows,
+};
 use serde::{Deserialize, Serialize};
 
 use super::{Attempt, FeedId};
@@ -80,6 +82,9 @@ pub struct Resume {
     /// In a static mode: the shards of the epoch, which it keeps on any number of workers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shards: Option<ResumedShards>,
+    /// How random stages above hints drew. None: no hint changes a row, or the states are of a version that does not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draws: Option<Box<EpochDraws>>,
     /// The rows that were taken.
     pub taken: TakenRows,
 }
@@ -174,6 +179,18 @@ impl Resume {
         self.acknowledged_by(consumer).map_or(0, |(_, of)| of.elements)
     }
 
+    /// Whether the states are of rows that a set stored at a hint has, and nothing else.
+    pub fn goes_on_from_set(&self, hint: &str) -> bool {
+        self.draws.as_deref().is_some_and(|draws| draws.chosen_by_set && draws.frozen_at == hint)
+    }
+
+    /// Whether consumers of the reading before this one had acknowledged elements.
+    pub fn has_acknowledged_elements(&self) -> bool {
+        self.fallback_states
+            .as_deref()
+            .is_some_and(|states| states.consumers.values().any(|of| of.elements > 0))
+    }
+
     /// The state of a consumer that comes back without one, from what it had acknowledged; none if its state was given.
     pub fn fallback_state(&self, consumer: u32) -> Option<Resume> {
         let (states, of) = self.acknowledged_by(consumer)?;
@@ -261,8 +278,10 @@ impl Resume {
             (Some(own), Some(other)) => Some(own.with(other)?),
             (own, other) => own.or(other),
         };
+        let draws = EpochDraws::both(self.draws.as_deref(), more.draws.as_deref())?;
         self.taken.extend(&more.taken)?;
         self.shards = shards;
+        self.draws = draws.map(Box::new);
         if self.of == more.of {
             self.behind.extend(&more.behind);
             self.needed.extend(&more.needed);

@@ -118,7 +118,7 @@ fn read(definition: &Definition) -> Result<Value> {
 fn hint(name: &Value) -> Option<HintDef> {
     let name = name.as_str()?.to_string();
     let prefix = Fingerprint(hash128(name.as_bytes()));
-    Some(HintDef { name, prefix, random: false, cross_split_stage: None, not_storable: None })
+    Some(HintDef { name, prefix, random: false, chooses: false, cross_split_stage: None, not_storable: None })
 }
 
 /// Time moves only when a test says so.

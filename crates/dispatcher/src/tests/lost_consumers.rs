@@ -101,6 +101,39 @@ fn consumers_that_were_killed_before_they_saved_a_state_begin_the_epoch_again() 
     });
 }
 
+/// One after the other is gone, and the epoch waits for both, behind what they had acknowledged.
+#[test]
+fn consumers_that_left_one_after_another_begin_the_epoch_again() {
+    run(async {
+        for (leaves, attempt) in [(true, None), (true, Some("two")), (false, None), (false, Some("two"))] {
+            let w = World::new();
+            let (worker, [a, b], id) = one_has_taken_two(&w).await;
+            beat(&w, (b, id), &[(2, 0, 2)], 1).await;
+            match leaves {
+                true => {
+                    w.close(a, id, Vec::new()).await;
+                    let last = w.core.snapshot().iterations.values().last().map(|i| i.id.0).unwrap();
+                    w.close(b, last, Vec::new()).await;
+                }
+                false => {
+                    w.silence(S * 31, &[(worker, "a:1")], &[(b, id)]).await;
+                    w.silence(S * 62, &[(worker, "a:1")], &[]).await;
+                }
+            }
+            let restored = |index| {
+                let request = v1::OpenIterationRequest { restored_beginning: true, ..consumer(index) };
+                attempt.map_or(request.clone(), |name| of_launch(name, request))
+            };
+            let first = restored_beginning::open(&w, restored(0), &[]).await.unwrap();
+            let again = w.core.snapshot().iterations[&IterationId(first.iteration_id)].clone();
+            assert!(again.resume.is_none() && again.failure.is_none(), "it begins behind nothing");
+            let alive = [(first.client_id, first.iteration_id)];
+            let second = restored_beginning::open(&w, restored(1), &alive).await.unwrap();
+            assert_eq!(second.iteration_id, first.iteration_id);
+        }
+    });
+}
+
 /// Both are killed before a state was written, and their launcher starts the program again, which has nothing to restore. What the
 /// users had taken was lost in silence: each new process went on behind what the one before it had acknowledged.
 #[test]

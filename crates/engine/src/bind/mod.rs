@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use arrow_schema::SchemaRef;
 use caju_kernels::Registry;
-use caju_pipeline::{DatasetDef, SourceDef, StageOp};
+use caju_pipeline::{DatasetDef, SourceDef, StageDef, StageOp};
 use caju_proto::v1::StageKind;
 use caju_sources::{Source, SourceContext, Split, open_source};
 use caju_types::{Error, Fingerprint, Result};
@@ -361,6 +361,16 @@ impl BoundPipeline {
     /// Why rows cannot be stored at the hint of a stage behind a cross-split stage; none if they can.
     pub fn no_set(&self, stage: usize) -> Option<String> {
         sets::refusal(&self.def, stage, &self.plan)
+    }
+
+    /// Whether stages that count rows choose them behind a `shuffle` above this stage. Rows that were stored there are known by the
+    /// stored set alone: computed in another epoch, the stages choose others.
+    pub fn chooses_behind_shuffle(&self, stage: usize) -> bool {
+        let stages = &self.def.stages;
+        let counts =
+            |s: &StageDef| matches!(s.op, StageOp::Take(_) | StageOp::Skip(_) | StageOp::Shard { .. });
+        let shuffle = stages.iter().take(stage).position(|s| matches!(s.op, StageOp::Shuffle { .. }));
+        shuffle.is_some_and(|at| stages.iter().skip(at).any(counts))
     }
 
     /// What the names of the folders of a hint's sets are derived from; none if only split-local stages are above the hint.

@@ -86,7 +86,9 @@ pub(super) fn build(
             Step::Stream { op, stats } => items = run_stream_op(op, *stats, items, ctx, repeats > 0),
             Step::Rows(_) => {}
         }
-        if last_count == Some(i) {
+        // Rows of a stored set enter at its hint.
+        let enters = matches!(step, Step::Hint(_)) && last_count.is_none_or(|last| last < i);
+        if last_count == Some(i) || enters {
             items = drop_done(items, ctx);
         }
     }

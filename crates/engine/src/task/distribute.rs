@@ -6,7 +6,7 @@ use std::sync::Arc;
 use caju_cache::Cache;
 use caju_runtime::{Receiver, Sender, Tasks, caught, channel, log_failure};
 use caju_sources::{ReadObserver, with_read_observer};
-use caju_types::Result;
+use caju_types::{Error, Result};
 use futures::stream::{self, StreamExt};
 
 use super::open_splits::checked;
@@ -199,9 +199,18 @@ impl Distributor {
             all.extend(self.leases.pop_front());
         }
         all.iter().for_each(|l| self.reader.ctx.register(l));
-        let whole = all.len() == of as usize && all.iter().all(|l| l.group.is_some() && l.done.is_empty());
-        if whole && let Some((hint, part)) = self.reader.cache.open_group(&all).await {
+        let has_all = all.len() == of as usize && all.iter().all(|l| l.group.is_some());
+        let chooses = self.reader.chooses_behind_shuffle();
+        // A part that is damaged is not opened again. Rows that readers have are left out behind the hint.
+        let may_read = has_all && (chooses || all.iter().all(|l| l.done.is_empty()));
+        if may_read && let Some((hint, part)) = self.reader.cache.open_group(&all).await {
             return Ok(Some(Group { hint, part, splits: all.iter().map(|l| l.index).collect() }));
+        }
+        if chooses {
+            return Err(Error::failed_precondition(
+                "a part of the stored rows cannot be read, and the stages above the hint chose these rows behind a `shuffle`: which \
+                 of them are left cannot be computed again; read the epoch again under another job name",
+            ));
         }
         // In their own order, on which it may depend which rows are counted.
         all.sort_by_key(|l| l.index);

@@ -84,6 +84,13 @@ impl Reader {
         self.reading.sized(stages.get(stage..end).unwrap_or_default())
     }
 
+    /// Whether rows that are stored at a hint were chosen behind a `shuffle`, and this epoch would choose others.
+    pub(super) fn chooses_behind_shuffle(&self) -> bool {
+        let hints = self.pipeline.def().hints();
+        !self.ctx.draws_as_frozen()
+            && hints.iter().any(|hint| self.pipeline.chooses_behind_shuffle(hint.stage_index))
+    }
+
     /// Sends the rows of a part of a set. If the part is damaged the task fails, and another task computes the remaining rows
     /// of its splits: the provenance of the rows says which ones were delivered.
     pub(super) async fn get_group(

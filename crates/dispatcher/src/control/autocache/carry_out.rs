@@ -43,6 +43,14 @@ fn decide(txn: &mut Txn<'_>, job: &JobName, decided: &Decided) {
     // A set covers every split of an epoch: a running epoch cannot store one any more.
     let is_set = |plan: &Document<CachePlan>| plan.value().is_some_and(|p| p.set.is_some());
     let plan = decided.plan.clone().filter(|plan| !is_set(plan));
+    // Beyond epoch 0 a decision changes what random stages above its hint draw. An epoch that runs keeps its draws: states name
+    // its rows by their numbers.
+    let draws_as_now = |id: &IterationId| {
+        let Some(iteration) = txn.state.iterations.get(id) else { return false };
+        let Some(dataset) = txn.state.datasets.get(&iteration.dataset) else { return true };
+        iteration.draws(dataset) == iteration.draws_under(plan.as_ref(), dataset)
+    };
+    let running: Vec<IterationId> = running.into_iter().filter(draws_as_now).collect();
     for iteration in running {
         txn.apply(Update::Planned { iteration, plan: plan.clone() });
     }
