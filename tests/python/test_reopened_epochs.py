@@ -1,5 +1,6 @@
 """Epochs that are opened again: at a dispatcher that lost its state, after a pause, and behind states."""
 
+import contextlib
 import itertools
 import json
 import shutil
@@ -13,6 +14,10 @@ from conftest import wait_for
 from test_fault_tolerance import servers  # noqa: F401
 
 import caju as cj
+
+
+def ids_of_batches(elements):
+    return [int(i) for e in elements for i in e["id"]]
 
 
 def slow(rows=600, **options):
@@ -200,8 +205,11 @@ def test_a_state_goes_on_with_its_draws_after_the_cache_decision_changed(tmp_pat
 ], ids=["above", "below", "filtered"])  # fmt: skip
 @pytest.mark.parametrize("after", ["hint:h", "compute"])
 def test_stored_rows_that_were_chosen_behind_a_shuffle_go_on_from_what_is_stored(tmp_path, count, after):
+    clusters = contextlib.ExitStack()
+
     def dataset(policy):
-        return count(cj.range(600)).batch(7).distribute(cj.LocalCluster(cache=str(tmp_path)), policy=policy, epochs=3)
+        cluster = clusters.enter_context(cj.LocalCluster(cache=str(tmp_path)))
+        return count(cj.range(600)).batch(7).distribute(cluster, policy=policy, epochs=3)
 
     def rows(elements):
         return sorted(int(i) for e in elements for i in e["id"])
@@ -221,3 +229,30 @@ def test_stored_rows_that_were_chosen_behind_a_shuffle_go_on_from_what_is_stored
         again = iter(dataset(after))
         again.load_state_dict(state)
         list(again)
+    clusters.close()
+
+
+@pytest.mark.parametrize("had,has", [(None, "h"), ("h", "h"), ("h", "k"), ("h", None)])
+def test_a_state_goes_on_with_its_draws_after_a_hint_was_added_and_not_without_it(tmp_path, had, has):
+    def epoch(hint):
+        drawn = cj.range(600).with_columns(u="uniform()").filter("u < 0.5")
+        policy = f"hint:{hint}" if hint else "compute"
+        dataset = (drawn.autocache(hint) if hint else drawn).batch(7)
+        return dataset.distribute(cluster, policy=policy, job_name=f"j{next(jobs)}", epochs=3)
+
+    jobs = itertools.count()
+    with cj.LocalCluster(cache=str(tmp_path)) as cluster:
+        before = epoch(had)
+        list(before)
+        whole = ids_of_batches(before)
+        again = epoch(had)
+        list(again)
+        reading = iter(again)
+        taken = [next(reading) for _ in range(9)]
+        rest = iter(epoch(has))
+        if had and had != has:
+            with pytest.raises(cj.FailedPrecondition, match="no such hint: go on with the hint under this name"):
+                rest.load_state_dict(reading.state_dict())
+            return
+        rest.load_state_dict(reading.state_dict())
+        assert sorted(ids_of_batches(taken) + ids_of_batches(rest)) == sorted(whole)

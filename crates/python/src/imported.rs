@@ -78,9 +78,10 @@ fn has_offset_above_struct(data: &ArrayData, below: bool) -> bool {
     if is_struct && below {
         return true;
     }
+    // Only these move their children; what is below another list stays in its place.
     let moves = is_struct || matches!(data.data_type(), DataType::FixedSizeList(..));
     let is_part = data.offset() > 0 || (is_struct && data.child_data().iter().any(|c| c.len() != data.len()));
-    let below = below || (moves && is_part);
+    let below = moves && (below || is_part);
     data.child_data().iter().any(|child| has_offset_above_struct(child, below))
 }
 
@@ -107,6 +108,9 @@ fn without_offsets(data: &ArrayData, offset: usize, rows: usize) -> Result<Array
         }
         // The rows of a sparse union lie at the places of its children.
         DataType::Union(..) => Ok(data.slice(offset, rows)),
+        _ if !data.child_data().iter().any(|child| has_offset_above_struct(child, false)) => {
+            Ok(data.slice(offset, rows))
+        }
         _ => {
             let whole = |child: &ArrayData| without_offsets(child, 0, child.len());
             let whole = data.child_data().iter().map(whole).collect::<Result<Vec<_>, _>>()?;

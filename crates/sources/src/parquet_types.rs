@@ -66,17 +66,7 @@ pub(crate) fn file_schema(footer: &ParquetMetaData, url: &str) -> Result<Schema>
     if schema.fields().iter().any(|f| has_zone(f))
         && let Some(written) = written_schema(footer)
     {
-        // The library takes the written columns by their places, too.
-        let written = written.fields();
-        let fields: Fields = schema
-            .fields()
-            .iter()
-            .enumerate()
-            .map(|(i, f)| match written.get(i).filter(|w| w.name() == f.name()) {
-                Some(w) => in_zone_of(f, w),
-                None => Arc::clone(f),
-            })
-            .collect();
+        let fields = in_zones_of(schema.fields(), written.fields());
         return Ok(Schema::new_with_metadata(fields, schema.metadata().clone()));
     }
     if says_types || roots.is_empty() {
@@ -112,6 +102,15 @@ fn has_zone(field: &Field) -> bool {
     }
 }
 
+/// Fields with the time zones of those in the same places, as the library compares them.
+fn in_zones_of(fields: &Fields, written: &Fields) -> Fields {
+    let of = |(i, f): (usize, &Arc<Field>)| match written.get(i).filter(|w| w.name() == f.name()) {
+        Some(w) => in_zone_of(f, w),
+        None => Arc::clone(f),
+    };
+    fields.iter().enumerate().map(of).collect()
+}
+
 /// The field with the time zones of `written`, at any depth.
 fn in_zone_of(field: &Arc<Field>, written: &Field) -> Arc<Field> {
     let of = match (field.data_type(), written.data_type()) {
@@ -126,11 +125,7 @@ fn in_zone_of(field: &Arc<Field>, written: &Field) -> Arc<Field> {
         (DataType::Map(entries, sorted), DataType::Map(w, _)) => {
             DataType::Map(in_zone_of(entries, w), *sorted)
         }
-        (DataType::Struct(fields), DataType::Struct(w)) => {
-            let of =
-                |f: &Arc<Field>| w.find(f.name()).map_or_else(|| Arc::clone(f), |(_, w)| in_zone_of(f, w));
-            DataType::Struct(fields.iter().map(of).collect())
-        }
+        (DataType::Struct(fields), DataType::Struct(w)) => DataType::Struct(in_zones_of(fields, w)),
         _ => return Arc::clone(field),
     };
     Arc::new(field.as_ref().clone().with_data_type(of))

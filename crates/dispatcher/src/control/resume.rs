@@ -125,7 +125,7 @@ fn num_states(request: &v1::OpenIterationRequest) -> u64 {
 /// Whether states fit what the job reads.
 ///
 /// # Errors
-/// `InvalidArgument` that says what differs.
+/// `InvalidArgument` that says what differs, `FailedPrecondition` without the hint by which the states' rows were drawn.
 pub(super) fn check(
     state: &State,
     request: &v1::OpenIterationRequest,
@@ -153,6 +153,15 @@ pub(super) fn check(
         return Err(Error::invalid(format!(
             "the state is of the processing mode `{mode}`, and job `{}` runs in `{}`: read in the mode of the state",
             job.name, job.spec.mode
+        )));
+    }
+    // Names of hints are no part of the fingerprint.
+    let frozen_at = request.states.iter().filter_map(|s| s.draws.as_ref()).map(|draws| &draws.frozen_at);
+    let unknown = |hint: &&String| !hint.is_empty() && !dataset.hints.iter().any(|h| h.name == **hint);
+    if let Some(hint) = frozen_at.into_iter().find(unknown) {
+        return Err(Error::failed_precondition(format!(
+            "the state is of rows that were drawn as they are stored at hint `{hint}`, and the pipeline has no such hint: go on with \
+             the hint under this name"
         )));
     }
     Ok(())

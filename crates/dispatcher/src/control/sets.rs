@@ -136,7 +136,7 @@ impl Listing {
             if resume.is_some_and(|r| !r.taken.is_empty()) {
                 return Err(Error::failed_precondition(format!(
                     "{iteration} cannot go on: it was read from the rows stored at hint `{}`, which stages chose behind a `shuffle`, \
-                     and which are not in the cache any more; go back to the state of an epoch's end",
+                     and which the cache does not give now; go back to the state of an epoch's end",
                     plan.hint
                 )));
             }

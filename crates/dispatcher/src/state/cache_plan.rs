@@ -6,14 +6,14 @@ use caju_types::EpochDraws;
 use super::{Dataset, Iteration};
 
 impl Iteration {
-    /// How random stages above hints draw; none where no hint changes a row.
+    /// How random stages draw; none in epoch 0, where no hint changes a row.
     pub fn draws(&self, dataset: &Dataset) -> Option<EpochDraws> {
         self.draws_under(self.plan.as_ref(), dataset)
     }
 
     /// As [`Iteration::draws`], under another plan.
     pub fn draws_under(&self, plan: Option<&Document<CachePlan>>, dataset: &Dataset) -> Option<EpochDraws> {
-        if self.epoch == 0 || !dataset.hints.iter().any(|h| h.random) {
+        if self.epoch == 0 {
             return None;
         }
         let plan = plan.and_then(Document::value).filter(|_| self.caching);
