@@ -38,6 +38,10 @@ struct SplitInfo {
     repetition: u32,
     /// The dataset of a combinator that the split belongs to.
     child: usize,
+    /// Of a lease's split: the splits of nested datasets that belong to it, as often as they were registered.
+    nested: Vec<u64>,
+    /// Of a split of a nested dataset: how often it was registered. Leases of a `zip` share them.
+    registered: u64,
     /// Rows of the split-local output that readers have already.
     done: RowRanges,
     /// The rows of it that a shard has; none: all.
@@ -194,6 +198,9 @@ impl TaskContext {
         // All stages of a nested dataset are above every hint.
         let frozen = frozen.map(|f| Frozen { below: u32::MAX, ..f });
         self.insert(index, home, split, RowRanges::default(), frozen);
+        if let Some(home) = self.splits.write().get_mut(&home) {
+            home.nested.push(index);
+        }
     }
 
     fn insert(&self, index: u64, home: u64, split: &Split, done: RowRanges, frozen: Option<Frozen>) {
@@ -206,11 +213,18 @@ impl TaskContext {
             place: split.describe().into(),
             repetition: split.repetition,
             child: split.child.first().map_or(0, |&c| c as usize),
+            nested: Vec::new(),
+            registered: 1,
             done,
             stride: split.stride,
             passed: Some(0),
         };
-        self.splits.write().insert(index, info);
+        let mut splits = self.splits.write();
+        if let Some(former) = splits.insert(index, info)
+            && let Some(now) = splits.get_mut(&index)
+        {
+            now.registered = former.registered.saturating_add(1);
+        }
     }
 
     /// Readers have taken every row of these splits. What is known of them is not needed any more, unless readers had some of the
@@ -222,9 +236,14 @@ impl TaskContext {
         let mut known = self.splits.write();
         let whole = |split: &&u64| known.get(split).is_some_and(|info| info.done.is_empty());
         let forgotten: HashSet<u64> = splits.iter().filter(whole).copied().collect();
-        // Splits of nested datasets stay: leases of a `zip` share them.
         for split in &forgotten {
-            known.remove(split);
+            for nested in known.remove(split).map_or_else(Vec::new, |info| info.nested) {
+                let Some(info) = known.get_mut(&nested) else { continue };
+                info.registered = info.registered.saturating_sub(1);
+                if info.registered == 0 {
+                    known.remove(&nested);
+                }
+            }
         }
         drop(known);
         self.skips.lock().retain(|(home, _), _| !forgotten.contains(home));

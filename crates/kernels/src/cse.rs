@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use datafusion_common::DataFusionError;
 use datafusion_common::cse::{CSE, CSEController, FoundCommonNodes};
-use datafusion_expr::expr::ScalarFunction;
+use datafusion_expr::expr::{InList, ScalarFunction};
 use datafusion_expr::{BinaryExpr, Case, Expr, Operator, col};
 
 /// The expressions of a stage, and their common subexpressions.
@@ -58,6 +58,11 @@ impl CSEController for Controller {
                 }
                 maybe.extend(else_expr.iter().map(AsRef::as_ref));
                 Some((sure, maybe))
+            }
+            // Items behind the first are computed for rows that equal none of those before.
+            Expr::InList(InList { expr, list, .. }) => {
+                let (first, others) = list.split_at(list.len().min(1));
+                Some((std::iter::once(expr.as_ref()).chain(first).collect(), others.iter().collect()))
             }
             _ => None,
         }

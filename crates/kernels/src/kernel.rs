@@ -5,6 +5,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray};
+use arrow::buffer::NullBuffer;
 use arrow::datatypes::{DataType, Field, FieldRef, UInt64Type};
 use caju_runtime::interrupt;
 use caju_types::Error;
@@ -70,9 +71,25 @@ impl Inputs<'_> {
         self.values[i].to_array(self.rows).map_err(internal)
     }
 
-    /// Input `i` cast to a type.
+    /// Input `i` cast to a type. A value that the type does not have is an error.
     pub(crate) fn cast(&self, i: usize, to: &DataType) -> Result<ArrayRef, Fault> {
-        arrow::compute::cast(&self.raw(i)?, to).map_err(|e| Fault::from(Error::invalid(e.to_string())))
+        let from = self.raw(i)?;
+        let cast = arrow::compute::cast(&from, to).map_err(|e| Fault::from(Error::invalid(e.to_string())))?;
+        let (before, now) = (from.logical_nulls(), cast.logical_nulls());
+        let is_null =
+            |nulls: &Option<NullBuffer>, row| nulls.as_ref().is_some_and(|nulls| nulls.is_null(row));
+        let count = |nulls: &Option<NullBuffer>| nulls.as_ref().map_or(0, NullBuffer::null_count);
+        if count(&now) == count(&before) {
+            return Ok(cast);
+        }
+        let lost = (0..cast.len()).find(|&row| is_null(&now, row) && !is_null(&before, row));
+        match lost {
+            Some(row) => {
+                let value = arrow::util::display::array_value_to_string(&from, row).map_err(internal)?;
+                Err(Fault::at(row, Error::invalid(format!("{value} is out of the range of {to}"))))
+            }
+            None => Ok(cast),
+        }
     }
 
     /// The field of input `i`.

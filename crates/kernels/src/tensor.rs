@@ -49,6 +49,44 @@ pub fn fixed_shape(field: &Field) -> Option<Vec<u32>> {
     dims.iter().map(|d| u32::try_from(d.as_u64()?).ok()).collect()
 }
 
+/// The shape of a tensor, outermost dimension first, and the order of its dimensions if they are permuted.
+///
+/// Both are in the metadata of its field: tensors of one data type may have different ones. None for other fields.
+///
+/// ```
+/// use arrow::datatypes::{DataType, Field};
+/// use caju_kernels::tensor_layout;
+///
+/// let metadata = [("ARROW:extension:name", "arrow.fixed_shape_tensor"), ("ARROW:extension:metadata", r#"{"shape":[2,3]}"#)];
+/// let of = |metadata: &[(&str, &str)]| {
+///     let metadata = metadata.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+///     Field::new_fixed_size_list("x", Field::new("item", DataType::Int8, true), 6, true).with_metadata(metadata)
+/// };
+/// assert_eq!(tensor_layout(&of(&metadata)), Some((vec![2, 3], None)));
+/// assert_eq!(tensor_layout(&of(&[])), None);
+/// ```
+pub fn tensor_layout(field: &Field) -> Option<(Vec<u64>, Option<Vec<u64>>)> {
+    if field.metadata().get(NAME)? != FIXED {
+        return None;
+    }
+    let metadata: serde_json::Value = serde_json::from_str(field.metadata().get(METADATA)?).ok()?;
+    let numbers = |key| {
+        metadata.get(key)?.as_array()?.iter().map(serde_json::Value::as_u64).collect::<Option<Vec<_>>>()
+    };
+    let order = numbers("permutation").filter(|order| !order.is_sorted());
+    Some((numbers("shape")?, order))
+}
+
+/// What two columns of one data type differ in, if both are of tensors: the first one's shape and the second one's, as text.
+pub fn differing_tensors(one: &Field, other: &Field) -> Option<(String, String)> {
+    let (one, other) = (tensor_layout(one)?, tensor_layout(other)?);
+    let text = |(shape, order): &(Vec<u64>, Option<Vec<u64>>)| match order {
+        Some(order) => format!("tensors of shape {shape:?} with dimensions permuted as {order:?}"),
+        None => format!("tensors of shape {shape:?}"),
+    };
+    (one != other).then(|| (text(&one), text(&other)))
+}
+
 fn sample(dtype: Dtype) -> DataType {
     match dtype {
         Dtype::U8 => DataType::UInt8,

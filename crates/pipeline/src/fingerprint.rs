@@ -401,6 +401,8 @@ const VERSIONS: &[(&str, u32)] = &[
     ("parse_example", 2),
     // Stages between two of them count in the repetitions of the upper one together. They counted in each in version 1.
     ("repeat", 2),
+    // Each dataset draws for itself. In version 1 those of the same splits drew the same random numbers.
+    ("zip", 2),
 ];
 
 /// The version of our own code behind a stage or a source.

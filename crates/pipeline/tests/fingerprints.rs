@@ -58,9 +58,9 @@ const GOLDEN: [&str; 3] = [
 ];
 const GOLDEN_IDENTITY: &str = "cef84ff2992270f4580dd3afc81b88df";
 const GOLDEN_EVERYTHING: [&str; 3] = [
-    "ce9221578176ce75d97e729dd7bd7006",
-    "405c10443bc47203db49424efb1e55c2",
-    "76f1ce4b3268c647b7b9e41425eb6d33",
+    "bab69d0aeba90b1323a7b4e31434df30",
+    "d232287cbfc47fbc3529616816f04e06",
+    "3a5817b31834f05f9266f105b1c2843b",
 ];
 
 /// Every kind of stage, and a source of sources.

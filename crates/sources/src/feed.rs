@@ -238,9 +238,9 @@ impl Decoding {
                 }
                 continue;
             }
-            let n = self.input.len().min(STEP_BYTES);
-            let step = self.input.split_to(n);
-            self.feed(&step)?;
+            let step = self.input.slice(..self.input.len().min(STEP_BYTES));
+            let read = self.feed(&step)?;
+            self.input.advance(read);
             if self.output().len() >= PIECE_BYTES {
                 return Ok(Some(std::mem::take(self.output()).into()));
             }
@@ -263,9 +263,10 @@ impl Decoding {
         }
     }
 
-    fn feed(&mut self, step: &[u8]) -> Result<()> {
+    /// Returns how many bytes were read.
+    fn feed(&mut self, step: &[u8]) -> Result<usize> {
         let result = match &mut self.decoder {
-            Decoder::Gzip(d) => d.write_all(step),
+            Decoder::Gzip(d) => d.write_all(step).map(|()| step.len()),
             Decoder::Zstd { decoder, open, out } => zstd_step(decoder, open, out, step),
         };
         result.map_err(|e| self.broken(&e.to_string()))
@@ -303,18 +304,19 @@ impl Decoding {
     }
 }
 
+/// Decompresses a step, or as much of it as gives a piece: four bytes of zstd may be 128 KiB. Returns how many bytes were read.
 fn zstd_step(
     decoder: &mut ZstdDecoder<'static>,
     open: &mut bool,
     out: &mut Vec<u8>,
     step: &[u8],
-) -> std::io::Result<()> {
+) -> std::io::Result<usize> {
     let mut input = InBuffer::around(step);
     let mut buffer = [0u8; 32 << 10];
     loop {
         if !*open {
             if input.pos() == step.len() {
-                return Ok(());
+                return Ok(step.len());
             }
             decoder.reinit()?;
             *open = true;
@@ -327,7 +329,32 @@ fn zstd_step(
         if hint == 0 {
             *open = false;
         } else if input.pos() == step.len() && !full {
-            return Ok(());
+            return Ok(step.len());
         }
+        if out.len() >= PIECE_BYTES && input.pos() < step.len() {
+            return Ok(input.pos());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 32 bytes of zstd may be a megabyte.
+    #[test]
+    fn a_step_of_zstd_gives_pieces_however_well_it_is_compressed() {
+        let text = vec![b'x'; 64 << 20];
+        let compressed = zstd::encode_all(&text[..], 1).unwrap();
+        assert!(compressed.len() < STEP_BYTES, "one step");
+        let (mut decoder, mut open, mut at, mut total) = (ZstdDecoder::new().unwrap(), false, 0, 0);
+        while at < compressed.len() {
+            let mut out = Vec::new();
+            at += zstd_step(&mut decoder, &mut open, &mut out, &compressed[at..]).unwrap();
+            assert!(out.len() <= 2 * PIECE_BYTES, "{} bytes at once", out.len());
+            assert!(out.iter().all(|b| *b == b'x'));
+            total += out.len();
+        }
+        assert_eq!((total, open), (text.len(), false));
     }
 }

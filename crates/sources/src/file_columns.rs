@@ -59,7 +59,13 @@ impl FileColumns {
                 let what = format!("column `{}` is {is} instead of {}", want.name(), want.data_type());
                 return Err(differs(what));
             }
-            Ok(at)
+            // The shape of a tensor is no part of its data type.
+            match caju_kernels::differing_tensors(field, want) {
+                Some((is, wanted)) => {
+                    Err(differs(format!("column `{}` has {is} instead of {wanted}", want.name())))
+                }
+                None => Ok(at),
+            }
         };
         let places = self.schema.fields().iter().map(place).collect::<Result<Vec<_>>>()?;
         let is_extra = |field: &&arrow_schema::FieldRef| self.schema.field_with_name(field.name()).is_err();

@@ -22,8 +22,8 @@ pub(crate) struct Branch {
     pub(super) order: StageOrder,
     /// The schema after each stage as it is written, hints included; the source's first.
     pub(crate) schemas: Vec<SchemaRef>,
-    /// It is inside of a `zip`.
-    pub(crate) in_zip: bool,
+    /// It is inside of a `zip`: its place there, as a number.
+    pub(crate) in_zip: Option<u64>,
 }
 
 /// The kind of a branch's source.

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use arrow_schema::{FieldRef, Schema, SchemaRef};
+use caju_kernels::differing_tensors;
 use caju_pipeline::{DatasetDef, FileFormat, SourceDef, StageOp};
 use caju_types::{Error, Result};
 
@@ -74,7 +75,16 @@ pub(super) fn common_schema(children: &[Branch], place: &str) -> Result<SchemaRe
         let other = child.output();
         for f in first.fields() {
             match other.field_with_name(f.name()) {
-                Ok(g) if g.data_type() == f.data_type() => {}
+                Ok(g) if g.data_type() == f.data_type() => {
+                    // The shape of a tensor is no part of its data type.
+                    if let Some((first, other)) = differing_tensors(f, g) {
+                        return Err(Error::invalid(format!(
+                            "{place}source: datasets must have the same columns: `{}` has {first} in dataset 0 and {other} in \
+                             dataset {i}; give both the same shape",
+                            f.name()
+                        )));
+                    }
+                }
                 Ok(g) => {
                     return Err(Error::invalid(format!(
                         "{place}source: datasets must have the same columns: `{}` is {} in dataset 0 and {} in dataset {i}; cast one of them",

@@ -13,10 +13,10 @@ use std::sync::Arc;
 
 use arrow_schema::SchemaRef;
 use caju_kernels::Registry;
-use caju_pipeline::{DatasetDef, SourceDef, StageDef, StageOp};
+use caju_pipeline::{DatasetDef, OnError, SourceDef, StageDef, StageOp};
 use caju_proto::v1::StageKind;
 use caju_sources::{Source, SourceContext, Split, open_source};
-use caju_types::{Error, Fingerprint, Result};
+use caju_types::{Error, Fingerprint, Result, mix64};
 use futures::stream::BoxStream;
 
 pub(crate) use branch::{Branch, BranchKind};
@@ -132,7 +132,13 @@ fn bind_opened(
 ) -> Result<BoundPipeline> {
     let plan = plan::SplitPlan::of(def, by);
     let shards = PlannedShards { data: plan.data_shard(), has_stride: plan.has_stride() };
-    let level = Level { depth: 0, keep_hints, shards, in_zip: false };
+    let level = Level {
+        depth: 0,
+        keep_hints,
+        shards,
+        in_zip: None,
+        skips: !matches!(def.options.on_error, OnError::Fail),
+    };
     let mut root = bind_branch(def, registry, source, String::new(), level)?;
     plan.finish_steps(&mut root.steps);
     let stats_stages = std::iter::once(("source".to_string(), StageKind::Source))
@@ -226,14 +232,19 @@ fn bind_branch(
         SourceDef::Zip(c) => (BranchKind::Zip, c),
         _ => (BranchKind::Leaf, &[]),
     };
-    let in_zip = level.in_zip || matches!(kind, BranchKind::Zip);
-    let below = Level { depth: level.depth + 1, shards: PlannedShards::default(), in_zip, ..level };
+    let below = |i: usize| {
+        let in_zip = match kind {
+            BranchKind::Zip => Some(mix64(level.in_zip.unwrap_or(0), i as u64 + 1)),
+            _ => level.in_zip,
+        };
+        Level { depth: level.depth + 1, shards: PlannedShards::default(), in_zip, ..level }
+    };
     let children = child_defs
         .iter()
         .zip(source.children())
         .enumerate()
         .map(|(i, (d, s))| {
-            bind_branch(d, registry, Arc::clone(s), format!("{place}source.datasets[{i}]."), below)
+            bind_branch(d, registry, Arc::clone(s), format!("{place}source.datasets[{i}]."), below(i))
         })
         .collect::<Result<Vec<_>>>()?;
     let input = match kind {
@@ -276,7 +287,7 @@ fn bind_branch(
     };
     let (mut steps, run) = bound(&order, &input)?;
     let schemas = if order.is_written() { run } else { bound(&written, &input)?.1 };
-    let predicates = pushdown::predicates(def, &ops, registry, &source, &mut steps)?;
+    let predicates = pushdown::predicates(def, &ops, registry, &source, &mut steps, level.skips)?;
     let in_zip = level.in_zip;
     Ok(Branch { source, kind, projection: needed, predicates, children, steps, order, schemas, in_zip })
 }
@@ -315,7 +326,21 @@ impl BoundPipeline {
 
     /// All splits of an iteration in canonical order, repetitions one after another, found while polled.
     pub fn splits(&self) -> BoxStream<'static, Result<Split>> {
-        self.plan.splits(self.root.source.splits(), None)
+        self.splits_among(self.source_splits())
+    }
+
+    /// All splits of the source in canonical order, before stages choose among them.
+    pub fn source_splits(&self) -> BoxStream<'static, Result<Split>> {
+        self.root.source.splits()
+    }
+
+    /// As [`splits`](Self::splits), of a source whose splits are these. They are polled as far as the epoch needs them: a `take`
+    /// may not need all.
+    pub fn splits_among(
+        &self,
+        of_source: BoxStream<'static, Result<Split>>,
+    ) -> BoxStream<'static, Result<Split>> {
+        self.plan.splits(of_source, None)
     }
 
     /// The splits of one shard of an iteration in a static processing mode.

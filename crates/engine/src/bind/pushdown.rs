@@ -6,7 +6,7 @@ use arrow::compute::prep_null_mask_filter;
 use arrow_array::Array;
 use arrow_array::cast::AsArray;
 use caju_kernels::Registry;
-use caju_pipeline::{DatasetDef, OnError, StageOp};
+use caju_pipeline::{DatasetDef, StageOp};
 use caju_sources::{RowPredicate, Source};
 use caju_types::{Error, Result};
 
@@ -25,12 +25,13 @@ pub(super) fn predicates(
     registry: &Registry,
     source: &Arc<dyn Source>,
     steps: &mut Vec<Step>,
+    skips: bool,
 ) -> Result<Vec<RowPredicate>> {
     let counts = def
         .stages
         .iter()
         .any(|s| matches!(s.op, StageOp::Take(_) | StageOp::Skip(_) | StageOp::Shard { .. }));
-    if !source.filters() || counts || !matches!(def.options.on_error, OnError::Fail) {
+    if !source.filters() || counts || skips {
         return Ok(Vec::new());
     }
     let schema = source.schema();

@@ -125,7 +125,8 @@ pub(crate) fn bind_stages(
     place: &str,
     at: Level,
 ) -> Result<(Vec<Step>, Vec<SchemaRef>)> {
-    let Level { depth, keep_hints, shards, in_zip } = at;
+    let Level { depth, keep_hints, shards, in_zip, .. } = at;
+    let in_zip = in_zip.is_some();
     let (mut hints, mut has_stride) = (0, shards.has_stride);
     // The first `shard` is the planned one.
     let mut shard =
@@ -146,6 +147,12 @@ pub(crate) fn bind_stages(
         let stats = if depth == 0 { at_place + 1 } else { 0 };
         let check = StageSite { place: place.clone(), position, stats, in_zip };
         let at = StageSite { place, position, stats, in_zip };
+        if depth > 0 && matches!(stage.op, StageOp::Sleep(_) | StageOp::Burn(_)) {
+            return Err(Error::invalid(format!(
+                "{}: it slows a whole pipeline down, for experiments; put it below the combined dataset",
+                at.place
+            )));
+        }
         if streaming && matches!(stage.op, StageOp::Unnest { .. } | StageOp::FlatMap { .. }) {
             return Err(Error::invalid(format!(
                 "{}: rows cannot be multiplied below a stream stage; put it above the first shuffle, batch, take, skip, repeat or prefetch",
@@ -202,8 +209,11 @@ pub(crate) struct Level {
     pub(crate) depth: u32,
     pub(crate) keep_hints: bool,
     pub(crate) shards: PlannedShards,
-    /// Inside of a `zip`, which pairs rows by their numbers.
-    pub(crate) in_zip: bool,
+    /// Inside of a `zip`, which pairs rows by their numbers: the place there, as a number. The datasets of a `zip` may read the
+    /// same splits.
+    pub(crate) in_zip: Option<u64>,
+    /// Whether bad rows are skipped, by the settings of the outermost definition.
+    pub(crate) skips: bool,
 }
 
 /// What was planned of the shards of the outermost definition.

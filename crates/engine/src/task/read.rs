@@ -6,9 +6,9 @@ use std::time::Instant;
 use arrow_array::RecordBatch;
 use caju_runtime::Sender;
 use caju_sources::{ReadOptions, Split, SplitRange, child_split, read_split};
-use caju_types::{Error, Result};
+use caju_types::{Error, ErrorKind, Result, SplitKey};
 use caju_wire::{Chunk, Elements, Run, batch_bytes};
-use futures::stream::{self, BoxStream, StreamExt};
+use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 
 use super::Item;
 use super::chain::drops_done_first;
@@ -20,6 +20,7 @@ use crate::caching::{Entry, OpenPart, StoredGroup, TaskCache};
 use crate::context::TaskContext;
 use crate::hidden::without_hidden_values;
 use crate::lease::LeasedSplit;
+use crate::row::RowStage;
 use crate::sharing::{Begin, END, Flights, MayShare, Next, SharedRows, entry_index};
 use crate::stats::SplitReads;
 
@@ -296,7 +297,7 @@ impl Reader {
         match branch.kind {
             BranchKind::Leaf => {
                 // Rows inside of a zip are not skipped: it pairs rows by their numbers.
-                let skip = (self.ctx.skips() && !branch.in_zip).then(|| {
+                let skip = (self.ctx.skips() && branch.in_zip.is_none()).then(|| {
                     let ctx = Arc::clone(&self.ctx);
                     let f: caju_sources::SkipFn = Arc::new(move |e| ctx.count_skip(home, &e));
                     f
@@ -362,24 +363,23 @@ impl Reader {
         if stages.is_empty() {
             return rows;
         }
-        // Random keys come from the split's own key, under an index that no lease has.
-        let index = u64::MAX ^ split.key.folded() ^ u64::from(split.repetition).rotate_left(40);
-        self.ctx.register_nested(index, split, home);
-        let ctx = Arc::clone(&self.ctx);
+        // Random keys come from the split's own key, under an index that no lease has. The datasets of a `zip` may have one split,
+        // and draw for themselves.
+        let key = SplitKey(split.key.0 ^ u128::from(child.in_zip.unwrap_or(0)));
+        let split = Split { key, ..split.clone() };
+        let index = u64::MAX ^ key.folded() ^ u64::from(split.repetition).rotate_left(40);
+        self.ctx.register_nested(index, &split, home);
         let first = split.trim.map_or(0, |t| t.0);
-        let stages = Arc::new(stages);
-        let ordinals = vec![first; stages.len()];
-        rows.scan(ordinals, move |ordinals, batch| {
-            let result = batch.and_then(|mut batch| {
-                for (stage, next) in stages.iter().zip(ordinals.iter_mut()) {
-                    let len = batch.num_rows() as u64;
-                    let run = Run { split: index, start: *next, len };
-                    *next += len;
-                    batch = stage.run(&ctx, &batch, &[run], None)?.batch;
+        let (ctx, ordinals) = (Arc::clone(&self.ctx), vec![first; stages.len()]);
+        let work = NestedWork { stages, ctx, split: index, ordinals, left: Vec::new() };
+        stream::try_unfold((rows, work), |(mut rows, mut work)| async move {
+            loop {
+                if let Some(batch) = work.next()? {
+                    return Ok(Some((batch, (rows, work))));
                 }
-                Ok(batch)
-            });
-            async move { Some(result) }
+                let Some(batch) = rows.try_next().await? else { return Ok(None) };
+                work.left.push((0, batch));
+            }
         })
         .boxed()
     }
@@ -399,6 +399,45 @@ impl Reader {
             })
             .collect();
         zipped(sides, Arc::clone(&branch.schemas[0]))
+    }
+}
+
+/// The row stages of a nested dataset at work on one split.
+struct NestedWork {
+    stages: Vec<Arc<RowStage>>,
+    ctx: Arc<TaskContext>,
+    /// The index under which the context knows the split.
+    split: u64,
+    /// The number of each stage's next row.
+    ordinals: Vec<u64>,
+    /// Rows that are left, the first ones last, each with the first stage that they have not passed.
+    left: Vec<(usize, RecordBatch)>,
+}
+
+impl NestedWork {
+    /// The next rows that have passed all stages; none if no rows are left. Rows that need too much memory at a stage together
+    /// pass it in halves.
+    fn next(&mut self) -> Result<Option<RecordBatch>> {
+        while let Some((at, batch)) = self.left.pop() {
+            let Some((stage, ordinal)) = self.stages.get(at).zip(self.ordinals.get_mut(at)) else {
+                return Ok(Some(batch));
+            };
+            let rows = batch.num_rows();
+            let run = Run { split: self.split, start: *ordinal, len: rows as u64 };
+            match stage.run(&self.ctx, &batch, &[run], None) {
+                Ok(made) => {
+                    *ordinal += rows as u64;
+                    self.left.push((at + 1, made.batch));
+                }
+                Err(e) if e.kind() == ErrorKind::ResourceExhausted && stage.may_be_cut() && rows > 1 => {
+                    let half = rows / 2;
+                    self.left.push((at, batch.slice(half, rows - half)));
+                    self.left.push((at, batch.slice(0, half)));
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(None)
     }
 }
 

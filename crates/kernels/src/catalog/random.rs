@@ -40,7 +40,7 @@ pub(super) static FUNCTIONS: &[Function] = &[
     Function {
         signature: Signature {
             name: "random_int",
-            version: Some(1),
+            version: Some(2),
             group: "Random numbers",
             args: &[
                 arg("low", Kind::Value, "the smallest value"),

@@ -77,7 +77,7 @@ pub(super) static FUNCTIONS: &[Function] = &[
     Function {
         signature: Signature {
             name: "one_hot",
-            version: Some(1),
+            version: Some(2),
             group: "Tables and text",
             args: &[
                 arg("value", Kind::Value, "an integer"),
