@@ -1,7 +1,9 @@
 //! Stored listings of sources: a job can then read stored rows while the source is out of reach.
 //!
 //! `ROOT/v1/listings` has one object per source (its kind, options and paths). It is written whenever a listing of the
-//! source is complete. Parts are found by their splits, and the stored listing names the splits.
+//! source is complete. Parts are found by their splits, and the stored listing names the splits. A `take` that needs no more
+//! splits ends a listing early: what was listed then has an object of its own, which names the source and the stages up to
+//! the `take`.
 
 use arrow_schema::Schema;
 use caju_runtime::stores::store_error;
@@ -20,12 +22,12 @@ use crate::store::read_record;
 pub struct SourceListing {
     /// [`Self::SCHEMA`].
     pub schema: String,
-    /// The source as definitions write it.
+    /// The source as definitions write it; of an incomplete listing also the stages for which it was enough.
     #[serde(deserialize_with = "caju_types::json::bounded")]
     pub source: Value,
     /// Its columns.
     pub columns: Schema,
-    /// Its splits as JSON, in canonical order.
+    /// Its splits as JSON, in canonical order, before stages choose among them.
     pub splits: Vec<String>,
 }
 
@@ -38,8 +40,8 @@ impl Record for SourceListing {
 
 impl SourceListing {
     /// The version of the format, and of the types that readers give columns: those of version 1 had timestamps of 96 bits in
-    /// nanoseconds.
-    pub const SCHEMA: &str = "caju.listing/v2";
+    /// nanoseconds. Those of version 2 had only the splits that a `take`, `skip` or `shard` left of the source.
+    pub const SCHEMA: &str = "caju.listing/v3";
 
     /// The listing of a source.
     pub fn new(source: Value, columns: Schema, splits: Vec<String>) -> Self {

@@ -17,7 +17,8 @@ use caju_sources::{ListingCache, SourceContext, Split};
 use caju_types::{Error, Fingerprint, Result};
 use futures::StreamExt;
 use futures::stream::{self, BoxStream};
-use serde_json::Value;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
 
 use crate::catalog::{Bound, Catalog, ListShards, ListSplits, ListedSplit, ShardListing, SplitShuffle};
 use crate::config::Timers;
@@ -63,8 +64,13 @@ impl EngineCatalog {
         if self.cache_url.is_empty() {
             return Err(Error::failed_precondition("`cache_only`: there is no cache to read from; give one"));
         }
-        let listing = SourceListing::load(&self.ctx.stores, &self.cache_url, &source_of(def)).await?;
-        let listing = listing.filter(|l| !l.columns.fields().is_empty());
+        let mut listing = None;
+        for of in [part_of_source(def), Some(source_of(def))].into_iter().flatten() {
+            if listing.is_none() {
+                let stored = SourceListing::load(&self.ctx.stores, &self.cache_url, &of).await?;
+                listing = stored.filter(|l| !l.columns.fields().is_empty());
+            }
+        }
         listing.ok_or_else(|| {
             Error::not_found(format!(
                 "`cache_only`: {} does not know what this source held: let a job store its rows there first, with the \
@@ -104,6 +110,7 @@ impl EngineCatalog {
             stores,
             root,
             source: source_of(def),
+            part: part_of_source(def),
             columns: bound.source_schema()?,
             wait: self.cache_wait,
         })
@@ -115,51 +122,65 @@ fn source_of(def: &DatasetDef) -> Value {
     def.to_json().get("source").cloned().unwrap_or_default()
 }
 
+/// What names the listing of a source that ended where a `take` needed no more of it: the source and the stages up to the last
+/// `take`. None for definitions without one, which list the whole source.
+fn part_of_source(def: &DatasetDef) -> Option<Value> {
+    let (json, source) = (def.to_json(), source_of(def));
+    let steps = json.get("steps")?.as_array()?;
+    let last = steps.iter().rposition(|step| step.get("take").is_some())?;
+    Some(json!({ "source": source, "steps": steps[..=last] }))
+}
+
 /// The largest listing that is recorded below the cache root, in bytes. It is held in memory until the listing ends.
 const MAX_RECORDED_BYTES: usize = 64 << 20;
 
-/// Records a source's listing when it has ended.
+/// Records what was listed of a source for an epoch, when the listing has ended.
 #[derive(Clone)]
 struct ListingRecorder {
     stores: Arc<Stores>,
     root: String,
     source: Value,
+    /// What names a listing that a `take` ended early; none without one.
+    part: Option<Value>,
     columns: SchemaRef,
     /// How long writing the record may delay the end of the listing.
     wait: Duration,
 }
 
 impl ListingRecorder {
-    /// Passes the splits on, and records each of them.
-    fn record(
-        self,
-        splits: BoxStream<'static, Result<ListedSplit>>,
-    ) -> BoxStream<'static, Result<ListedSplit>> {
-        let start = Some((splits, Vec::new(), 0));
-        stream::unfold((start, self), |(state, me)| async move {
-            let (mut splits, mut seen, bytes) = state?;
-            match splits.next().await {
-                Some(Ok(split)) => {
-                    let bytes = bytes + split.json().len();
-                    if bytes <= MAX_RECORDED_BYTES {
-                        seen.push(split.json().to_string());
+    /// The splits of an epoch. Those of the source are recorded as they are before stages choose among them: other definitions
+    /// of this source choose others.
+    fn record(self, bound: &BoundPipeline) -> BoxStream<'static, Result<Split>> {
+        let listed: Arc<Mutex<Option<ListedSplits>>> = Arc::new(Mutex::new(Some(ListedSplits::default())));
+        let of_source = {
+            let (me, listed) = (self.clone(), Arc::clone(&listed));
+            stream::unfold((bound.source_splits(), me, listed), |(mut splits, me, listed)| async move {
+                let split = splits.next().await;
+                match &split {
+                    Some(split) => ListedSplits::add(&mut listed.lock(), split.as_ref().ok()),
+                    None => {
+                        let whole = listed.lock().take();
+                        me.write(&me.source, whole).await;
                     }
-                    Some((Ok(split), (Some((splits, seen, bytes)), me)))
                 }
-                Some(Err(e)) => Some((Err(e), (None, me))),
-                None => {
-                    if bytes <= MAX_RECORDED_BYTES {
-                        me.write(seen).await;
-                    }
-                    None
-                }
+                Some((split?, (splits, me, listed)))
+            })
+            .boxed()
+        };
+        // The listing of the source has not ended if a `take` needed no more of it.
+        let end = async move {
+            let begun = listed.lock().take();
+            if let Some(part) = &self.part {
+                self.write(part, begun).await;
             }
-        })
-        .boxed()
+            None
+        };
+        bound.splits_among(of_source).chain(stream::once(end).filter_map(std::future::ready)).boxed()
     }
 
-    async fn write(&self, splits: Vec<String>) {
-        let listing = SourceListing::new(self.source.clone(), self.columns.as_ref().clone(), splits);
+    async fn write(&self, of: &Value, listed: Option<ListedSplits>) {
+        let Some(ListedSplits { json, .. }) = listed else { return };
+        let listing = SourceListing::new(of.clone(), self.columns.as_ref().clone(), json);
         let clock = SystemClock::shared();
         let done = tokio::select! {
             done = listing.store(&self.stores, &self.root) => done,
@@ -168,6 +189,25 @@ impl ListingRecorder {
         if let Err(error) = done {
             tracing::debug!(%error, "the listing of a source was not recorded");
         }
+    }
+}
+
+/// Splits of a source that are to be recorded.
+#[derive(Default)]
+struct ListedSplits {
+    json: Vec<String>,
+    bytes: usize,
+}
+
+impl ListedSplits {
+    /// Adds a split. Nothing is recorded if there was an error, or if the splits are too large together.
+    fn add(listed: &mut Option<Self>, split: Option<&Split>) {
+        let json = split.and_then(|split| serde_json::to_string(split).ok());
+        *listed = listed.take().zip(json).and_then(|(mut listed, json)| {
+            listed.bytes += json.len();
+            listed.json.push(json);
+            (listed.bytes <= MAX_RECORDED_BYTES).then_some(listed)
+        });
     }
 }
 
@@ -263,10 +303,7 @@ impl Catalog for EngineCatalog {
             set_bases,
             shards: list_shards(&bound),
             splits: match recorded {
-                Some(listing) => Arc::new(move || {
-                    let splits = stream::iter(listing.splits.clone());
-                    splits.map(|json| Ok(ListedSplit::from_json(json))).boxed()
-                }),
+                Some(listing) => list_recorded(Arc::clone(&bound), listing.splits),
                 None => list(Arc::clone(&bound), self.recorder(def, &bound)),
             },
         })
@@ -318,10 +355,23 @@ fn splits_of(splits: BoxStream<'static, Result<Split>>) -> BoxStream<'static, Re
 
 fn list(bound: Arc<BoundPipeline>, recorder: Option<ListingRecorder>) -> ListSplits {
     Arc::new(move || {
-        let splits = splits_of(bound.splits());
-        match recorder.clone() {
-            Some(recorder) => recorder.record(splits),
-            None => splits,
-        }
+        splits_of(match recorder.clone() {
+            Some(recorder) => recorder.record(&bound),
+            None => bound.splits(),
+        })
+    })
+}
+
+/// The splits of an epoch of a source whose splits are recorded.
+fn list_recorded(bound: Arc<BoundPipeline>, recorded: Vec<String>) -> ListSplits {
+    let recorded: Arc<[String]> = recorded.into();
+    Arc::new(move || {
+        let (recorded, count) = (Arc::clone(&recorded), recorded.len());
+        let read = move |at: usize| {
+            let named =
+                |e| Error::data_loss(format!("split {at} of the recorded listing of the source: {e}"));
+            serde_json::from_str(&recorded[at]).map_err(named)
+        };
+        splits_of(bound.splits_among(stream::iter(0..count).map(read).boxed()))
     })
 }

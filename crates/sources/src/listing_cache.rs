@@ -16,13 +16,14 @@ pub struct ListingCache {
 }
 
 impl ListingCache {
-    /// Caches a listing, given in its order. The cache is empty if a split is not simply a piece of a file: splits of
-    /// combined or repeated datasets, or trimmed ones, do not say how a file is cut.
+    /// Caches a whole listing of a source, given in its order. The cache is empty if a split is not simply a piece of a file:
+    /// splits of combined or repeated datasets, and those of which stages left out rows, do not say how a file is cut.
     pub fn from_listing(listing: Vec<Split>) -> Self {
         let mut splits: HashMap<FileRef, Vec<Split>> = HashMap::new();
         let mut first = None;
         for split in listing {
-            let plain = split.child.is_empty() && split.repetition == 0 && split.trim.is_none();
+            let of_all_rows = split.trim.is_none() && split.stride.is_none();
+            let plain = split.child.is_empty() && split.repetition == 0 && of_all_rows;
             let Some(file) = split.file.clone().filter(|_| plain) else { return Self::default() };
             first.get_or_insert_with(|| file.clone());
             splits.entry(file).or_default().push(split);
