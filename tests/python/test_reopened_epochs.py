@@ -229,6 +229,12 @@ def test_stored_rows_that_were_chosen_behind_a_shuffle_go_on_from_what_is_stored
         again = iter(dataset(after))
         again.load_state_dict(state)
         list(again)
+    # Rows that are stored again are those of another reading, also where they come to be the same ones.
+    assert len(rows(dataset("hint:h"))) == len(stored)
+    with pytest.raises(cj.FailedPrecondition, match="removed and stored again since"):
+        again = iter(dataset(after))
+        again.load_state_dict(state)
+        list(again)
     clusters.close()
 
 

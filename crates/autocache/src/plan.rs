@@ -114,6 +114,10 @@ pub enum SetPlan {
     Read {
         /// Its folder in the cache.
         id: Fingerprint,
+        /// The attempt that stored it: a set that is removed and stored again has another one. Empty in journals of versions
+        /// that did not say it.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        attempt: String,
     },
 }
 

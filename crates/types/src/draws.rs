@@ -19,6 +19,10 @@ pub struct EpochDraws {
     /// cannot be computed again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub chosen_by_set: bool,
+    /// The attempt that stored this set: a set that is removed and stored again has the rows that other epochs chose. Empty if
+    /// no stage chose rows, until it is known whether there is a set, and in states of versions that did not say it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub set_attempt: String,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for it")]
@@ -39,7 +43,18 @@ impl EpochDraws {
                  that all readers of a job have at one step",
             ));
         }
+        let one_of_sets = if own.set_attempt.is_empty() { other } else { own };
+        if ![&one_of_sets.set_attempt, ""].contains(&other.set_attempt.as_str()) {
+            return Err(crate::Error::invalid(
+                "the states are of epochs that were read from different stored rows: a set was removed and stored again \
+                 between them; give the states that all readers of a job have at one step",
+            ));
+        }
         // Whether there is a set is found out after the epoch was opened.
-        Ok(Some(Self { chosen_by_set: own.chosen_by_set || other.chosen_by_set, ..own.clone() }))
+        Ok(Some(Self {
+            chosen_by_set: own.chosen_by_set || other.chosen_by_set,
+            set_attempt: one_of_sets.set_attempt.clone(),
+            ..own.clone()
+        }))
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use caju_autocache::{CachePlan, Document, GroupLease, SetPlan, SetTarget, StoredSet, set_id};
 use caju_cache::{SetRecord, SplitSetDigest};
-use caju_types::{Error, Fingerprint, Listed, Result};
+use caju_types::{Error, Fingerprint, Listed, Result, SplitKey, hash128};
 use futures::TryStreamExt as _;
 
 use super::listing::Listing;
@@ -70,13 +70,14 @@ impl Listing {
         let splits: Vec<ListedSplit> = (bound.splits)().try_collect().await?;
         match &plan.set {
             Some(SetPlan::Open) => self.decide(snapshots, bound, plan, splits, order).await,
-            Some(SetPlan::Read { id }) => match snapshots.whole_set(*id).await? {
-                Some(record) => {
+            Some(SetPlan::Read { id, attempt }) => match snapshots.whole_set(*id).await? {
+                Some(record) if attempt.is_empty() || *attempt == record.attempt => {
                     let ordered = in_order(splits, order).await?;
-                    let whole = whole_listing(&ordered, &self.skipped_splits)?;
+                    let of_set = rows_of_set(bound, &plan.hint, attempt);
+                    let whole = whole_listing(&ordered, &self.skipped_splits, of_set)?;
                     Ok(IterationSplits::Groups(self.groups(*id, &record, &ordered)?, whole))
                 }
-                None => Err(Error::failed_precondition(format!(
+                _ => Err(Error::failed_precondition(format!(
                     "the stored rows {id} that this epoch reads were removed while the dispatcher was away: which of them \
                      are left cannot be known; start the epoch again under another job name"
                 ))),
@@ -103,9 +104,11 @@ impl Listing {
         match snapshots.whole_set(id).await {
             Ok(Some(record)) => {
                 let ordered = in_order(splits.clone(), order).await?;
-                let whole = whole_listing(&ordered, &self.skipped_splits)?;
+                let (attempt, whole) =
+                    self.set_of_states(snapshots, bound, &plan.hint, &record, &ordered).await?;
                 if let Ok(groups) = self.groups(id, &record, &ordered) {
-                    self.planned(snapshots, CachePlan { set: Some(SetPlan::Read { id }), ..plan }).await?;
+                    self.planned(snapshots, CachePlan { set: Some(SetPlan::Read { id, attempt }), ..plan })
+                        .await?;
                     return Ok(IterationSplits::Groups(groups, whole));
                 }
                 tracing::warn!(set = %id, "a set names splits that are not listed; it is not read");
@@ -144,6 +147,46 @@ impl Listing {
             Ok(())
         });
         planned.await
+    }
+
+    /// The attempt that stored a set, as states name it from now on, and the listing of the set. A set that was removed and stored
+    /// again has the rows that another epoch chose. States name its attempt once their readers know it, and the first rows come
+    /// with a listing that depends on it.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` if users have taken rows of a set that another attempt stored.
+    async fn set_of_states(
+        &self,
+        snapshots: &Snapshots,
+        bound: &Bound,
+        hint: &str,
+        record: &SetRecord,
+        ordered: &[ListedSplit],
+    ) -> Result<(String, Listed)> {
+        let of_states = snapshots.context.read_durable(|state| {
+            let resume = state.iterations.get(&self.iteration)?.resume.as_deref()?;
+            let is_bound = resume.goes_on_from_set(hint) && !resume.taken.is_empty();
+            is_bound.then(|| resume.draws.as_deref().map(|draws| draws.set_attempt.clone()))?
+        });
+        let of_states = of_states.await?;
+        let listing =
+            |attempt: &str| whole_listing(ordered, &self.skipped_splits, rows_of_set(bound, hint, attempt));
+        let found = match of_states.as_deref() {
+            None => return Ok((record.attempt.clone(), listing(&record.attempt)?)),
+            // Versions that named no attempt had the listing of the splits alone.
+            Some("") => {
+                [record.attempt.as_str(), ""].into_iter().find_map(|a| Some((a.to_owned(), listing(a).ok()?)))
+            }
+            Some(attempt) if attempt == record.attempt => Some((record.attempt.clone(), listing(attempt)?)),
+            Some(_) => None,
+        };
+        found.ok_or_else(|| {
+            Error::failed_precondition(format!(
+                "{} cannot go on: it was read from the rows stored at hint `{hint}`, which stages chose behind a `shuffle`, and \
+                 which were removed and stored again since, with other rows; go back to the state of an epoch's end",
+                self.iteration
+            ))
+        })
     }
 
     async fn planned(&self, snapshots: &Snapshots, plan: CachePlan) -> Result<()> {
@@ -191,6 +234,12 @@ impl Listing {
         }
         Ok(groups)
     }
+}
+
+/// What distinguishes the rows of a set from those that another attempt stores: 0 where no stage chooses them.
+fn rows_of_set(bound: &Bound, hint: &str, attempt: &str) -> u64 {
+    let chooses = bound.hints.iter().any(|h| h.name == hint && h.chooses);
+    if chooses && !attempt.is_empty() { SplitKey(hash128(attempt.as_bytes())).folded() } else { 0 }
 }
 
 fn names(splits: &[ListedSplit]) -> Result<Vec<u128>> {

@@ -312,12 +312,13 @@ pub(crate) async fn in_order(
     Ok(ordered)
 }
 
-/// Names a whole listing in the order of the epoch, which must begin with what states of readers name.
+/// Names a whole listing in the order of the epoch, which must begin with what states of readers name. `of_set`: what
+/// distinguishes the rows of its splits from those of another set; 0 where rows follow from the splits.
 ///
 /// # Errors
 /// `FailedPrecondition` if it does not.
-pub(crate) fn whole_listing(splits: &[ListedSplit], skipped: &SkippedSplits) -> Result<Listed> {
-    let mut listed = Listed::default();
+pub(crate) fn whole_listing(splits: &[ListedSplit], skipped: &SkippedSplits, of_set: u64) -> Result<Listed> {
+    let mut listed = Listed { count: 0, digest: of_set };
     for split in splits {
         listed = Listed { count: listed.count + 1, digest: next_digest(listed.digest, split.json()) };
         skipped.compare(listed.count, listed.digest)?;

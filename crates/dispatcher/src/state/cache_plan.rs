@@ -19,12 +19,13 @@ impl Iteration {
         let plan = plan.and_then(Document::value).filter(|_| self.caching);
         let hint = plan.and_then(|plan| dataset.hints.iter().find(|h| h.random && h.name == plan.hint));
         let (Some(plan), Some(hint)) = (plan, hint) else { return Some(EpochDraws::default()) };
-        Some(EpochDraws {
-            frozen_at: plan.hint.clone(),
-            permille: plan.permille,
+        let (chosen_by_set, set_attempt) = match &plan.set {
+            Some(SetPlan::Read { attempt, .. }) if hint.chooses => (true, attempt.clone()),
             // Before it is known whether there is a set, there may be one.
-            chosen_by_set: hint.chooses && matches!(plan.set, Some(SetPlan::Open | SetPlan::Read { .. })),
-        })
+            Some(SetPlan::Open) if hint.chooses => (true, String::new()),
+            _ => (false, String::new()),
+        };
+        Some(EpochDraws { frozen_at: plan.hint.clone(), permille: plan.permille, chosen_by_set, set_attempt })
     }
 }
 

@@ -71,7 +71,7 @@ impl World {
 
     /// The leases of one of several workers, part by part.
     fn shared(&self, set: &SetRecord, worker: usize, workers: usize) -> VecDeque<LeasedSplit> {
-        let plan = self.plan(Some(SetPlan::Read { id: self.id }));
+        let plan = self.plan(Some(SetPlan::Read { id: self.id, attempt: String::new() }));
         let mut places: BTreeMap<u128, Vec<usize>> = BTreeMap::new();
         for (i, split) in self.pair.splits.iter().enumerate().rev() {
             places.entry(name_in_set(split)).or_default().push(i);
@@ -146,7 +146,7 @@ impl World {
             modes.get += m.get;
             if let Some(e) = failed {
                 assert_eq!(e.kind(), ErrorKind::Cancelled, "{e}");
-                let plan = self.plan(Some(SetPlan::Read { id: self.id }));
+                let plan = self.plan(Some(SetPlan::Read { id: self.id, attempt: String::new() }));
                 let mut done: BTreeMap<u64, RowRanges> = BTreeMap::new();
                 for ((split, row), _) in &some {
                     done.entry(*split).or_default().insert(*row, row + 1);
