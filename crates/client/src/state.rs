@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use caju_proto::{mode_from_name, mode_name, mode_names, reading_bases_to_messages, v1};
-use caju_types::{ClientId, EpochDraws, Error, IterationId, ReadingBases, Result, TakenRows, hash128};
+use caju_types::{
+    ClientId, EpochDraws, Error, ErrorKind, IterationId, ReadingBases, Result, TakenRows, hash128,
+};
 use serde::{Deserialize, Serialize};
 
 /// The version of the JSON form.
@@ -134,7 +136,8 @@ impl ReaderState {
     /// The state as one JSON object, with the rows in base64.
     ///
     /// # Errors
-    /// None that a state can cause.
+    /// `ResourceExhausted` if it is longer than [`ReaderState::from_json`] reads: 32 MiB, as after some 200 million rows of an epoch
+    /// whose rows several readers take from the same splits.
     pub fn to_json(&self) -> Result<String> {
         let mut json = Json {
             version: VERSION,
@@ -158,7 +161,10 @@ impl ReaderState {
             checksum: None,
         };
         json.checksum = Some(json.sum()?);
-        serde_json::to_string(&json).map_err(|e| Error::internal(format!("a state as JSON: {e}")))
+        let text =
+            serde_json::to_string(&json).map_err(|e| Error::internal(format!("a state as JSON: {e}")))?;
+        within(MAX_JSON_BYTES, &text)?;
+        Ok(text)
     }
 
     /// Reads what [`ReaderState::to_json`] wrote.
@@ -347,6 +353,20 @@ impl ReaderState {
                 .collect(),
         }
     }
+}
+
+/// Refuses a state that could not be loaded again.
+fn within(most: usize, text: &str) -> Result<()> {
+    if text.len() <= most {
+        return Ok(());
+    }
+    let what = format!(
+        "the state takes {} bytes, and {most} are the most: it names single rows of very many splits, since several readers take \
+         rows of the same ones; save states earlier in the epoch, make epochs shorter, or give each reader splits of its own with \
+         `processing_mode=\"file\"`",
+        text.len()
+    );
+    Err(Error::new(ErrorKind::ResourceExhausted, what))
 }
 
 #[cfg(test)]

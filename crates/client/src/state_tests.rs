@@ -179,3 +179,12 @@ fn states_of_two_readings_have_no_union() {
     let both = ReaderState::union(&[state(), second]).unwrap();
     assert_eq!((both.readers.len(), both.rows, both.taken.rows().count()), (2, 80, 2));
 }
+
+#[test]
+fn a_state_that_could_not_be_loaded_is_refused_when_it_is_taken() {
+    let text = state().to_json().unwrap();
+    assert!(within(text.len(), &text).is_ok());
+    let e = within(text.len() - 1, &text).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::ResourceExhausted);
+    assert!(e.message().contains(&format!("the state takes {} bytes", text.len())), "{e}");
+}

@@ -88,7 +88,7 @@ struct Driver {
 
 /// Starts a task for every running save.
 async fn start_saves(driver: Arc<Driver>, tasks: Tasks) -> Result<()> {
-    let mut saves = driver.saves.clone();
+    let (mut saves, mut ended) = (driver.saves.clone(), driver.ended.subscribe());
     let active: Arc<parking_lot::Mutex<HashSet<String>>> = Arc::default();
     loop {
         let running = match saves.running().await {
@@ -107,10 +107,16 @@ async fn start_saves(driver: Arc<Driver>, tasks: Tasks) -> Result<()> {
             tasks.background(format!("the save to {url}"), log_failure, async move {
                 driver.run(&save).await;
                 active.lock().remove(&url);
+                driver.ended.send_modify(|n| *n += 1);
                 Ok(())
             });
         }
-        if !saves.changed().await {
+        // A save that was asked for again while the one before it ended was still being driven.
+        let goes_on = tokio::select! {
+            goes_on = saves.changed() => goes_on,
+            ended = ended.changed() => ended.is_ok(),
+        };
+        if !goes_on {
             return Ok(());
         }
     }
@@ -134,7 +140,6 @@ impl Driver {
         if let Err(error) = self.saves.end(url, result).await {
             tracing::warn!(url, %error, "the end of a save was not recorded; the save is driven again");
         }
-        self.ended.send_modify(|n| *n += 1);
     }
 
     async fn record_failure(&self, url: &str, e: &Error) -> Result<()> {

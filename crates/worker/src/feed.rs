@@ -14,7 +14,7 @@ use caju_wire::Dispatcher;
 use tokio::time::Instant;
 
 use crate::emitted_rows::EmittedRows;
-use crate::identity::{Identity, refused_as_loss};
+use crate::identity::{Identity, failed_call_as_loss};
 use crate::lagging::LaggingConsumers;
 use crate::listing::TaskListing;
 use crate::running::split_counts;
@@ -110,7 +110,7 @@ impl DispatcherFeed {
             async move { d.next_splits(request).await }
         };
         let answer = self.identity.link.retry(self.retry_timeout, POLL_TIMEOUT, call).await;
-        let answer = answer.map_err(|e| refused_as_loss(self.task, e))?;
+        let answer = answer.map_err(|e| failed_call_as_loss(self.task, e))?;
         self.request_no += 1;
         self.over = answer.end;
         self.empty.clear();

@@ -21,11 +21,43 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::attachment::Attachment;
 use crate::manager::{Credentials, Found, Manager};
+use crate::running::Finished;
 
 /// How long binding a definition may take at the dispatcher.
 const BIND_TIMEOUT: Duration = Duration::from_secs(120);
 /// How long a worker may take to learn boundaries, as for readers of caju's own by default.
 const LEARNING_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// Opens the epoch of a stream, and the task of it that runs here.
+async fn open(manager: &Arc<Manager>, request: v1::OpenIterationRequest) -> Result<(SchemaRef, Found)> {
+    let me = request.flight_worker_id;
+    let within = OpenTimeouts {
+        dispatcher: manager.config.connect_timeout,
+        open: BIND_TIMEOUT,
+        worker: BIND_TIMEOUT,
+        learning: LEARNING_TIMEOUT,
+    };
+    let opened = manager.identity.link.open_iteration(&request, &within).await?;
+    // No split is left for this worker if there is none.
+    let task = opened.tasks.iter().find(|t| t.worker_id == me && !t.ended && !t.lost);
+    let open = async {
+        let schema = schema_from_ipc(&opened.schema_ipc)?
+            .ok_or_else(|| Error::internal("the dispatcher sent no schema of the rows"))?;
+        let Some(task) = task else { return Ok((schema, Found::Over)) };
+        let reader = Credentials { client: ClientId(opened.client_id), ticket: &task.ticket, consumer: None };
+        Ok((schema, manager.open(TaskId(task.task_id), &reader).await?))
+    };
+    let result: Result<_> = open.await;
+    if let (Err(error), Some(task)) = (&result, task.map(|t| TaskId(t.task_id)))
+        && !manager.tasks.is_present(task)
+    {
+        // The dispatcher would wait for the end of a task that has not begun.
+        let error = Error::cancelled(format!("{task} could not begin: {}", error.message()));
+        let timeout = manager.config.failure_report_timeout;
+        manager.report(task, &Finished::before_it_began(error), None, timeout).await;
+    }
+    result
+}
 
 /// The Flight service, over the tasks of this worker.
 pub(crate) struct FlightOnWorker {
@@ -39,26 +71,13 @@ impl FlightOnWorker {
 
     async fn get(&self, ticket: &Ticket) -> Result<BoxStream<'static, Result<FlightData, Status>>> {
         let request = self.request(ticket)?;
-        let me = WorkerId(request.flight_worker_id);
-        let within = OpenTimeouts {
-            dispatcher: self.manager.config.connect_timeout,
-            open: BIND_TIMEOUT,
-            worker: BIND_TIMEOUT,
-            learning: LEARNING_TIMEOUT,
-        };
-        let opened = self.manager.identity.link.open_iteration(&request, &within).await?;
-        let schema = schema_from_ipc(&opened.schema_ipc)?
-            .ok_or_else(|| Error::internal("the dispatcher sent no schema of the rows"))?;
-        let task = opened.tasks.iter().find(|t| t.worker_id == me.0 && !t.ended && !t.lost);
-        let found = match task {
-            Some(task) => {
-                let reader =
-                    Credentials { client: ClientId(opened.client_id), ticket: &task.ticket, consumer: None };
-                self.manager.open(TaskId(task.task_id), &reader).await?
-            }
-            // No split is left for this worker.
-            None => Found::Over,
-        };
+        let manager = Arc::clone(&self.manager);
+        // It runs on if the client ends its call: once the dispatcher has a reader for it, the reader has to leave in order.
+        let opening =
+            self.manager.group.spawn_graceful("the opening of an Arrow Flight stream", async move {
+                open(&manager, request).await
+            });
+        let (schema, found) = opening.await??;
         Ok(encode(schema, elements(found)))
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use caju_proto::{Bytes, v1};
 use caju_runtime::{Stores, random_secret};
 use caju_types::{Error, ErrorKind, Result, TaskId, WorkerId};
-use caju_wire::{Dispatcher, DispatcherLink};
+use caju_wire::{Dispatcher, DispatcherLink, is_transient};
 use tokio::sync::watch;
 
 /// A worker's connection to the dispatcher, and its current identifier there.
@@ -137,6 +137,15 @@ impl Identity {
     }
 }
 
+/// The failure of a call for a running task as the loss of the task, where neither the rows nor the epoch are to blame: the
+/// dispatcher refused the worker, or could not be reached in time. When it is back, other tasks take the splits over.
+pub(crate) fn failed_call_as_loss(id: TaskId, failed: Error) -> Error {
+    if is_transient(&failed) {
+        return Error::cancelled(format!("{id} is abandoned: {}", failed.message()));
+    }
+    refused_as_loss(id, failed)
+}
+
 /// A refused call as the loss of its task. The dispatcher knows another process under this worker's address, or has not
 /// taken this worker's new registration yet: the task's rows come from another task, and the epoch has not failed.
 pub(crate) fn refused_as_loss(id: TaskId, refused: Error) -> Error {
@@ -147,4 +156,24 @@ pub(crate) fn refused_as_loss(id: TaskId, refused: Error) -> Error {
         "{id} is abandoned, as its worker is not the one that the dispatcher knows: {}",
         refused.message()
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dispatcher_that_is_away_costs_a_task_and_not_its_epoch() {
+        let id = TaskId(7);
+        for error in [Error::unavailable("no dispatcher at a:1"), Error::deadline("it does not answer")] {
+            let e = failed_call_as_loss(id, error.clone());
+            assert_eq!(e.kind(), ErrorKind::Cancelled);
+            assert!(e.message().contains(error.message()), "{e}");
+        }
+        assert_eq!(
+            failed_call_as_loss(id, Error::new(ErrorKind::PermissionDenied, "no")).kind(),
+            ErrorKind::Cancelled
+        );
+        assert_eq!(failed_call_as_loss(id, Error::data_loss("a split")).kind(), ErrorKind::DataLoss);
+    }
 }

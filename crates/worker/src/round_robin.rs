@@ -9,7 +9,7 @@ use caju_proto::v1;
 use caju_types::{Error, Result, TaskId};
 use caju_wire::{Chunk, Dispatcher, Elements};
 
-use crate::identity::{Identity, refused_as_loss};
+use crate::identity::{Identity, failed_call_as_loss};
 use crate::lagging::LaggingConsumers;
 use crate::rounds::{Rounds, rows_of};
 
@@ -137,7 +137,7 @@ impl RoundRobin {
             async move { d.serve_behind(request).await }
         };
         let answer = identity.link.retry(*retry_timeout, Duration::ZERO, call).await;
-        let answer = answer.map_err(|e| refused_as_loss(*task, e))?;
+        let answer = answer.map_err(|e| failed_call_as_loss(*task, e))?;
         self.request_no += 1;
         if let Distribution::EqualCounts(counts) = &self.distribution {
             counts.lagging.add_owed(&answer.counts);
@@ -189,7 +189,7 @@ impl RoundRobin {
                 async move { d.deal_tail(request).await }
             };
             let answer = identity.link.retry(*retry_timeout, POLL_TIMEOUT, call).await;
-            let answer = answer.map_err(|e| refused_as_loss(*task, e))?;
+            let answer = answer.map_err(|e| failed_call_as_loss(*task, e))?;
             if answer.assigned {
                 let mut all = Vec::new();
                 for piece in &answer.pieces {

@@ -84,6 +84,24 @@ pub(crate) struct Finished {
     pub(crate) skipped_splits: Vec<SplitCount>,
 }
 
+impl Finished {
+    /// Of a task that could not begin.
+    pub(crate) fn before_it_began(error: Error) -> Self {
+        Self {
+            result: Err(error),
+            stages: Vec::new(),
+            rows_skipped: 0,
+            first_skips: Vec::new(),
+            modes: SplitModes::default(),
+            emitted: None,
+            forgotten_rows: 0,
+            to_flight: Vec::new(),
+            served: None,
+            skipped_splits: Vec::new(),
+        }
+    }
+}
+
 /// What a task shares with its splits, its readers and other tasks.
 pub(crate) struct TaskParts {
     pub(crate) profiled: Option<Profiled>,

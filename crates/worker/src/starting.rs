@@ -5,9 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use caju_cache::{Cache, Encoding};
-use caju_engine::{
-    BoundPipeline, Shard, SharingJob, SharingMember, SplitModes, TaskOptions, TaskRun, run_task,
-};
+use caju_engine::{BoundPipeline, Shard, SharingJob, SharingMember, TaskOptions, TaskRun, run_task};
 use caju_proto::v1;
 use caju_runtime::{LockRank, OrderedMutex, caught};
 use caju_types::{Error, ErrorKind, IterationId, JobPriority, Result, Secret, TaskId, hash128};
@@ -107,8 +105,8 @@ impl Manager {
             name @ ("exact" | "relaxed") => {
                 let points = pipeline.sharing_points(def.seed, def.epoch, def.caching);
                 let shares = !points.is_empty() && self.config.sharing.window_bytes > 0;
-                let (iteration, is_relaxed) = (def.iteration_id, name == "relaxed");
-                let job = SharingJob { iteration, epoch: def.epoch, is_relaxed };
+                let (job, is_relaxed) = (hash128(def.job.as_bytes()), name == "relaxed");
+                let job = SharingJob { job, epoch: def.epoch, is_relaxed };
                 Ok(shares.then(|| self.window.join(job, points)))
             }
             other => Err(Error::failed_precondition(format!(
@@ -153,18 +151,7 @@ impl Manager {
             Ok(pipeline) => Ok(pipeline),
             Err(e) => {
                 let e = self.named(e);
-                let failed = Finished {
-                    result: Err(e.clone()),
-                    stages: Vec::new(),
-                    rows_skipped: 0,
-                    first_skips: Vec::new(),
-                    modes: SplitModes::default(),
-                    emitted: None,
-                    forgotten_rows: 0,
-                    to_flight: Vec::new(),
-                    served: None,
-                    skipped_splits: Vec::new(),
-                };
+                let failed = Finished::before_it_began(e.clone());
                 self.report(id, &failed, None, self.config.failure_report_timeout).await;
                 Err(e)
             }

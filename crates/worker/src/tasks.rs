@@ -96,6 +96,11 @@ impl TaskTable {
         Ok(Starting { table: self, id, slot })
     }
 
+    /// Whether a task runs or is being started.
+    pub(crate) fn is_present(&self, id: TaskId) -> bool {
+        self.present.lock().contains_key(&id)
+    }
+
     /// A task that runs.
     pub(crate) fn get(&self, id: TaskId) -> Option<Arc<RunningTask>> {
         self.present.lock().get(&id)?.running.get().cloned()

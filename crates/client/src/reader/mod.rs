@@ -369,7 +369,7 @@ impl Reader {
         }
         // The user's own count includes padding.
         let (elements, rows) = (self.origin.elements + self.elements, self.origin.rows + self.rows);
-        self.origin = ReaderState { elements, rows, ..origin };
+        self.origin = ReaderState { elements, rows, turn: self.turn, ..origin };
         (self.shared, self.iteration, self.client) = (shared, iteration, client);
         (self.elements, self.rows, self.is_resumed) = (0, 0, true);
         self.delivered = Delivered::default();

@@ -71,7 +71,7 @@ impl Reader {
         let (listed, mut readers) = shared.facts.listed_and_readers();
         // Where others have taken rows since, only a state of this reading says that theirs are needed.
         if elements == 0 && !self.over && is_resumed && readers.is_empty() {
-            return Ok(origin);
+            return Ok(ReaderState { turn: self.turn, ..origin });
         }
         let mut delivered = taken.unwrap_or_default();
         shared.facts.copy_to(&mut delivered);

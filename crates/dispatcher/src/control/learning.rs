@@ -21,7 +21,7 @@ use super::learnt_boundaries::{check_same, from_journal, from_proto, spelling, t
 use super::secrets;
 use crate::definition::Definition;
 use crate::locks;
-use crate::state::{Dataset, Learnt, State, Update, Worker};
+use crate::state::{Dataset, Learnt, State, Update};
 
 /// The longest that a call waits for boundaries if its client asks again.
 const POLL: Duration = Duration::from_secs(5);
@@ -156,6 +156,12 @@ impl Learning {
     }
 
     /// The worker gives the work up; another one does it.
+    fn is_learner(&self, definition: Fingerprint, worker: WorkerId, incarnation: u32) -> bool {
+        let pending = self.pending.lock();
+        let learner = pending.get(&definition).and_then(|of| of.learner.as_ref());
+        learner.is_some_and(|(id, of, _)| (*id, *of) == (worker, incarnation))
+    }
+
     fn give_up(&self, definition: Fingerprint, worker: WorkerId) {
         if let Some(pending) = self.pending.lock().get_mut(&definition) {
             pending.learner.take_if(|(learner, ..)| *learner == worker);
@@ -247,17 +253,21 @@ impl Learning {
         request: v1::ReportBoundariesRequest,
     ) -> Result<v1::ReportBoundariesResponse> {
         let id = WorkerId(request.worker_id);
-        let worker = self
+        let (worker, incarnation) = self
             .context
             .read_durable_except_leases(|state| {
-                secrets::worker(state, id, &request.secret).map(Worker::describe)
+                secrets::worker(state, id, &request.secret).map(|w| (w.describe(), w.incarnation))
             })
             .await??;
         let definition = Fingerprint::try_from(request.dataset).map_err(Error::invalid)?;
         if let Some(failure) = &request.failure {
             match Error::from(failure) {
                 e if e.kind() == ErrorKind::Cancelled => self.give_up(definition, id),
-                e => self.settle(definition, Outcome::Failed(e)),
+                e if self.is_learner(definition, id, incarnation) => {
+                    self.settle(definition, Outcome::Failed(e))
+                }
+                // It was lost meanwhile, and another one learns.
+                e => tracing::warn!(error = %e, "{worker} could not learn boundaries that others learn now"),
             }
             return Ok(v1::ReportBoundariesResponse {});
         }

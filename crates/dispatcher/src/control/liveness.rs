@@ -1,6 +1,6 @@
 //! The regular check: silent workers and readers, and epochs without readers.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +16,9 @@ use super::shards::{lacks_workers, orphans, reassigned};
 use super::{Txn, absent_consumers, acknowledgements, reattach, stragglers};
 use crate::config::Timers;
 use crate::state::{Iteration, State, TargetWorkers, Update, Worker, WorkerState};
+
+/// After how many heartbeats that do not name an ended task its worker does not report its end any more.
+const UNREPORTED_HEARTBEATS: u32 = 3;
 
 /// The regular check.
 pub(crate) struct LivenessChecks {
@@ -48,6 +51,7 @@ impl LivenessChecks {
             let has_list = !self.context.config.workers.is_open();
             updates.extend(confirmed_workers(txn.state, &reports, has_list));
             updates.extend(silent_clients(txn.state, &mut reports, timers, now));
+            updates.extend(unreported_ends(txn.state, &mut reports, timers, now));
             updates.extend(idle_iterations(txn.state, &mut reports, timers, now));
             updates.extend(reassigned(&self.context.config, txn.state));
             updates.extend(self.starved_iterations(txn.state, &mut reports, now));
@@ -88,7 +92,8 @@ impl LivenessChecks {
                 }
             }
             updates.extend(self.datasets.usage().lock().expired(txn.state, &self.context.config.memory, now));
-            let gone: BTreeSet<IterationId> = updates.iter().filter_map(gone_from).collect();
+            let gone: BTreeSet<IterationId> =
+                updates.iter().filter_map(|u| to_settle(txn.state, u)).collect();
             apply(txn, updates);
             let mut reports = self.context.reports.lock();
             gone.into_iter().for_each(|id| reports.settle_tasks(txn, id));
@@ -96,11 +101,37 @@ impl LivenessChecks {
     }
 }
 
-fn gone_from(update: &Update) -> Option<IterationId> {
+/// The iteration some task of which may have nothing to wait for after this.
+fn to_settle(state: &State, update: &Update) -> Option<IterationId> {
     match update {
         Update::ClientGone { iteration, .. } => Some(*iteration),
+        Update::TaskLost { task, .. } => state.task_index.get(task).copied(),
         _ => None,
     }
+}
+
+/// Tasks whose rows have all come and whose workers will not report their ends: they tried for as long as a dispatcher may be
+/// away, which this one was for longer. Such a worker does not name the task in its heartbeats.
+fn unreported_ends(state: &State, reports: &mut Reports, timers: &Timers, now: Duration) -> Vec<Update> {
+    let mut waiting = BTreeMap::new();
+    let mut updates = Vec::new();
+    for iteration in state.iterations.values().filter(|i| i.failure.is_none()) {
+        for task in iteration.tasks.values().filter(|t| !t.is_reported() && iteration.is_delivered(t)) {
+            let Some(worker) = reports.workers.get(&task.worker) else { continue };
+            if worker.tasks.contains(&task.id.0) {
+                continue;
+            }
+            let since = reports.unreported_ends.get(&task.id).map_or(now, |since| *since);
+            waiting.insert(task.id, since);
+            // A heartbeat may have been under way when the task began, and a report when it ended.
+            if worker.at.saturating_sub(since) >= timers.heartbeat.saturating_mul(UNREPORTED_HEARTBEATS) {
+                let reason = format!("the worker of {} could not report its end", task.id);
+                updates.push(Update::TaskLost { task: task.id, reason, emitted: None });
+            }
+        }
+    }
+    reports.unreported_ends = waiting;
+    updates
 }
 
 fn apply(txn: &mut Txn<'_>, updates: Vec<Update>) {

@@ -59,6 +59,8 @@ pub(crate) struct Reports {
     pub(super) sharing: SharingIterations,
     /// Checksums of rows, by iteration.
     pub(super) row_checksums: BTreeMap<IterationId, RowChecksums>,
+    /// Since when ended tasks wait for the report of a worker that does not name them any more.
+    pub(crate) unreported_ends: BTreeMap<TaskId, Duration>,
     /// The time of the last check for silence.
     pub(crate) last_check: Option<Duration>,
 }

@@ -187,7 +187,7 @@ impl Iteration {
     }
 
     /// Whether every present reader has all that an ended task emitted: its worker is needed no more.
-    pub(super) fn is_delivered(&self, task: &Task) -> bool {
+    pub fn is_delivered(&self, task: &Task) -> bool {
         let flight = self.members.values().any(|m| m.flight == Some(task.worker));
         task.state == TaskState::Ended && !flight && self.readers_of(task).all(|c| task.read_by.contains(&c))
     }

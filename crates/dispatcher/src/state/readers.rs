@@ -183,10 +183,11 @@ impl Iteration {
         self.tasks.values().any(awaits)
     }
 
-    /// Whether a running task has lost its last reader, while the epoch has others.
+    /// Whether a running task has lost its last reader, while the epoch has others. No other reader reads the task of a worker in
+    /// the reader's own process.
     pub(super) fn is_deserted(&self, task: &Task) -> bool {
         task.state == TaskState::Active
-            && !self.members.is_empty()
+            && (task.local_only || !self.members.is_empty())
             && !self.members.keys().any(|c| self.reads(*c, task))
     }
 

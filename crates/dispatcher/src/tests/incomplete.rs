@@ -263,3 +263,52 @@ fn a_split_that_kills_three_workers_fails_its_epoch_and_no_other() {
         assert!(view.failure.is_none());
     });
 }
+
+/// The dispatcher was away for longer than the worker tried to report the end of its task.
+#[test]
+fn an_epoch_ends_also_if_a_worker_could_not_report_the_end_of_its_task() {
+    run(async {
+        let w = World::new();
+        let worker = w.worker("a:1").await;
+        let open = w.open(&json!({"splits": 2}), "j").await;
+        let (me, task) = ((open.client_id, open.iteration_id), open.tasks[0].task_id);
+        lease_all(&w, task, worker).await;
+        let view = w.take(me.0, me.1, &[(0, 0, 5), (1, 0, 5)], &[task]).await;
+        assert!(!view.accounted, "the report may be under way");
+        w.silence(S * 2, &[(worker, "a:1")], &[me]).await;
+        assert_eq!(state_of(&w, me.1), "running");
+        w.silence(S * 5, &[(worker, "a:1")], &[me]).await;
+        let view = w.beat(me.0, me.1, &[], &[]).await;
+        assert!(view.accounted && view.incomplete.is_none(), "{view:?}");
+        assert_eq!(state_of(&w, me.1), "finished");
+    });
+}
+
+/// A worker that names the task in its heartbeats is still to report.
+#[test]
+fn an_end_is_awaited_of_a_worker_that_names_its_task() {
+    run(async {
+        let w = World::new();
+        let worker = w.worker("a:1").await;
+        let open = w.open(&json!({"splits": 1}), "j").await;
+        let (me, task) = ((open.client_id, open.iteration_id), open.tasks[0].task_id);
+        lease_all(&w, task, worker).await;
+        w.take(me.0, me.1, &[(0, 0, 5)], &[task]).await;
+        for _ in 0..20 {
+            let request = v1::WorkerHeartbeatRequest {
+                worker_id: worker,
+                address: "a:1".into(),
+                secret: w.worker_secret(worker),
+                tasks: vec![task],
+                ..Default::default()
+            };
+            w.core.workers.worker_heartbeat(request).await.unwrap();
+            w.clock.advance(S / 2);
+            w.beat(me.0, me.1, &[], &[]).await;
+            w.core.liveness.check();
+        }
+        assert_eq!(state_of(&w, me.1), "running");
+        w.finish_counted(task, worker, Some(&[(0, 5)])).await;
+        assert_eq!(state_of(&w, me.1), "finished");
+    });
+}

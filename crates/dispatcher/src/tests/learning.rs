@@ -467,3 +467,23 @@ fn the_definitions_whose_boundaries_are_learnt_are_bounded_in_bytes() {
         assert!(e.message().contains("--max-dataset-bytes"), "{e}");
     });
 }
+
+#[test]
+fn a_lost_worker_that_fails_later_does_not_end_the_wait_for_another_one() {
+    run(async {
+        let w = World::new();
+        let (a, b) = (w.worker("a:1").await, w.worker("b:1").await);
+        let first = opening(&w, asks_again(&learns(), "j")).await;
+        let order = beat(&w, a, &[]).await.remove(0);
+        w.silence(Duration::from_secs(10), &[(b, "b:1")], &[]).await;
+        first.await.unwrap().unwrap();
+        let second = opening(&w, asks_again(&learns(), "j")).await;
+        let again = beat(&w, b, &[]).await;
+        // A silent worker's heartbeats in between carry orders, too: this is the latest one.
+        let dataset = again.first().map_or(order.dataset.clone(), |order| order.dataset.clone());
+        let broken = Error::unavailable("the connection broke while it stood still");
+        report(&w, a, &order.dataset, Err(broken)).await.unwrap();
+        report(&w, b, &dataset, Ok(&[2])).await.unwrap();
+        assert_eq!(definition(&second.await.unwrap().unwrap())["boundaries"], json!([2]));
+    });
+}

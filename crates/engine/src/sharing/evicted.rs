@@ -21,14 +21,14 @@ pub(super) struct EvictedSplits {
 struct EvictedSplit {
     rows: u64,
     /// Who computed it.
-    iteration: u64,
+    job: u128,
     epoch: u64,
 }
 
 impl EvictedSplits {
     /// All rows of a split were evicted. `by`: the job that computed it.
     pub(super) fn add(&mut self, id: SplitId, rows: u64, by: SharingJob) {
-        self.splits.insert(id, EvictedSplit { rows, iteration: by.iteration, epoch: by.epoch });
+        self.splits.insert(id, EvictedSplit { rows, job: by.job, epoch: by.epoch });
         self.order.push_back(id);
         while self.order.len() > MAX_EVICTED {
             let forgotten = self.order.pop_front();
@@ -39,7 +39,7 @@ impl EvictedSplits {
     /// The rows of a split that a job skips there; none if it does not skip it.
     pub(super) fn skipped(&self, id: &SplitId, job: SharingJob) -> Option<u64> {
         let split = self.splits.get(id).filter(|_| job.is_relaxed)?;
-        (split.epoch == job.epoch && split.iteration != job.iteration).then_some(split.rows)
+        (split.epoch == job.epoch && split.job != job.job).then_some(split.rows)
     }
 
     /// Forgets the splits that no task needs to know any more.
@@ -57,7 +57,7 @@ mod tests {
     #[test]
     fn the_oldest_ones_are_forgotten() {
         let of = |key| SplitId { point: 1, split: SplitRef { key, repetition: 0 } };
-        let job = |iteration, epoch| SharingJob { iteration, epoch, is_relaxed: true };
+        let job = |job, epoch| SharingJob { job, epoch, is_relaxed: true };
         let mut evicted = EvictedSplits::default();
         for key in 0..MAX_EVICTED as u128 + 1 {
             evicted.add(of(key), 7, job(1, 0));

@@ -3,8 +3,8 @@
 /// Whose task shares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SharingJob {
-    /// The iteration of the task.
-    pub iteration: u64,
+    /// The name of the job, as a number. An epoch that a job reads again, as from a state, is an iteration of its own.
+    pub job: u128,
     /// Which epoch of its job that is.
     pub epoch: u64,
     /// Whether the task skips rows that another job computed in the same epoch and that have left the window. Else it computes

@@ -299,7 +299,7 @@ mod tests {
 
     fn split() -> SharedSplit {
         let id = SplitId { point: 1, split: SplitRef { key: 2, repetition: 0 } };
-        SharedSplit::new(id, 3, 4, SharingJob { iteration: 1, epoch: 0, is_relaxed: false })
+        SharedSplit::new(id, 3, 4, SharingJob { job: 1, epoch: 0, is_relaxed: false })
     }
 
     fn ids(split: &SharedSplit) -> Vec<i64> {

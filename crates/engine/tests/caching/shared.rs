@@ -37,9 +37,9 @@ fn window() -> Arc<SharingWindow> {
     SharingWindow::new(settings, SystemClock::shared())
 }
 
-fn join(window: &Arc<SharingWindow>, iteration: u64, pair: &Pair) -> Arc<SharingMember> {
+fn join(window: &Arc<SharingWindow>, job: u128, pair: &Pair) -> Arc<SharingMember> {
     let points = pair.kept.sharing_points(0, 0, true);
-    window.join(SharingJob { iteration, epoch: 0, is_relaxed: false }, points)
+    window.join(SharingJob { job, epoch: 0, is_relaxed: false }, points)
 }
 
 fn task(pair: &Pair, member: &Arc<SharingMember>, stored: Option<(&Arc<Cache>, &CachePlan)>) -> TaskRun {

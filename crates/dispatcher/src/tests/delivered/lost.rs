@@ -120,3 +120,30 @@ fn a_task_that_rows_come_back_to_is_run_again_whoever_has_finished_it() {
         assert_eq!(t.lease(last).await[0], (0, vec![(0, 4)]));
     });
 }
+
+/// The reader left before it knew of the task on its own worker.
+#[test]
+fn a_task_on_the_worker_of_a_reader_that_left_keeps_no_epoch_open() {
+    run(async {
+        let w = World::new();
+        let own = w.tagged_worker("b:1", &["COLOCATED"]).await;
+        let definition = json!({ "splits": 1 });
+        let local =
+            v1::OpenIterationRequest { local_workers: vec!["b:1".into()], ..open_request(&definition, "j") };
+        let b = w.core.epochs.open_iteration(local).await.unwrap();
+        assert_eq!(b.tasks.len(), 1);
+        w.close(b.client_id, b.iteration_id, Vec::new()).await;
+        let worker = w.worker("a:1").await;
+        let a = w.core.epochs.open_iteration(open_request(&definition, "j")).await.unwrap();
+        assert_eq!(a.iteration_id, b.iteration_id);
+        let task = a.tasks.iter().find(|t| t.worker_id == worker).unwrap().task_id;
+        w.next(task, worker, 1, 9).await.unwrap();
+        assert!(w.next(task, worker, 2, 9).await.unwrap().end);
+        w.finish_counted(task, worker, Some(&[(0, 10)])).await;
+        let view = w.take(a.client_id, a.iteration_id, &[(0, 0, 10)], &[task]).await;
+        let (workers, me) = ([(own, "b:1"), (worker, "a:1")], [(a.client_id, a.iteration_id)]);
+        w.silence(S * 2, &workers, &me).await;
+        let view = if view.accounted { view } else { w.beat(a.client_id, a.iteration_id, &[], &[]).await };
+        assert!(view.accounted && view.incomplete.is_none(), "{view:?}");
+    });
+}

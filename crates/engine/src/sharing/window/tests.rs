@@ -27,7 +27,7 @@ fn window(window_bytes: u64, lag: SharingLag, wait: Duration) -> Arc<SharingWind
 }
 
 fn join(window: &Arc<SharingWindow>, points: &[(u128, usize)]) -> Arc<SharingMember> {
-    join_as(window, SharingJob { iteration: 1, epoch: 0, is_relaxed: false }, points)
+    join_as(window, SharingJob { job: 1, epoch: 0, is_relaxed: false }, points)
 }
 
 fn join_as(window: &Arc<SharingWindow>, job: SharingJob, points: &[(u128, usize)]) -> Arc<SharingMember> {
@@ -406,7 +406,7 @@ async fn rows_stay_for_a_while_when_their_last_task_has_left() {
 #[tokio::test]
 async fn xtr_22_a_relaxed_job_skips_what_has_left_the_window() {
     let window = window(5 * SPLIT, SharingLag::Drop, Duration::from_secs(60));
-    let job = |iteration, epoch, is_relaxed| SharingJob { iteration, epoch, is_relaxed };
+    let job = |job, epoch, is_relaxed| SharingJob { job, epoch, is_relaxed };
     let first = join_as(&window, job(1, 0, true), &[(1, END)]);
     for split in 0..20 {
         assert!(!run(&first, split).await);
@@ -438,7 +438,7 @@ async fn xtr_22_a_relaxed_job_skips_what_has_left_the_window() {
 #[tokio::test]
 async fn a_split_that_left_early_is_skipped_when_it_has_ended() {
     let window = window(SPLIT, SharingLag::Drop, Duration::from_secs(60));
-    let job = |iteration| SharingJob { iteration, epoch: 0, is_relaxed: true };
+    let job = |job| SharingJob { job, epoch: 0, is_relaxed: true };
     let (one, two) = (join_as(&window, job(1), &[(1, END)]), join_as(&window, job(2), &[(1, END)]));
     let mut begun = begin(&one, 0).await;
     begun.write[0].pass(0, &[rows(), rows()]);
