@@ -89,14 +89,3 @@ def test_classes_above_int64_are_errors_and_not_null(tmp_path):
         with pytest.raises(cj.CajuError, match="18446744073709551615 is out of the range of Int64"):
             read(definition)
         assert len(read(definition, on_error="skip")) == 1
-
-
-def test_items_of_in_that_several_columns_share_are_computed_only_where_they_are_needed():
-    one = {"a": "x in (1, 2, 3, 10 / y)"}
-    both = {**one, "b": "z in (1, 2, 3, 10 / y)"}
-    for columns in [one, both]:
-        definition = {
-            "source": {"range": 4},
-            "steps": [{"map": {"x": "1 + id * 0", "z": "2 + id * 0", "y": "0 * id"}}, {"map": columns}],
-        }
-        assert [dict(row) for row in read(definition)] == [dict.fromkeys(columns, True)] * 4

@@ -40,7 +40,7 @@ pub use columns::{check_columns, too_deep};
 pub use eval::{BoundExprs, RowError};
 pub use limits::Limits;
 pub use registry::Registry;
-pub use tensor::{differing_tensors, fixed_shape, tensor_layout};
+pub use tensor::{differing_tensors, fixed_shape};
 pub use versions::ENGINES;
 
 #[cfg(test)]

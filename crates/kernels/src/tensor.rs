@@ -35,51 +35,31 @@ fn extension(field: Field, name: &str, metadata: String) -> Field {
 /// The shape of an `arrow.fixed_shape_tensor`, outermost dimension first. None for any other field, and for a tensor with
 /// permuted dimensions.
 pub fn fixed_shape(field: &Field) -> Option<Vec<u32>> {
-    if field.metadata().get(NAME)? != FIXED {
-        return None;
-    }
-    let metadata: serde_json::Value = serde_json::from_str(field.metadata().get(METADATA)?).ok()?;
-    let ordered = |p: &serde_json::Value| {
-        p.as_array().is_some_and(|p| p.iter().enumerate().all(|(i, v)| v.as_u64() == Some(i as u64)))
-    };
-    if metadata.get("permutation").is_some_and(|p| !p.is_null() && !ordered(p)) {
-        return None;
-    }
-    let dims = metadata.get("shape")?.as_array()?;
-    dims.iter().map(|d| u32::try_from(d.as_u64()?).ok()).collect()
+    let (shape, _) = layout(field).filter(|(_, order)| order.is_none())?;
+    shape.into_iter().map(|d| u32::try_from(d).ok()).collect()
 }
 
-/// The shape of a tensor, outermost dimension first, and the order of its dimensions if they are permuted.
-///
-/// Both are in the metadata of its field: tensors of one data type may have different ones. None for other fields.
-///
-/// ```
-/// use arrow::datatypes::{DataType, Field};
-/// use caju_kernels::tensor_layout;
-///
-/// let metadata = [("ARROW:extension:name", "arrow.fixed_shape_tensor"), ("ARROW:extension:metadata", r#"{"shape":[2,3]}"#)];
-/// let of = |metadata: &[(&str, &str)]| {
-///     let metadata = metadata.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
-///     Field::new_fixed_size_list("x", Field::new("item", DataType::Int8, true), 6, true).with_metadata(metadata)
-/// };
-/// assert_eq!(tensor_layout(&of(&metadata)), Some((vec![2, 3], None)));
-/// assert_eq!(tensor_layout(&of(&[])), None);
-/// ```
-pub fn tensor_layout(field: &Field) -> Option<(Vec<u64>, Option<Vec<u64>>)> {
+/// The shape of an `arrow.fixed_shape_tensor`, and the order of its dimensions if they are permuted. Both are in the metadata of
+/// its field: tensors of one data type may have different ones.
+fn layout(field: &Field) -> Option<(Vec<u64>, Option<Vec<u64>>)> {
     if field.metadata().get(NAME)? != FIXED {
         return None;
     }
     let metadata: serde_json::Value = serde_json::from_str(field.metadata().get(METADATA)?).ok()?;
-    let numbers = |key| {
-        metadata.get(key)?.as_array()?.iter().map(serde_json::Value::as_u64).collect::<Option<Vec<_>>>()
+    let numbers = |of: &serde_json::Value| -> Option<Vec<u64>> {
+        of.as_array()?.iter().map(serde_json::Value::as_u64).collect()
     };
-    let order = numbers("permutation").filter(|order| !order.is_sorted());
-    Some((numbers("shape")?, order))
+    let order: Option<Vec<u64>> = match metadata.get("permutation").filter(|order| !order.is_null()) {
+        Some(order) => Some(numbers(order)?),
+        None => None,
+    };
+    let is_permuted = |order: &Vec<u64>| !(0u64..).zip(order).all(|(i, at)| i == *at);
+    Some((numbers(metadata.get("shape")?)?, order.filter(is_permuted)))
 }
 
 /// What two columns of one data type differ in, if both are of tensors: the first one's shape and the second one's, as text.
 pub fn differing_tensors(one: &Field, other: &Field) -> Option<(String, String)> {
-    let (one, other) = (tensor_layout(one)?, tensor_layout(other)?);
+    let (one, other) = (layout(one)?, layout(other)?);
     let text = |(shape, order): &(Vec<u64>, Option<Vec<u64>>)| match order {
         Some(order) => format!("tensors of shape {shape:?} with dimensions permuted as {order:?}"),
         None => format!("tensors of shape {shape:?}"),

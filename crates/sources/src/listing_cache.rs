@@ -17,7 +17,7 @@ pub struct ListingCache {
 
 impl ListingCache {
     /// Caches a whole listing of a source, given in its order. The cache is empty if a split is not simply a piece of a file:
-    /// splits of combined or repeated datasets, and those of which stages left out rows, do not say how a file is cut.
+    /// splits of combined or repeated datasets, and splits whose rows stages chose, do not say how a file is cut.
     pub fn from_listing(listing: Vec<Split>) -> Self {
         let mut splits: HashMap<FileRef, Vec<Split>> = HashMap::new();
         let mut first = None;

@@ -155,13 +155,14 @@ impl Learning {
         }
     }
 
-    /// The worker gives the work up; another one does it.
+    /// Whether a worker learns these boundaries now, in this incarnation.
     fn is_learner(&self, definition: Fingerprint, worker: WorkerId, incarnation: u32) -> bool {
         let pending = self.pending.lock();
         let learner = pending.get(&definition).and_then(|of| of.learner.as_ref());
         learner.is_some_and(|(id, of, _)| (*id, *of) == (worker, incarnation))
     }
 
+    /// The worker gives the work up; another one does it.
     fn give_up(&self, definition: Fingerprint, worker: WorkerId) {
         if let Some(pending) = self.pending.lock().get_mut(&definition) {
             pending.learner.take_if(|(learner, ..)| *learner == worker);

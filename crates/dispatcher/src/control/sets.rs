@@ -8,14 +8,14 @@ use std::sync::Arc;
 
 use caju_autocache::{CachePlan, Document, GroupLease, SetPlan, SetTarget, StoredSet, set_id};
 use caju_cache::{SetRecord, SplitSetDigest};
-use caju_types::{Error, Fingerprint, Listed, Result, SplitKey, hash128};
+use caju_types::{Error, Fingerprint, Listed, Result};
 use futures::TryStreamExt as _;
 
 use super::listing::Listing;
 use super::snapshots::Snapshots;
 use crate::catalog::{Bound, ListedSplit};
 use crate::splits::{SplitOrder, in_order, whole_listing};
-use crate::state::{SplitRecord, Update};
+use crate::state::{SplitRecord, Update, next_digest};
 
 /// What an iteration's splits are.
 pub(super) enum IterationSplits {
@@ -239,7 +239,7 @@ impl Listing {
 /// What distinguishes the rows of a set from those that another attempt stores: 0 where no stage chooses them.
 fn rows_of_set(bound: &Bound, hint: &str, attempt: &str) -> u64 {
     let chooses = bound.hints.iter().any(|h| h.name == hint && h.chooses);
-    if chooses && !attempt.is_empty() { SplitKey(hash128(attempt.as_bytes())).folded() } else { 0 }
+    if chooses && !attempt.is_empty() { next_digest(0, attempt) } else { 0 }
 }
 
 fn names(splits: &[ListedSplit]) -> Result<Vec<u128>> {

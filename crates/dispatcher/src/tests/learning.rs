@@ -479,7 +479,7 @@ fn a_lost_worker_that_fails_later_does_not_end_the_wait_for_another_one() {
         first.await.unwrap().unwrap();
         let second = opening(&w, asks_again(&learns(), "j")).await;
         let again = beat(&w, b, &[]).await;
-        // A silent worker's heartbeats in between carry orders, too: this is the latest one.
+        // The heartbeats in between may have brought the order already. It names the same dataset.
         let dataset = again.first().map_or(order.dataset.clone(), |order| order.dataset.clone());
         let broken = Error::unavailable("the connection broke while it stood still");
         report(&w, a, &order.dataset, Err(broken)).await.unwrap();

@@ -140,6 +140,18 @@ fn common_subexpressions() {
     }
 }
 
+/// The items of `in` behind the first are computed for rows that equal none before: also where two columns share one.
+#[test]
+fn items_that_two_columns_share_are_computed_where_they_are_needed() {
+    let one = || Arc::new(Int64Array::from(vec![1, 1])) as ArrayRef;
+    let zero = Arc::new(Int64Array::from(vec![0, 0]));
+    let b = batch([("x", one()), ("z", one()), ("y", zero as ArrayRef)]);
+    let named = [("a", "x in (1, 2, 3, 10 / y)"), ("b", "z in (1, 2, 3, 10 / y)")];
+    let named: Vec<_> = named.map(|(n, s)| (n.to_owned(), s.to_owned())).into();
+    let together = registry().bind("s", &named, &b.schema()).unwrap().evaluate(&b, None).unwrap();
+    assert!(together.iter().all(|column| column.as_boolean().true_count() == 2));
+}
+
 /// The error of a row names the row, even if the expression sees only some rows of the batch.
 #[test]
 fn failing_rows_are_found() {
