@@ -325,7 +325,7 @@ impl Root {
         let options = GetOptions { range: Some(GetRange::Bounded(start..end)), ..GetOptions::default() };
         let result = match self.store.get_opts(path, options).await {
             Ok(result) => result,
-            Err(e) => return Err(self.range_error(path, e)),
+            Err(e) => return Err(self.range_error(path, end, e).await),
         };
         let object_bytes = result.meta.size;
         let mut body = result.into_stream();
@@ -375,13 +375,18 @@ impl Root {
         Error::unavailable(format!("{}: the store's answer was {how} than asked for", self.name(path)))
     }
 
-    /// The error of a range request. A range beyond the end of the object means that the object is truncated, not that the
-    /// store failed.
-    fn range_error(&self, path: &Path, error: object_store::Error) -> Error {
+    /// The error of a request for a range that ends at `end`. A range beyond the end of the object means that the object is
+    /// truncated, not that the store failed.
+    ///
+    /// No kind of error says so, and the text of any other error may have the same words: it names the object. The size decides.
+    async fn range_error(&self, path: &Path, end: u64, error: object_store::Error) -> Error {
         let text = error.to_string();
-        let beyond = ["416", "range", "Range"].iter().any(|t| text.contains(t));
+        let may_be_beyond = ["416", "range", "Range"].iter().any(|t| text.contains(t));
         let error = store_error(self.name(path), error);
-        if beyond && error.kind() == ErrorKind::Unavailable {
+        if may_be_beyond
+            && error.kind() == ErrorKind::Unavailable
+            && self.store.head(path).await.is_ok_and(|object| object.size < end)
+        {
             return Error::data_loss(format!("{}: it is shorter than its record says", self.name(path)));
         }
         error

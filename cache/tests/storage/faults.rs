@@ -390,3 +390,19 @@ async fn damaged_parts_over_the_wire() {
         }
     }
 }
+
+/// The text of an error has the name of the object and more, such as the time that it took.
+#[tokio::test]
+async fn an_error_that_only_looks_like_that_of_a_short_object_costs_no_part() {
+    let want = rich(600, 1);
+    let faults = Faults::new();
+    let (cache, _) = faulty(&faults).await;
+    let snapshot = cache.snapshot(&fp(1));
+    let meta = put(&snapshot, split(0), std::slice::from_ref(&want), Encoding::default()).await;
+    let text = "error sending request for url (http://host/long-range/part), after 10 retries in 1.416s: 503";
+    faults.add(Rule::new(Op::Get, Fault::Error(text)).on("/parts/").always());
+    let e = read(&snapshot, &meta).await.unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Unavailable, "{e}");
+    faults.clear();
+    assert_same(&read(&snapshot, &meta).await.unwrap(), &want);
+}

@@ -7,7 +7,7 @@ use caju_wire::{Chunk, Elements, Padding, RoundMark, pad_batch};
 /// Collects remainders, so that one client gets floor(N / n) full batches and at most one short one.
 ///
 /// The tasks applied the stages after the last `batch` already. These work on rows, so it does not matter which rows share a
-/// batch. Padding depends on it, so remainders are sent unpadded.
+/// batch. Padding depends on it, so remainders are sent unpadded. Tasks whose stages compute on padded lists send none.
 #[derive(Debug)]
 pub(crate) struct Merger {
     size: usize,

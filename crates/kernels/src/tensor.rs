@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray, BinaryArray, BinaryViewArray, LargeBinaryArray};
-use arrow::buffer::ScalarBuffer;
+use arrow::buffer::{NullBuffer, ScalarBuffer};
 use arrow::datatypes::{ArrowPrimitiveType, DataType, Field, Fields, Float32Type, Int32Type, UInt8Type};
 use caju_types::Error;
 
@@ -174,6 +174,8 @@ enum Samples {
 /// The images of a column, row by row.
 pub(crate) struct ImageRows {
     samples: Samples,
+    /// The samples that are null, if any is. What lies in their places is nobody's value.
+    nulls: Option<NullBuffer>,
     layout: Layout,
 }
 
@@ -188,10 +190,8 @@ impl ImageRows {
         if let Some((height, width)) = kind.size {
             let list =
                 array.as_fixed_size_list_opt().ok_or_else(|| internal("an image column of another type"))?;
-            return Ok(Self {
-                samples: samples(list.values(), kind.dtype)?,
-                layout: Layout::Fixed { height, width },
-            });
+            let (samples, nulls) = samples(list.values(), kind.dtype)?;
+            return Ok(Self { samples, nulls, layout: Layout::Fixed { height, width } });
         }
         let wrong = || internal("an image column of another type");
         let fields = array.as_struct_opt().ok_or_else(wrong)?;
@@ -199,7 +199,8 @@ impl ImageRows {
         let shapes = fields.column(1).as_fixed_size_list_opt().ok_or_else(wrong)?;
         let shapes = shapes.values().as_primitive_opt::<Int32Type>().ok_or_else(wrong)?.values().clone();
         let layout = Layout::Variable { offsets: data.offsets().inner().clone(), shapes };
-        Ok(Self { samples: samples(data.values(), kind.dtype)?, layout })
+        let (samples, nulls) = samples(data.values(), kind.dtype)?;
+        Ok(Self { samples, nulls, layout })
     }
 
     /// Height and width of image `i`.
@@ -220,6 +221,9 @@ impl ImageRows {
     }
 
     /// Image `i`.
+    ///
+    /// # Errors
+    /// `DataLoss` for one that is no RGB image, or has null samples.
     pub(crate) fn get(&self, i: usize) -> Result<RowInput<'_>, Error> {
         let (height, width) = self.size(i)?;
         let len = height as usize * width as usize * CHANNELS;
@@ -227,6 +231,12 @@ impl ImageRows {
             Layout::Fixed { .. } => i * len,
             Layout::Variable { offsets, .. } => usize::try_from(offsets[i]).unwrap_or(0),
         };
+        let missing = self.nulls.as_ref().map_or(0, |nulls| nulls.slice(start, len).null_count());
+        if missing > 0 {
+            return Err(Error::data_loss(format!(
+                "{missing} of the {len} samples of an image are null; an image has all of its samples, or is null itself"
+            )));
+        }
         Ok(match &self.samples {
             Samples::U8(s) => RowInput::Pixels { data: &s[start..start + len], height, width },
             Samples::F32(s) => RowInput::FloatPixels { data: &s[start..start + len], height, width },
@@ -234,15 +244,16 @@ impl ImageRows {
     }
 }
 
-fn samples(values: &ArrayRef, dtype: Dtype) -> Result<Samples, Fault> {
+fn samples(values: &ArrayRef, dtype: Dtype) -> Result<(Samples, Option<NullBuffer>), Fault> {
     fn of<T: ArrowPrimitiveType>(values: &ArrayRef) -> Option<ScalarBuffer<T::Native>> {
         Some(values.as_primitive_opt::<T>()?.values().clone())
     }
-    match dtype {
+    let samples = match dtype {
         Dtype::U8 => of::<UInt8Type>(values).map(Samples::U8),
         Dtype::F32 => of::<Float32Type>(values).map(Samples::F32),
-    }
-    .ok_or_else(|| internal("an image column of another type"))
+    };
+    let samples = samples.ok_or_else(|| internal("an image column of another type"))?;
+    Ok((samples, values.nulls().filter(|nulls| nulls.null_count() > 0).cloned()))
 }
 
 /// A column of bytes, row by row.

@@ -492,4 +492,9 @@ impl StageOp {
                 | StageOp::Prefetch(_)
         )
     }
+
+    /// Whether a stage computes rows, and does not only order or group them.
+    pub fn computes(&self) -> bool {
+        self.is_split_local() && !matches!(self, StageOp::Autocache { .. })
+    }
 }

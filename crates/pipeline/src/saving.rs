@@ -82,7 +82,7 @@ impl SavedForm {
             }
             StageOp::Unbatch if self.def.batched_by().is_none() => {}
             StageOp::PaddedBatch { .. } | StageOp::BucketByLength { .. } => {
-                if let Some(below) = def.ops().skip(i + 1).find(|op| computes(op)) {
+                if let Some(below) = def.ops().skip(i + 1).find(|op| op.computes()) {
                     return Err(Error::invalid(format!(
                         "steps[{i}].{}: `{}` below it works on padded batches, and a save stores rows; save what stands \
                          above, and put the two after the load",
@@ -105,11 +105,6 @@ impl SavedForm {
     fn push(&mut self, op: StageOp) {
         self.def.stages.push(StageDef { op });
     }
-}
-
-/// Whether a stage computes rows, and does not only order or group them.
-fn computes(op: &StageOp) -> bool {
-    op.is_split_local() && !matches!(op, StageOp::Autocache { .. })
 }
 
 #[cfg(test)]

@@ -94,6 +94,21 @@ impl DatasetDef {
         })
     }
 
+    /// The first stage that computes on the lists that the stage `at` has padded; none if that one does not pad, or if nothing
+    /// computes below it. Such a stage has to see each batch as it is delivered.
+    pub fn computes_on_padding(&self, at: usize) -> Option<&StageOp> {
+        let pads = match self.stages.get(at).map(|s| &s.op) {
+            Some(StageOp::PaddedBatch { .. }) => true,
+            Some(StageOp::BucketByLength { pad, .. }) => *pad,
+            _ => false,
+        };
+        let below = self.ops().skip(at + 1).take_while(|op| !matches!(op, StageOp::Unbatch));
+        let computes = |op: &&StageOp| {
+            op.computes() && !matches!(op, StageOp::Select(_) | StageOp::Sleep(_) | StageOp::Burn(_))
+        };
+        below.into_iter().find(|op| pads && computes(op))
+    }
+
     /// Whether each epoch gives other rows or another order of rows: because of a random function, a `shuffle` or a `sample`,
     /// with or without a seed of its own.
     ///

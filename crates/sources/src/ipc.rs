@@ -19,7 +19,7 @@ use crate::dictionary_keys::with_wide_keys;
 use crate::file::SourceFile;
 use crate::file_columns::{FileColumns, file_order};
 use crate::files::Format;
-use crate::ipc_bounds::{check_block, depth_error, num_nodes};
+use crate::ipc_bounds::{check_block, check_byte_order, depth_error, num_nodes};
 use crate::parquet_bounds::check_footer_length;
 use crate::row_groups::{groups_of, pack};
 use crate::source::ReadOptions;
@@ -160,6 +160,7 @@ impl Footer {
         let footer = root_as_footer(bytes).map_err(|e| damaged(&url, e))?;
         let schema = footer.schema().ok_or_else(|| damaged(&url, "it has no schema"))?;
         let nodes = num_nodes(&schema);
+        check_byte_order(&schema).map_err(|e| e.context(&url))?;
         let schema = guarded(&url, || Ok(Arc::new(fb_to_schema(schema))))?;
         let blocks = |list: Option<Vec<Block>>| -> Result<Vec<Block>> {
             let list = list.unwrap_or_default();

@@ -39,6 +39,21 @@ fn nodes_of(field: &Field<'_>) -> usize {
     1 + children.iter().flatten().map(|child| nodes_of(&child)).sum::<usize>()
 }
 
+/// Refuses a schema whose values have the bytes of each number in another order than this machine's: the decoder does not swap
+/// them, and would read other numbers.
+///
+/// # Errors
+/// `InvalidArgument`.
+pub(crate) fn check_byte_order(schema: &Schema<'_>) -> Result<()> {
+    if schema.endianness().equals_to_target_endianness() {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        "its numbers have their bytes in the order of other machines (the schema says big-endian), which is not read; write it \
+         again with pyarrow, which reads both orders",
+    ))
+}
+
 /// Checks one block of a file: metadata of `metadata_bytes`, then the body. `most` bounds what the whole block may
 /// become in memory, and `nodes` is [`num_nodes`] of the file's schema.
 ///
@@ -69,7 +84,10 @@ pub(crate) fn check_stream(stream: &[u8], most: u64) -> Result<()> {
                 body.len()
             )));
         };
-        nodes = nodes.or(message.header_as_schema().map(|schema| num_nodes(&schema)));
+        if let Some(schema) = message.header_as_schema() {
+            check_byte_order(&schema)?;
+            nodes = nodes.or(Some(num_nodes(&schema)));
+        }
         check_message(&message, body, most, nodes)?;
         rest = next;
     }

@@ -139,3 +139,57 @@ async fn a_file_may_have_nulls_after_one_that_says_it_has_none() {
         [Some(1), None, Some(2)]
     );
 }
+
+/// The bytes of a flatbuffer: a table that holds a schema without columns, of this endianness. `is_footer`: a footer, else a message.
+fn holding_schema(endianness: u16, is_footer: bool) -> Vec<u8> {
+    let (v5, of_schema) = (4u16, 1u16);
+    let mut out = Vec::new();
+    let mut words = |words: &[u16]| words.iter().for_each(|w| out.extend_from_slice(&w.to_le_bytes()));
+    // The root is at byte 16. Its table: the version, the kind of a message, the schema; 12 bytes.
+    words(&[16, 0]);
+    match is_footer {
+        true => words(&[8, 12, 8, 4, 0, 0]),
+        false => words(&[10, 12, 8, 10, 4, 0]),
+    }
+    words(&[12, 0, 16, 0, v5, of_schema]);
+    // The schema is at byte 36: its endianness, and its columns at byte 48.
+    words(&[8, 12, 8, 4]);
+    words(&[8, 0, 8, 0, endianness, 0]);
+    words(&[0, 0, 0, 0]);
+    out
+}
+
+/// The decoder does not swap bytes, and would read 1 as 72057594037927936.
+#[tokio::test]
+async fn numbers_in_the_byte_order_of_other_machines_are_refused() {
+    let ctx = context();
+    for (endianness, is_refused) in [(0, false), (1, true)] {
+        let (message, footer) = (holding_schema(endianness, false), holding_schema(endianness, true));
+        let mut stream = [0xffu8; 4].to_vec();
+        stream.extend(u32::try_from(message.len()).unwrap().to_le_bytes());
+        stream.extend(message);
+        let checked = crate::ipc_bounds::check_stream(&stream, 1 << 20);
+        let mut file = b"ARROW1\0\0".to_vec();
+        file.extend(&stream);
+        file.extend(&footer);
+        file.extend(u32::try_from(footer.len()).unwrap().to_le_bytes());
+        file.extend(b"ARROW1");
+        let url = format!("{}/other.arrow", fresh());
+        put(&ctx, &url, file).await;
+        let read =
+            all_rows(&ctx, &def(FileFormat::Arrow { columns: None }, &url), &ReadOptions::default()).await;
+        if is_refused {
+            let (of_file, of_stream) = (read.unwrap_err(), checked.unwrap_err());
+            assert!(of_file.message().contains(&url), "{of_file}");
+            for e in [of_file, of_stream] {
+                assert!(
+                    e.kind() == ErrorKind::InvalidArgument && e.message().contains("big-endian"),
+                    "{endianness}: {e}"
+                );
+            }
+        } else {
+            checked.unwrap();
+            assert_eq!(read.unwrap().map_or(0, |rows| rows.num_rows()), 0);
+        }
+    }
+}

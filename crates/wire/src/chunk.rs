@@ -32,6 +32,31 @@ pub enum Elements {
     Lengths(Vec<u32>),
 }
 
+impl Elements {
+    /// The elements of the given rows, as (offset, length) in ascending order. Empty ones are dropped.
+    #[must_use]
+    pub fn only_rows(&self, parts: &[(usize, usize)]) -> Self {
+        let Self::Lengths(lengths) = self else { return Self::Rows };
+        let (mut start, mut first, mut left) = (0usize, 0usize, Vec::with_capacity(lengths.len()));
+        for length in lengths {
+            let end = start + *length as usize;
+            let mut rows = 0usize;
+            while let Some(&(offset, len)) = parts.get(first) {
+                rows += (offset + len).min(end).saturating_sub(offset.max(start));
+                if offset + len > end {
+                    break;
+                }
+                first += 1;
+            }
+            if rows > 0 {
+                left.push(u32::try_from(rows).unwrap_or(u32::MAX));
+            }
+            start = end;
+        }
+        Self::Lengths(left)
+    }
+}
+
 /// The position of a chunk in the rounds of a job whose consumers read in rounds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RoundMark {
@@ -197,20 +222,7 @@ impl Chunk {
         if pieces.is_empty() {
             return None;
         }
-        let elements = match &self.elements {
-            Elements::Rows => Elements::Rows,
-            Elements::Lengths(lengths) => {
-                let mut at = 0usize;
-                let left = lengths.iter().map(|&l| {
-                    let (s, e) = (at, at + l as usize);
-                    at = e;
-                    let rows =
-                        parts.iter().map(|&(o, n)| (o + n).min(e).saturating_sub(o.max(s))).sum::<usize>();
-                    u32::try_from(rows).unwrap_or(u32::MAX)
-                });
-                Elements::Lengths(left.filter(|&l| l > 0).collect())
-            }
-        };
+        let elements = self.elements.only_rows(parts);
         Some(Self { pieces, runs, elements, remainder: self.remainder, round: self.round })
     }
 }

@@ -140,7 +140,7 @@ fn bind_opened(
         skips: !matches!(def.options.on_error, OnError::Fail),
     };
     let mut root = bind_branch(def, registry, source, String::new(), level)?;
-    plan.finish_steps(&mut root.steps);
+    plan.finish_steps(def, &mut root.steps);
     let stats_stages = std::iter::once(("source".to_string(), StageKind::Source))
         .chain(root.order.stages.iter().map(|&i| {
             let op = &def.stages[i].op;

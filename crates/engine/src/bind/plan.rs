@@ -155,8 +155,18 @@ impl SplitPlan {
         self.planned
     }
 
+    /// Whether the short batches at the ends of tasks go to the reader, who merges them. `at`: the index of the stage that makes
+    /// them. The tasks have applied the stages below it already. That these saw another batch matters where they compute on
+    /// padded lists.
+    pub(crate) fn merges(&self, def: &DatasetDef, at: usize) -> bool {
+        let last_unbatch = def.stages.iter().rposition(|s| matches!(s.op, StageOp::Unbatch));
+        !self.counts
+            && last_unbatch.is_none_or(|unbatch| unbatch < at)
+            && def.computes_on_padding(at).is_none()
+    }
+
     /// Removes the steps that are planned away, and sets how short batches end.
-    pub(crate) fn finish_steps(&self, steps: &mut Vec<Step>) {
+    pub(crate) fn finish_steps(&self, def: &DatasetDef, steps: &mut Vec<Step>) {
         let mut left = self.planned;
         steps.retain(|s| {
             let planned =
@@ -164,12 +174,14 @@ impl SplitPlan {
             left -= usize::from(planned);
             !planned
         });
-        let last_unbatch =
-            steps.iter().rposition(|s| matches!(s, Step::Stream { op: StreamOp::Unbatch, .. }));
-        for (i, step) in steps.iter_mut().enumerate() {
-            if let Step::Stream { op: StreamOp::Batch(b), .. } = step {
-                b.merge = !self.counts && last_unbatch.is_none_or(|u| u < i);
-            }
+        let is_batch = |op: &StageOp| matches!(op, StageOp::Batch { .. } | StageOp::PaddedBatch { .. });
+        let stages = def.stages.iter().enumerate().filter(|(_, s)| is_batch(&s.op)).map(|(at, _)| at);
+        let batches = steps.iter_mut().filter_map(|step| match step {
+            Step::Stream { op: StreamOp::Batch(batch), .. } => Some(batch),
+            _ => None,
+        });
+        for (batch, at) in batches.zip(stages) {
+            batch.merge = self.merges(def, at);
         }
     }
 

@@ -13,13 +13,11 @@ pub(super) fn shape(def: &DatasetDef, stage: usize, plan: &SplitPlan) -> Option<
     }
     let (mut batched, mut padded, mut counted, mut cut) = (false, false, 0, false);
     let mut merges = String::new();
-    let last_unbatch = def.stages.iter().rposition(|s| matches!(s.op, StageOp::Unbatch));
     for (i, s) in above.iter().enumerate() {
         match &s.op {
             StageOp::Batch { .. } | StageOp::PaddedBatch { .. } => {
                 (batched, padded) = (true, matches!(s.op, StageOp::PaddedBatch { .. }));
-                // As `SplitPlan::finish_steps` sets it: the reader merges the short batches at the ends of tasks, or not.
-                let merged = !plan.single_task() && last_unbatch.is_none_or(|u| u < i);
+                let merged = plan.merges(def, i) && !plan.single_task();
                 merges.push(if merged { 'm' } else { 's' });
             }
             StageOp::BucketByLength { pad, .. } => (batched, padded) = (true, *pad),

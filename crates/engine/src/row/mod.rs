@@ -113,6 +113,26 @@ pub(crate) enum RowSelection {
     Rows(UInt32Array),
 }
 
+impl RowSelection {
+    /// Appends the rows that are in the output, as (offset, length), to those of the rows above. The input begins at row `at`;
+    /// `ran` are the rows of it that were run.
+    pub(crate) fn add_parts(&self, at: usize, ran: Range<usize>, parts: &mut Vec<(usize, usize)>) {
+        let mut add = |row: usize, rows: usize| match parts.last_mut() {
+            Some((offset, len)) if *offset + *len == at + row => *len += rows,
+            _ => parts.push((at + row, rows)),
+        };
+        match self {
+            Self::All => add(ran.start, ran.len()),
+            Self::Mask(mask) => {
+                (0..mask.len())
+                    .filter(|&row| mask.is_valid(row) && mask.value(row))
+                    .for_each(|row| add(row, 1));
+            }
+            Self::Rows(rows) => rows.values().iter().for_each(|row| add(*row as usize, 1)),
+        }
+    }
+}
+
 impl RowStage {
     /// Whether the stage draws random numbers.
     pub(crate) fn is_random(&self) -> bool {
@@ -131,6 +151,15 @@ impl RowStage {
         match &self.op {
             RowOp::Filter(_) | RowOp::Unnest { .. } => true,
             RowOp::Python(f) => f.changes_ordinals(),
+            _ => false,
+        }
+    }
+
+    /// Whether rows may be repeated: several rows below the stage then have one ordinal.
+    pub(crate) fn repeats_rows(&self) -> bool {
+        match &self.op {
+            RowOp::Unnest { .. } => true,
+            RowOp::Python(f) => f.repeats_rows(),
             _ => false,
         }
     }

@@ -145,6 +145,11 @@ impl PythonStage {
         self.function.kind != Kind::Map
     }
 
+    /// Whether rows may be repeated.
+    pub(crate) fn repeats_rows(&self) -> bool {
+        self.function.kind == Kind::FlatMap
+    }
+
     /// Whether it takes a batch at once.
     pub(crate) fn is_batched(&self) -> bool {
         self.function.batched

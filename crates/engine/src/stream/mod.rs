@@ -6,6 +6,7 @@
 mod batch;
 mod bucket;
 mod draws;
+mod row_sizes;
 mod sample;
 mod shard;
 mod shuffle;

@@ -5,10 +5,13 @@ use std::collections::VecDeque;
 use caju_types::Result;
 use caju_wire::{Chunk, push_run};
 
+use super::row_sizes::row_sizes;
 use super::{Draws, Flow, StreamStage};
 
-/// Waiting rows beyond which a dataset that has none ready is not waited for any more.
-const MAX_BYTES: usize = 64 << 20;
+/// Waiting rows beyond which a dataset that has none ready is not waited for any more. They count by their own bytes, one by one:
+/// counted by chunks, the rows that are drawn without that dataset would depend on where chunks end, which differs from run to
+/// run. A chunk that comes whole is drawn from as if its rows had come one after another.
+const MAX_BYTES: u64 = 64 << 20;
 /// Rows of one chunk that leaves.
 const CHUNK_ROWS: usize = 4096;
 
@@ -29,7 +32,10 @@ struct Waiting {
     chunks: VecDeque<Chunk>,
     /// Rows of the first chunk that have left.
     taken: usize,
-    bytes: usize,
+    /// The bytes of each row that has not left.
+    sizes: VecDeque<u64>,
+    /// All of these.
+    bytes: u64,
 }
 
 impl Sample {
@@ -78,11 +84,12 @@ impl Sample {
             let w = &mut self.waiting[i];
             w.taken += 1;
             rows += 1;
+            w.bytes = w.bytes.saturating_sub(w.sizes.pop_front().unwrap_or(0));
             if w.chunks.front().is_some_and(|c| c.rows() == w.taken) {
                 self.slice(run.take(), &mut picked);
                 let w = &mut self.waiting[i];
                 w.taken = 0;
-                w.bytes -= w.chunks.pop_front().map_or(0, |c| c.bytes());
+                w.chunks.pop_front();
             }
             if rows >= CHUNK_ROWS {
                 self.slice(run.take(), &mut picked);
@@ -124,12 +131,16 @@ impl StreamStage for Sample {
             .map_or(0, |r| (self.child_of)(r.split))
             .min(self.waiting.len().saturating_sub(1));
         if let Some(w) = self.waiting.get_mut(child) {
-            w.bytes += chunk.bytes();
+            for piece in &chunk.pieces {
+                let sizes = row_sizes(piece);
+                w.bytes = sizes.iter().fold(w.bytes, |sum, size| sum.saturating_add(*size));
+                w.sizes.extend(sizes);
+            }
             w.chunks.push_back(chunk);
         }
         self.emit(out, |waiting| {
             let all_ready = waiting.iter().all(|w| !w.chunks.is_empty());
-            all_ready || waiting.iter().map(|w| w.bytes).sum::<usize>() > MAX_BYTES
+            all_ready || waiting.iter().fold(0u64, |sum, w| sum.saturating_add(w.bytes)) > MAX_BYTES
         })?;
         Ok(Flow::More)
     }
@@ -145,7 +156,7 @@ mod tests {
 
     use arrow_array::cast::AsArray;
     use arrow_array::types::Int64Type;
-    use arrow_array::{ArrayRef, Int64Array, RecordBatch};
+    use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray};
     use caju_wire::Run;
 
     use super::*;
@@ -181,5 +192,41 @@ mod tests {
         assert_eq!(sorted, want);
         let runs: u64 = out.iter().flat_map(|c| &c.runs).map(|r| r.len).sum();
         assert_eq!(runs, 3000);
+    }
+
+    /// The ids in the order of the draws, of rows that come in chunks of this many. Dataset 1 is late, and dataset 2 used up early.
+    fn ids_of_chunks(rows: i64) -> Vec<i64> {
+        let children = [0, 1, 2, 0, 0, 0, 0, 0, 0, 1, 1];
+        let child = move |split: u64| children[usize::try_from(split).unwrap()];
+        let mut sample = Sample::new(vec![0.5, 0.4, 0.1], 5, child);
+        let mut out = Vec::new();
+        for split in 0..11u64 {
+            let base = split.cast_signed() * 10_000;
+            let mut at = 0;
+            while at < 3000 {
+                let n = rows.min(3000 - at);
+                let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(base + at..base + at + n));
+                let pad = |row: i64| "x".repeat(usize::try_from(2000 + row * 7 % 5000).unwrap());
+                let pads: ArrayRef = Arc::new(StringArray::from_iter_values((at..at + n).map(pad)));
+                let run = Run { split, start: at.cast_unsigned(), len: n.cast_unsigned() };
+                let batch = RecordBatch::try_from_iter([("id", ids), ("pad", pads)]).unwrap();
+                sample.push(Chunk::rows_of(batch, vec![run]), &mut out).unwrap();
+                at += n;
+            }
+        }
+        sample.flush(&mut out).unwrap();
+        let ids = |c: &Chunk| c.concat().unwrap().column(0).as_primitive::<Int64Type>().values().to_vec();
+        out.iter().flat_map(ids).collect()
+    }
+
+    #[test]
+    fn the_draws_do_not_depend_on_where_chunks_end() {
+        let whole = ids_of_chunks(3000);
+        assert_eq!(whole.len(), 33_000);
+        let late = whole.iter().position(|id| *id / 10_000 == 9).unwrap();
+        assert!(late > 6_000 && late < 27_000, "more than wait at most come before the late rows: {late}");
+        for rows in [1, 7, 1000] {
+            assert!(ids_of_chunks(rows) == whole, "chunks of {rows} rows");
+        }
     }
 }

@@ -143,8 +143,9 @@ fn local_part(
 ) -> Items {
     let order = order_of(steps, ctx, ordered, sharing.is_some());
     let mut segment: Vec<Arc<RowStage>> = Vec::new();
-    // Below a shard, rows keep the ordinals that they have without it, and draw the same.
-    let (mut dirty, mut gaps) = (false, false);
+    // Below a shard, rows keep the ordinals that they have without it, and draw the same. Rows that a filter left keep those of the
+    // source there: counting them anew would number them by shard, and each number of shards would have other draws.
+    let (mut dirty, mut gaps, mut repeats) = (false, false, false);
     for step in steps {
         match step {
             Step::Shard(shard) => {
@@ -153,11 +154,12 @@ fn local_part(
                 gaps = true;
             }
             Step::Rows(stage) => {
-                if stage.is_random() && dirty {
+                if stage.is_random() && dirty && (repeats || !gaps) {
                     items = renumber(rows(std::mem::take(&mut segment), items, ctx, order));
-                    dirty = false;
+                    (dirty, repeats) = (false, false);
                 }
                 dirty |= stage.changes_ordinals() || ctx.skips();
+                repeats |= stage.repeats_rows();
                 segment.push(Arc::clone(stage));
             }
             Step::Cost { cost, burn, stats } => {
@@ -179,7 +181,7 @@ fn local_part(
                 if let Some(sharing) = sharing {
                     items = at_sharing_point(*hint, items, sharing);
                 }
-                (dirty, gaps) = (false, false);
+                (dirty, gaps, repeats) = (false, false, false);
             }
             _ => {}
         }

@@ -194,6 +194,8 @@ struct SliceReclaimer<'a> {
     /// The rows that have passed, and have not been given back.
     pieces: Vec<arrow_array::RecordBatch>,
     runs: Vec<Run>,
+    /// Where rows form elements: which of the chunk's rows these are, as (offset, length).
+    kept: Vec<(usize, usize)>,
     /// The first row of the piece that is being computed, and the provenance of the piece.
     at: usize,
     here: Vec<Run>,
@@ -223,6 +225,7 @@ impl<'a> SliceReclaimer<'a> {
             time,
             pieces,
             runs,
+            kept: Vec::new(),
             at: 0,
             here: Vec::new(),
             end,
@@ -270,6 +273,9 @@ impl<'a> SliceReclaimer<'a> {
     /// Rows of the piece that is being computed have passed the stage.
     fn pass(&mut self, made: Made) {
         let Range { start, end } = made.ran;
+        if self.chunk.elements != Elements::Rows {
+            made.kept.add_parts(self.at, start..end, &mut self.kept);
+        }
         match made.kept {
             RowSelection::All if start == 0 && end as u64 == self.here.iter().map(|r| r.len).sum::<u64>() => {
                 self.here.iter().for_each(|r| push_run(&mut self.runs, *r));
@@ -286,7 +292,9 @@ impl<'a> SliceReclaimer<'a> {
     /// The rows that have passed.
     fn passed(&mut self) -> Chunk {
         let (pieces, runs) = (std::mem::take(&mut self.pieces), std::mem::take(&mut self.runs));
-        Chunk { pieces, runs, ..without_rows(self.chunk) }
+        // A bad row that is skipped leaves its element, and no other row takes its place.
+        let elements = self.chunk.elements.only_rows(&std::mem::take(&mut self.kept));
+        Chunk { pieces, runs, elements, ..without_rows(self.chunk) }
     }
 }
 

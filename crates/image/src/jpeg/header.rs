@@ -66,6 +66,9 @@ pub struct Scan {
 pub struct Tables<'a> {
     /// Quantisation tables in zigzag order.
     pub quant: [Option<[u16; 64]>; 4],
+    /// Those of components whose first scan has been read, by their places in the frame. A later table of the same number is for
+    /// other components.
+    pub quant_of_read: [Option<[u16; 64]>; 4],
     /// Huffman tables: `[class][destination]`, class 0 for DC.
     pub huffman: [[Option<HuffmanSpec<'a>>; 4]; 2],
     /// MCUs between restart markers, 0 for none.

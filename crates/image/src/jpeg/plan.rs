@@ -176,7 +176,8 @@ impl Plan {
             (2, 2) if fancy && extent.1 > 2 => Up::H2V2,
             _ => Up::Repeat,
         };
-        let table = h.tables.quant[usize::from(c.tq)].as_ref().ok_or_else(|| {
+        let of_read = h.tables.quant_of_read.get(i).and_then(Option::as_ref);
+        let table = of_read.or(h.tables.quant[usize::from(c.tq)].as_ref()).ok_or_else(|| {
             Error::data_loss(format!("damaged JPEG: quantisation table {} is not there", c.tq))
         })?;
         let mut quant = [0i16; 64];

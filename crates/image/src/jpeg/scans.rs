@@ -79,7 +79,13 @@ pub(super) fn decode<'a>(
             Ok(at) => at,
             Err(e) => break Err(e),
         };
-        h.scan.components.iter().for_each(|&(i, _, _)| seen[i & 3] = true);
+        for &(i, _, _) in &h.scan.components {
+            let tq = h.frame.components.get(i).map_or(0, |c| usize::from(c.tq & 3));
+            if !seen[i & 3] {
+                h.tables.quant_of_read[i & 3] = h.tables.quant[tq];
+            }
+            seen[i & 3] = true;
+        }
         scans += 1;
         if scans > MAX_SCANS {
             break Err(Error::data_loss(format!("damaged JPEG: it has more than {MAX_SCANS} scans")));

@@ -67,7 +67,7 @@ null out.
 
 **Images** are tensors of shape height x width x 3, RGB. Images of one size are `arrow.fixed_shape_tensor`, others are
 `arrow.variable_shape_tensor`; uint8 until `normalize` or `to_float` make float32. Nested calls run as one chain per row,
-without images in between.
+without images in between. An image with null samples is an error of its row.
 
 **Random functions** draw from a generator keyed by the job's seed, the epoch, the row, and the call: its place in the
 expression and the name of the column that the expression computes. Every call draws for itself, unless calls share a
