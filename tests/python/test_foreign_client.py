@@ -1,8 +1,12 @@
 """A foreign client: plain pyarrow.flight, no code of caju, gets the rows that `caju read` gets."""
 
+import threading
+
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.flight
 import pytest
+from conftest import wait_for
 from foreign import column, flight_info, read_endpoint, read_flight
 from rows_checksum import rows_checksum
 
@@ -159,3 +163,41 @@ def test_a_lost_worker_is_an_error_and_no_short_epoch(cluster):
     with pytest.raises(pa.ArrowException):
         for _ in stream:
             pass
+
+
+def test_a_cancelled_call_leaves_no_reader_whenever_it_is_cancelled(cluster):
+    """Most of these calls end while the worker opens their epoch or starts their task."""
+    c = cluster(workers=1)
+    definition = {"source": {"range": 1_000_000}, "steps": [{"burn": {"per_row": "50us"}}, {"batch": 100}]}
+    for call in range(40):
+        info = flight_info(c.dispatcher.address, definition)
+        client = pa.flight.connect(info.endpoints[0].locations[0])
+        stream = client.do_get(info.endpoints[0].ticket)
+        threading.Event().wait(call / 2000)         # at another moment of the opening each time
+        stream.cancel()
+        client.close()
+    readers = lambda: [job["clients"] for job in c.status()["jobs"] if job["clients"]]  # noqa: E731
+    wait_for("the end of the readers of cancelled calls", lambda: not readers())
+    tasks = lambda: [w["tasks"] for w in c.status()["workers"] if w["tasks"]]  # noqa: E731
+    wait_for("the end of the tasks of cancelled calls", lambda: not tasks())
+
+
+@pytest.mark.parametrize("stage, lengths", [
+    ({"batch": {"size": 64, "drop_remainder": True}}, None),
+    ({"padded_batch": {"size": 64, "drop_remainder": True, "lengths": {"l": 9}}}, {9}),
+    ({"padded_batch": {"size": 64, "lengths": {"l": 9}}}, {9}),
+    ({"padded_batch": {"size": 64}}, None),
+])
+def test_the_last_batches_of_streams_are_dropped_or_padded(cluster, stage, lengths):
+    c = cluster(workers=2)
+    steps = [{"with_columns": {"l": "range(0, 1 + id % 7)"}}, stage]
+    _, batches = read_flight(c.dispatcher.address, {"source": {"range": 5000}, "steps": steps})
+    [(name, arguments)] = stage.items()
+    short = [b.num_rows for b in batches if b.num_rows != 64]
+    if arguments.get("drop_remainder"):
+        assert not short and len(batches) * 64 > 5000 - 2 * 64
+    else:
+        assert len(short) <= 2 and sum(b.num_rows for b in batches) == 5000
+    for batch in batches:
+        widths = set(pa.compute.list_value_length(batch.column("l")).to_pylist())
+        assert name == "batch" or len(widths) == 1 and widths <= (lengths or widths), widths

@@ -68,3 +68,11 @@ def test_a_save_that_fails_says_why(tmp_path):
         bad.save(tmp_path / "s")
     with pytest.raises(cj.FailedPrecondition, match="failed"):
         next(iter(cj.load(tmp_path / "s")))
+
+
+def test_a_load_of_very_many_repetitions_begins_at_once(tmp_path):
+    cj.range(4).repeat(10**12).save(tmp_path / "many")
+    epoch = iter(cj.load(tmp_path / "many"))
+    ids = [int(next(epoch)["id"]) for _ in range(1000)]
+    epoch.close()
+    assert {i: ids.count(i) for i in range(4)} == dict.fromkeys(range(4), 250)

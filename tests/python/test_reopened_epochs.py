@@ -89,6 +89,26 @@ def test_the_turns_of_workers_survive_a_lost_state(servers):
     assert taken + ids(again) == whole
 
 
+def test_the_turn_is_part_of_a_state_that_is_taken_right_after_a_lost_state(servers):
+    """No row is taken between the loss and the state: it begins with the worker whose turn it was before."""
+    s = servers(workers=3, state=False)
+    dataset = slow(200, deterministic=True)
+
+    def epoch():
+        return iter(dataset.distribute(s.address, processing_mode="off", prefetch="64KiB"))
+
+    whole = ids(epoch())
+    again = epoch()
+    taken = ids(again, 20)                          # 20 is no multiple of the three workers
+    s.restart()
+    wait_for("the epoch that was opened again", lambda: any(job["clients"] for job in s.status()["jobs"]))
+    state = again.state_dict()
+    again.close()
+    rest = epoch()
+    rest.load_state_dict(state)
+    assert taken + ids(rest) == whole
+
+
 def test_states_after_a_lost_state_name_readers_that_take_rows(servers):
     s = servers(workers=2, state=False)
 

@@ -330,7 +330,7 @@ fn decode(
         }
         _ => {
             shared.recorder.received(frame.body.len() as u64);
-            decompress(&header, frame.body, &shared.pool)?
+            decompress(&header, frame.body, shared.config.max_frame_bytes, &shared.pool)?
         }
     };
     let bytes = body.len();

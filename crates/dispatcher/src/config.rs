@@ -156,6 +156,14 @@ impl Timers {
         self.heartbeat.saturating_mul(self.worker_missed_heartbeats)
     }
 
+    /// The shortest time without a call after which something is done about a worker, a reader or an epoch.
+    /// It is never less than the gaps between checks on a busy machine.
+    pub(crate) fn shortest_silence(&self) -> Duration {
+        let shortest =
+            self.worker_timeout.min(self.client_timeout).min(self.silence()).min(self.job_gc_timeout);
+        shortest.max(Duration::from_secs(1))
+    }
+
     /// The time after which a client that has not called counts as silent.
     pub(crate) fn silence(&self) -> Duration {
         self.heartbeat.saturating_mul(self.reader_missed_heartbeats)

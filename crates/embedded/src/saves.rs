@@ -184,8 +184,11 @@ impl Driver {
         let mut last_error = None;
         for epoch in 0.. {
             let splits = self.saves.splits(save).await?;
-            if epoch == 0 && self.was_finished(&save.target.url, &splits).await? {
-                discard_damaged(&snapshot, &splits).await?;
+            if epoch == 0 {
+                match self.was_finished(&save.target.url, &splits).await? {
+                    true => discard_damaged(&snapshot, &splits).await?,
+                    false => self.discard_foreign(&save.target.url, &snapshot, &splits).await?,
+                }
             }
             let index = snapshot.index().await?;
             let done = splits.iter().filter(|k| index.contains(k)).count();
@@ -228,6 +231,23 @@ impl Driver {
              overwritten): saved rows are not thrown away; save to another URL, or delete this save first",
             saved.splits.len()
         )))
+    }
+
+    /// Discards the parts of a save that is not finished whose splits the source does not have: files were removed or overwritten
+    /// since it was begun. Who loads it meanwhile would read their rows, too.
+    async fn discard_foreign(&self, url: &str, snapshot: &Snapshot, splits: &[SplitKey]) -> Result<()> {
+        let index = snapshot.index().await?;
+        let own: HashSet<&SplitKey> = splits.iter().collect();
+        let foreign: Vec<_> =
+            index.iter().filter(|(key, _)| !own.contains(key)).map(|(_, meta)| Arc::clone(meta)).collect();
+        for meta in foreign {
+            // Another dispatcher may have listed more files, and have finished the save since.
+            if self.was_finished(url, splits).await? {
+                return Ok(());
+            }
+            snapshot.discard(&meta, "the source does not have its split any more").await?;
+        }
+        Ok(())
     }
 
     /// Reads one epoch, which delivers no rows, and reports the number of parts meanwhile.

@@ -76,3 +76,26 @@ async fn a_finished_save_keeps_its_encoding() {
     assert_eq!(saved(&faults, "", &stores, &url).await.0, "finished");
     assert_eq!(saved(&faults, "parquet/zstd", &stores, &url).await.0, "finished");
 }
+
+/// A save may be asked for again at any moment, also while what drove it before is ending.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_save_that_is_asked_for_again_as_it_ends_ends_again() {
+    let (_, stores, url) = place("again");
+    let config = ClusterConfig::new(stores, CpuPool::new(2).unwrap());
+    let cluster = Cluster::start(config).await.unwrap();
+    let client = cluster.client(ClientConfig::default()).await.unwrap();
+    let def = DatasetDef::from_json(&json!({"source": {"range": 10}, "steps": []})).unwrap();
+    let to = SaveTo { url: url.clone(), chunk_bytes: 0 };
+    let all = async {
+        for _ in 0..200 {
+            let mut status = client.start_save(&def, &to, "").await.unwrap();
+            while status.state == "running" {
+                tokio::task::yield_now().await;
+                status = client.save_status(&url).await.unwrap();
+            }
+            assert_eq!(status.state, "finished");
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(120), all).await.expect("each save ends");
+    cluster.stop().await;
+}

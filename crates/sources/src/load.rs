@@ -5,6 +5,7 @@
 //! (a save may be anybody's): there is nothing to compute the rows from, so damage is an error that names the part.
 
 use std::collections::HashSet;
+use std::ops::Range;
 use std::sync::Arc;
 
 use arrow_array::{RecordBatch, RecordBatchOptions};
@@ -223,6 +224,8 @@ struct Listing {
     parts: Vec<Arc<PartMeta>>,
     polls: SavePolls,
     done: bool,
+    /// The repetitions that are still to be listed, of a finished save.
+    copies: Range<u64>,
 }
 
 impl Listing {
@@ -236,6 +239,7 @@ impl Listing {
             self.done = saved.state == SaveState::Finished;
             let mut found: Vec<Arc<PartMeta>> = Vec::new();
             if self.done {
+                self.check_given(&saved.splits)?;
                 for key in &saved.splits {
                     let lost = || {
                         Error::data_loss(format!(
@@ -254,9 +258,7 @@ impl Listing {
                 found.iter().flat_map(|m| splits_of(&self.location.url, m, 0)).collect();
             self.parts.extend(found);
             if self.done {
-                for copy in 1..saved.copies {
-                    splits.extend(self.parts.iter().flat_map(|m| splits_of(&self.location.url, m, copy)));
-                }
+                self.copies = 1..saved.copies;
                 if saved.copies == 0 {
                     splits.clear();
                 }
@@ -269,7 +271,31 @@ impl Listing {
                 self.poll_for_parts(clock.as_ref()).await?;
             }
         }
-        Ok(None)
+        Ok(self.next_copy())
+    }
+
+    /// The splits of the next repetition: a save may be repeated more often than there is memory for all of them.
+    fn next_copy(&mut self) -> Option<Vec<Split>> {
+        if self.parts.is_empty() {
+            return None;
+        }
+        let copy = self.copies.next()?;
+        Some(self.parts.iter().flat_map(|m| splits_of(&self.location.url, m, copy)).collect())
+    }
+
+    /// Parts that were read while the save was written are parts of the finished save. A save that failed or was ended may have
+    /// parts of files that were removed or overwritten before it was started again.
+    fn check_given(&self, splits: &[SplitKey]) -> Result<()> {
+        let finished: HashSet<&SplitKey> = splits.iter().collect();
+        let foreign = self.given.iter().filter(|key| !finished.contains(key)).count();
+        if foreign == 0 {
+            return Ok(());
+        }
+        Err(Error::data_loss(format!(
+            "{}: {foreign} of the parts that this epoch has read while the save was written are not of the finished save: files \
+             of its source were removed or overwritten before it was started again; read the epoch again",
+            self.location.url
+        )))
     }
 
     async fn poll_for_parts(&mut self, clock: &dyn caju_runtime::Clock) -> Result<()> {
@@ -299,6 +325,7 @@ impl Source for LoadSource {
             parts: Vec::new(),
             polls: SavePolls::new(self.location.ctx.limits.save_wait),
             done: false,
+            copies: 0..0,
         };
         stream::try_unfold(listing, |mut listing| async move {
             Ok::<_, Error>(listing.next().await?.map(|splits| (splits, listing)))

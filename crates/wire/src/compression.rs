@@ -8,7 +8,7 @@ use std::io::{Read, Write};
 use arrow_buffer::Buffer;
 use caju_types::{Error, Result, did_you_mean};
 
-use crate::frame::{DEFAULT_MAX_BODY_BYTES, RowsHeader, damaged};
+use crate::frame::{RowsHeader, body_above_bound, damaged};
 use crate::pool::BufferPool;
 use crate::segment::Segment;
 
@@ -144,8 +144,8 @@ pub(crate) fn compress(
 /// The body of rows as it was before it was compressed, in memory of `pool`.
 ///
 /// # Errors
-/// `DataLoss` for a body that is not what its header says, `ResourceExhausted` for one that is too large.
-pub fn decompress(header: &RowsHeader, body: Buffer, pool: &BufferPool) -> Result<Buffer> {
+/// `DataLoss` for a body that is not what its header says, `ResourceExhausted` for one that has more than `max_bytes` as it was.
+pub fn decompress(header: &RowsHeader, body: Buffer, max_bytes: u64, pool: &BufferPool) -> Result<Buffer> {
     if header.codec == 0 {
         return Ok(body);
     }
@@ -153,14 +153,8 @@ pub fn decompress(header: &RowsHeader, body: Buffer, pool: &BufferPool) -> Resul
         .ok_or_else(|| damaged(format!("its rows are compressed by an unknown codec {}", header.codec)))?;
     let len = usize::try_from(header.raw_bytes)
         .ok()
-        .filter(|_| header.raw_bytes <= DEFAULT_MAX_BODY_BYTES)
-        .ok_or_else(|| {
-            Error::exhausted(format!(
-                "a frame's body claims {} bytes, more than the bound of {DEFAULT_MAX_BODY_BYTES} bytes; use a smaller \
-                 `batch`",
-                header.raw_bytes
-            ))
-        })?;
+        .filter(|_| header.raw_bytes <= max_bytes)
+        .ok_or_else(|| body_above_bound(header.raw_bytes, max_bytes))?;
     let mut out = pool.take(len);
     let to = out.as_mut_slice();
     let from = body.as_slice();
@@ -218,18 +212,22 @@ mod tests {
             assert_eq!(header.raw_bytes, plain.len() as u64);
             let sent = Buffer::from_slice_ref(segments[0].as_slice());
             assert_eq!(segments.len(), 1);
-            assert_eq!(decompress(&header, sent.clone(), &pool).unwrap().as_slice(), plain);
+            assert_eq!(decompress(&header, sent.clone(), header.raw_bytes, &pool).unwrap().as_slice(), plain);
 
             for raw_bytes in [header.raw_bytes - 1, header.raw_bytes + 1] {
                 let lies = RowsHeader { raw_bytes, ..header.clone() };
-                let e = decompress(&lies, sent.clone(), &pool).unwrap_err();
+                let e = decompress(&lies, sent.clone(), 1 << 30, &pool).unwrap_err();
                 assert_eq!(e.kind(), caju_types::ErrorKind::DataLoss, "{codec:?}: {e}");
             }
             let cut = sent.slice_with_length(0, sent.len() / 2);
-            assert!(decompress(&header, cut, &pool).is_err());
+            assert!(decompress(&header, cut, 1 << 30, &pool).is_err());
+            // The bound is of the bytes that it becomes, and not of those that are sent.
             let huge = RowsHeader { raw_bytes: u64::MAX, ..header.clone() };
-            let e = decompress(&huge, sent, &pool).unwrap_err();
-            assert_eq!(e.kind(), caju_types::ErrorKind::ResourceExhausted, "{e}");
+            for (header, most) in [(&huge, 1 << 30), (&header, header.raw_bytes - 1)] {
+                let e = decompress(header, sent.clone(), most, &pool).unwrap_err();
+                assert_eq!(e.kind(), caju_types::ErrorKind::ResourceExhausted, "{e}");
+                assert!(e.message().contains("--max-frame"), "{e}");
+            }
 
             for bytes in [noise(), b"short".to_vec()] {
                 let (mut header, mut segments) = body(&bytes);
@@ -239,7 +237,7 @@ mod tests {
             }
         }
         let unknown = RowsHeader { codec: 77, ..RowsHeader::default() };
-        assert!(decompress(&unknown, Buffer::from_slice_ref([1u8]), &pool).is_err());
+        assert!(decompress(&unknown, Buffer::from_slice_ref([1u8]), 1 << 30, &pool).is_err());
     }
 
     #[test]

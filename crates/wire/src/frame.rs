@@ -26,6 +26,14 @@ pub const MAX_HEADER_BYTES: usize = 256 << 20;
 /// The longest body, in bytes, that a reader accepts by default. One element is one body, so this bounds the memory that a
 /// reader allocates for a length that a worker states, and it is enough for batches of thousands of images.
 pub const DEFAULT_MAX_BODY_BYTES: u64 = 2 << 30;
+
+/// The error of a body that has, or claims to have, more bytes than its reader takes.
+pub(crate) fn body_above_bound(bytes: u64, max_bytes: u64) -> Error {
+    Error::exhausted(format!(
+        "a frame's body claims {bytes} bytes, more than the bound of {max_bytes} bytes; use a smaller `batch`, or raise the \
+         reader's bound (--max-frame of `caju read`, max_frame= of `distribute` in Python)"
+    ))
+}
 /// Alignment of every buffer within a body.
 pub const ALIGN: usize = 64;
 
@@ -121,10 +129,7 @@ impl Fixed {
             return Err(damaged(format!("a frame's header claims {header_len} bytes")));
         }
         if body_len > max_body {
-            return Err(Error::exhausted(format!(
-                "a frame's body claims {body_len} bytes, more than the bound of {max_body} bytes; use a smaller `batch`, or \
-                 raise the reader's bound (--max-frame of `caju read`, max_frame= of `distribute` in Python)"
-            )));
+            return Err(body_above_bound(body_len, max_body));
         }
         Ok(Self { kind, header_len, header_crc: u32::from_le_bytes([c0, c1, c2, c3]), body_len })
     }

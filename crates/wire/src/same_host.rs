@@ -17,7 +17,7 @@ use caju_types::{Error, Result};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::frame::{RowsHeader, damaged};
+use crate::frame::{RowsHeader, body_above_bound, damaged};
 use crate::pool::BufferPool;
 
 #[cfg(target_os = "linux")]
@@ -68,10 +68,7 @@ impl PassedFiles {
     pub fn take_body(&self, header: &RowsHeader, max_bytes: u64, pool: &BufferPool) -> Result<FileBody> {
         let length = header.file_bytes;
         if length > max_bytes {
-            return Err(Error::exhausted(format!(
-                "a frame's body claims {length} bytes, more than the bound of {max_bytes} bytes; use a smaller `batch`, or \
-                 raise the reader's bound (--max-frame of `caju read`, max_frame= of `distribute` in Python)"
-            )));
+            return Err(body_above_bound(length, max_bytes));
         }
         let file = self.next_file(length)?;
         if file.id() != header.file_id {

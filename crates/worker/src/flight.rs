@@ -174,7 +174,10 @@ fn elements(found: Found) -> BoxStream<'static, Result<RecordBatch>> {
                 match attachment.next().await? {
                     Some(chunk) => {
                         let runs = chunk.runs.clone();
-                        sending = Some((ElementCursor::new(chunk), runs));
+                        match attachment.task.last_batch.delivered(chunk)? {
+                            Some(chunk) => sending = Some((ElementCursor::new(chunk), runs)),
+                            None => attachment.task.sent_to_flight(&runs),
+                        }
                     }
                     None => {
                         attachment.received();

@@ -30,6 +30,7 @@ mod flow;
 mod framed;
 mod identity;
 mod lagging;
+mod last_batch;
 mod learning;
 mod listing;
 mod local;

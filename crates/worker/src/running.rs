@@ -16,6 +16,7 @@ use caju_wire::{Chunk, Run};
 use crate::body_files::TaskBodies;
 use crate::emitted_rows::EmittedRows;
 use crate::lagging::LaggingConsumers;
+use crate::last_batch::LastBatch;
 use crate::listing::TaskListing;
 use crate::profiling::Profiled;
 use crate::readers::{Readers, Received};
@@ -62,6 +63,8 @@ pub(crate) struct RunningTask {
     pub(crate) sizes: Sizes,
     /// How far its splits are listed, for readers.
     pub(crate) listing: Arc<TaskListing>,
+    /// What becomes of its last rows, for readers of Arrow Flight.
+    pub(crate) last_batch: LastBatch,
 }
 
 /// How a task ended.
@@ -111,6 +114,7 @@ pub(crate) struct TaskParts {
     pub(crate) lagging: Arc<LaggingConsumers>,
     pub(crate) emitted_rows: Arc<OrderedMutex<EmittedRows>>,
     pub(crate) listing: Arc<TaskListing>,
+    pub(crate) last_batch: LastBatch,
 }
 
 impl RunningTask {
@@ -120,7 +124,7 @@ impl RunningTask {
         schema: SchemaRef,
         run: &TaskRun,
         queue: TaskOutput,
-        TaskParts { profiled, sharing, bodies, output_pool, lagging, emitted_rows, listing }: TaskParts,
+        TaskParts { profiled, sharing, bodies, output_pool, lagging, emitted_rows, listing, last_batch }: TaskParts,
         group: Tasks,
     ) -> Self {
         Self {
@@ -151,6 +155,7 @@ impl RunningTask {
             ),
             sizes: Sizes::default(),
             listing,
+            last_batch,
         }
     }
 

@@ -9,8 +9,9 @@ use std::collections::{BTreeMap, HashMap};
 use caju_wire::Run;
 use parking_lot::Mutex;
 
-/// Splits of which a task remembers the number of rows until its readers know it: about 3 MiB. Readers do without older ones.
-const MAX_SPLITS: usize = 1 << 16;
+/// Splits of which a task remembers the number of rows until its readers know it: about 48 MiB. Readers do without older ones. The
+/// rows of as many splits may be in the buffer of a `shuffle`, each of which takes more memory than the number.
+const MAX_SPLITS: usize = 1 << 20;
 /// Splits of which one reader was sent rows before their number was known. Beyond this number sizes are not sent, because each
 /// of these splits is looked up for every chunk.
 const MAX_UNKNOWN: usize = 1 << 10;
@@ -124,6 +125,22 @@ mod tests {
         assert!(sizes.take_for(&mut a).is_empty() && sizes.take_for(&mut b).is_empty());
         assert_eq!(sizes.pending.lock().splits.keys().collect::<Vec<_>>(), [&3], "the others are forgotten");
         assert_eq!(sizes.take_all(), [(3, 9)]);
+    }
+
+    /// The numbers are known when rows enter a buffer, and their readers when rows leave it.
+    #[test]
+    fn the_rows_of_very_many_splits_may_wait_in_a_buffer() {
+        const SPLITS: u64 = 200_000;
+        let sizes = Sizes::default();
+        let mut readers = [SentRows::default(), SentRows::default()];
+        (0..SPLITS).for_each(|split| sizes.add(vec![(split, 2)]));
+        for split in 0..SPLITS {
+            for (row, reader) in (0..).zip(&mut readers) {
+                reader.add(&[run(split, row, 1)]);
+                assert_eq!(sizes.take_for(reader), [(split, 2)]);
+            }
+        }
+        assert!(sizes.pending.lock().splits.is_empty());
     }
 
     #[test]

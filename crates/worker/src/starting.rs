@@ -16,6 +16,7 @@ use crate::emitted_rows::EmittedRows;
 use crate::feed::DispatcherFeed;
 use crate::identity::{Registration, refused_as_loss};
 use crate::lagging::LaggingConsumers;
+use crate::last_batch::LastBatch;
 use crate::listing::TaskListing;
 use crate::manager::{Credentials, Manager};
 use crate::pipelines::shard_by;
@@ -87,7 +88,9 @@ impl Manager {
         let group = may_repeat.then(|| body_group(&def));
         let bodies = TaskBodies::new(id, Arc::clone(&self.body_files), group);
         let output_pool = self.pool.of_job(&format!("{}\0output", def.job)).with_priority(priority(&def));
-        let parts = TaskParts { profiled, sharing, bodies, output_pool, lagging, emitted_rows, listing };
+        let last_batch = LastBatch::of(pipeline.def());
+        let parts =
+            TaskParts { profiled, sharing, bodies, output_pool, lagging, emitted_rows, listing, last_batch };
         let running = RunningTask::new(id, whose, schema, &run, output, parts, tasks);
         let running = Arc::new(running);
         tracing::info!(task = %id, job = %def.job, epoch = def.epoch, "task started");

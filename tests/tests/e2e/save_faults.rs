@@ -111,13 +111,17 @@ impl Lab {
         caju_in(p.folder(), &[&all[..], args].concat()).expect_code(0);
     }
 
+    fn status(&self) -> Value {
+        let args = ["status", "--dispatcher", &self.address, "--format", "json"];
+        let ended = caju_in(self.folder.path(), &args);
+        ended.expect_code(0);
+        serde_json::from_str(&ended.stdout).unwrap()
+    }
+
     fn finished(&self, saves: usize) {
         let deadline = Instant::now() + TEST_TIMEOUT;
         loop {
-            let args = ["status", "--dispatcher", &self.address, "--format", "json"];
-            let ended = caju_in(self.folder.path(), &args);
-            ended.expect_code(0);
-            let status: Value = serde_json::from_str(&ended.stdout).unwrap();
+            let status = self.status();
             let list = status["saves"].as_array().unwrap();
             assert!(!list.iter().any(|s| s["state"] == "failed"), "{list:?}");
             if list.len() == saves && list.iter().all(|s| s["state"] == "finished") {
@@ -214,6 +218,72 @@ fn sft_14_a_save_is_loaded_while_it_is_written() {
     lab.finished(1);
     assert_eq!(q.report(&[]).rows(), [12_000]);
     lab.stop();
+}
+
+/// Its parts come as they appear, an order that may be another one after the restart: then the epoch fails, and is never short.
+#[test]
+fn a_load_of_an_unfinished_save_is_whole_or_fails_when_the_dispatcher_restarts() {
+    let mut lab = Lab::start(2, Vec::new());
+    let p = slow(json!({ "range": 60_000 }));
+    let to = lab.folder.path().join("s");
+    let to = to.to_str().unwrap().to_owned();
+    lab.save(&p, &to, &["--detach", "--chunk-bytes", "4KiB"]);
+    let reader = load(&to, json!([]));
+    let args = ["read", "pipeline.yaml", "--dispatcher", &lab.address, "--report", "r.json"];
+    let read = Process::caju(reader.folder(), &args);
+    watch("a reader with rows", || {
+        let jobs = &lab.status()["jobs"];
+        jobs.as_array().unwrap().iter().any(|j| j["readers"][0]["rows"].as_u64() > Some(0))
+    });
+    lab.kill_dispatcher();
+    let ended = read.wait();
+    match ended.code {
+        Some(0) => assert_eq!(sum(&Report::load(&reader.folder().join("r.json"))), expected(&p)),
+        _ => drop(ended.expect_code(3).expect_error(&["source"])),
+    }
+    lab.finished(1);
+    assert_eq!(sum(&load(&to, json!([])).report(&[])), expected(&p));
+    lab.stop();
+}
+
+/// Files are overwritten between two attempts at a save: who loads it meanwhile gets no row of the files as they were.
+#[test]
+fn a_save_that_is_begun_again_from_other_files_has_no_rows_of_the_first_ones() {
+    let folder = tempdir().unwrap();
+    let write = |from: u64| {
+        for file in 0..6u64 {
+            let line = |row| format!("{{\"id\": {}}}\n", from + 100 * file + row);
+            let lines: String = (0..100).map(line).collect();
+            std::fs::write(folder.path().join(format!("{file}.jsonl")), lines).unwrap();
+        }
+    };
+    write(0);
+    let path = folder.path().join("*.jsonl");
+    let p = Pipeline::of(json!({ "json": path }), json!([{ "burn": { "per_row": "5ms" } }]));
+    let to = folder.path().join("s");
+    let to = to.to_str().unwrap();
+    let mut first = Lab::start(1, Vec::new());
+    first.save(&p, to, &["--detach"]);
+    watch("a part", || parts(Path::new(to)) > 0);
+    first.dispatcher.take().unwrap().process.signal("KILL");
+    first.workers.remove(0).unwrap().process.signal("KILL");
+    assert!(parts(Path::new(to)) < 6, "the save was not finished");
+    write(10_000);
+    let second = Lab::start(1, Vec::new());
+    let other = folder.path().join("0.jsonl");
+    let q = Pipeline::of(json!({ "json": other }), json!([{ "burn": { "per_row": "5ms" } }]));
+    let args = ["save", "pipeline.yaml", "--to", to, "--dispatcher", &second.address];
+    caju_in(q.folder(), &args).expect_error(&["over another source", to]);
+    second.save(&p, to, &["--detach"]);
+    let reader = load(to, json!([]));
+    let read = reader.run(&["--report", "r.json"]);
+    match read.code {
+        Some(0) => assert_eq!(sum(&Report::load(&reader.folder().join("r.json"))), expected(&p)),
+        _ => drop(read.expect_code(3).expect_error(&["are not of the finished save"])),
+    }
+    second.finished(1);
+    assert_eq!(sum(&load(to, json!([])).report(&[])), expected(&p));
+    second.stop();
 }
 
 /// `--save-wait`: a save whose processes are gone has no new part.

@@ -89,6 +89,15 @@ pub(super) fn check_dataset(consumers: Option<&Consumers>, dataset: &Dataset) ->
     let definition = dataset.definition.read()?;
     let batches = definition.stages.iter().rposition(|s| s.op.makes_batches());
     if balance == Balance::Bucket {
+        if let Some((at, below)) = batches.and_then(|at| Some((at, definition.computes_on_padding(at)?))) {
+            return Err(Error::invalid(format!(
+                "balance `bucket` pads the lists of a round to one length, and `{}` computes on lists that `{}` has padded to \
+                 those of one batch: put it above `{}`, where its lists are padded with the others",
+                below.name(),
+                definition.stages[at].op.name(),
+                definition.stages[at].op.name()
+            )));
+        }
         let is_hint = |s: &StageDef| matches!(s.op, StageOp::Autocache { .. });
         let classes = definition.stages.iter().rposition(|s| matches!(s.op, StageOp::BucketByLength { .. }));
         return match classes.filter(|at| definition.stages[*at..].iter().any(is_hint)) {

@@ -197,17 +197,24 @@ fn policy_of(
     }
 }
 
-/// The job of a request: the existing one, or a new one.
+/// What has to be known of a job before it is made.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct OfNewJob {
+    /// What its shards divide; none outside the static modes.
+    pub(super) shard_by: Option<ShardBy>,
+}
+
+/// The job of a request: the existing one, or a new one. `of_new_job` is none if the job was there when the request came.
 ///
 /// # Errors
-/// Those of [`RequestedJob`], and `ResourceExhausted` for a job too many.
+/// Those of [`RequestedJob`], `ResourceExhausted` for a job too many, and `Unavailable` for one that was forgotten since it was seen.
 pub(super) fn get_or_create(
     datasets: &Datasets,
     snapshots: &Snapshots,
     txn: &mut Txn<'_>,
     request: &v1::OpenIterationRequest,
     dataset: &Dataset,
-    shard_by: Option<ShardBy>,
+    of_new_job: Option<OfNewJob>,
 ) -> Result<Job> {
     let name = JobName(request.job.clone());
     let wanted = RequestedJob::parse(snapshots, request, dataset)?;
@@ -221,6 +228,15 @@ pub(super) fn get_or_create(
     let (mode, target) = (wanted.mode.unwrap_or(Mode::Dynamic), wanted.target.unwrap_or_default());
     consumers::check_new(wanted.consumers.as_ref(), mode, target)?;
     targets::local_workers(txn.state, request, target)?;
+    let shard_by = match of_new_job {
+        Some(OfNewJob { shard_by }) => shard_by,
+        None if !mode.is_static() => None,
+        None => {
+            return Err(Error::unavailable(format!(
+                "job `{name}` was forgotten while an epoch of it was opened; open it again"
+            )));
+        }
+    };
     let spec = wanted.into_spec(request, dataset, shard_by, || snapshots.default_policy())?;
     admit_job(&config.memory, &datasets.usage().lock(), txn)?;
     txn.apply(Update::JobCreated { job: name.clone(), spec });

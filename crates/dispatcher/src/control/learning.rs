@@ -4,7 +4,7 @@
 //! the dataset with these boundaries: another definition, whose fingerprint names its snapshots and states. So all workers,
 //! epochs and restarts have the same boundaries, and a state of other boundaries is refused.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,6 +31,8 @@ const LONG_POLL: Duration = Duration::from_secs(60);
 const FORGET_AFTER: Duration = Duration::from_secs(30);
 /// The boundaries that one worker learns concurrently. Each reads rows as a task does.
 const MAX_LEARNING_PER_WORKER: usize = 4;
+/// The workers in readers' processes that may learn the same boundaries. One of them is enough.
+const MAX_OWN_WORKERS: usize = 4096;
 
 /// What workers learn now, and what they report.
 pub(crate) struct Learning {
@@ -49,6 +51,9 @@ struct Pending {
     /// Workers that were lost while they learnt them.
     lost: Vec<String>,
     readers: usize,
+    /// Workers in the processes of readers that waited for them: no reader of another process reads from these, so no other
+    /// definition is run there.
+    own_workers: BTreeSet<String>,
     /// When the last reader came or left.
     asked: Duration,
     outcome: watch::Sender<Outcome>,
@@ -233,7 +238,9 @@ impl Learning {
             let Some(worker) = worker.filter(|_| !pending.is_failed()) else { return true };
             // A worker whose answer was lost gets the same order again.
             let again = is_mine(pending) && !request.learning.contains(&definition.to_string());
-            let first = pending.learner.is_none() && learning < MAX_LEARNING_PER_WORKER;
+            let first = pending.learner.is_none()
+                && learning < MAX_LEARNING_PER_WORKER
+                && (!worker.is_in_reader() || pending.own_workers.contains(&worker.address));
             learning += usize::from(first);
             if first || again {
                 pending.learner = Some((id, worker.incarnation, worker.describe()));
@@ -355,7 +362,7 @@ impl Learning {
             if let Some(runs) = self.running(&dataset).await? {
                 return Ok(Awaited::Runs(runs));
             }
-            let mut waiting = self.wait_for_boundaries(&dataset, &place)?;
+            let mut waiting = self.wait_for_boundaries(&dataset, &place, &request.local_workers)?;
             // They may have been learnt just before the wait began.
             if let Some(runs) = self.running(&dataset).await? {
                 return Ok(Awaited::Runs(runs));
@@ -401,7 +408,12 @@ impl Learning {
 
     /// # Errors
     /// `ResourceExhausted` if boundaries of too many datasets are being learnt, or of too many bytes of definitions.
-    fn wait_for_boundaries(&self, dataset: &Arc<Dataset>, place: &str) -> Result<Waiting<'_>> {
+    fn wait_for_boundaries(
+        &self,
+        dataset: &Arc<Dataset>,
+        place: &str,
+        own_workers: &[String],
+    ) -> Result<Waiting<'_>> {
         let (definition, asked) = (dataset.identity, self.context.clock.now());
         let mut all = self.pending.lock();
         let (limit, limit_bytes) =
@@ -422,10 +434,13 @@ impl Learning {
             learner: None,
             lost: Vec::new(),
             readers: 0,
+            own_workers: BTreeSet::new(),
             asked,
             outcome: watch::Sender::default(),
         });
         pending.readers += 1;
+        let room = MAX_OWN_WORKERS.saturating_sub(pending.own_workers.len());
+        pending.own_workers.extend(own_workers.iter().take(room).cloned());
         Ok(Waiting { learning: self, definition, outcome: pending.outcome.subscribe() })
     }
 }

@@ -154,9 +154,9 @@ fn apply(txn: &mut Txn<'_>, updates: Vec<Update>) {
 /// pause.
 fn ignore_own_pause(reports: &mut Reports, timers: &Timers, now: Duration) -> Duration {
     let gap = reports.last_check.map_or(Duration::ZERO, |last| now.saturating_sub(last));
-    let is_pause = gap > timers.check_every * 2 + timers.worker_timeout / 2;
+    let is_pause = gap > timers.check_every * 2 + timers.shortest_silence() / 2;
     if is_pause {
-        reports.forgive(gap);
+        reports.forgive(gap, now);
     }
     reports.last_check = Some(now);
     if is_pause { Duration::ZERO } else { gap }

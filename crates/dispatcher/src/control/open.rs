@@ -10,7 +10,7 @@ use super::autocache::Decisions;
 use super::context::Context;
 use super::datasets::{Datasets, RequestedDataset, find};
 use super::iterations::{Iterations, Restored};
-use super::jobs::{ANONYMOUS, mode_of_message};
+use super::jobs::{ANONYMOUS, OfNewJob, mode_of_message};
 use super::learning::{Awaited, Learning};
 use super::learnt_boundaries::is_learnt_from;
 use super::saves::SaveCalls;
@@ -73,7 +73,7 @@ impl Epochs {
             self.iterations.lose_silent_consumer(&request).await?;
             deserted = self.iterations.deserted_failure(&request).await?;
         }
-        let shard_by = self.shards_of_new_job(&request, &wanted).await?;
+        let of_new_job = self.of_new_job(&request, &wanted).await?;
         if let Some(shards) = resume.as_mut().and_then(|r| r.shards.as_mut()).filter(|s| s.by.is_none()) {
             shards.by = self.shards_of_state(&request, &wanted, shards.count).await?;
         }
@@ -94,8 +94,14 @@ impl Epochs {
                         Some(&JobName(request.job.clone())),
                     )?,
                 };
-                let job =
-                    jobs::get_or_create(&self.datasets, &self.snapshots, txn, &request, &dataset, shard_by)?;
+                let job = jobs::get_or_create(
+                    &self.datasets,
+                    &self.snapshots,
+                    txn,
+                    &request,
+                    &dataset,
+                    of_new_job,
+                )?;
                 resume::check(txn.state, &request, &job, &dataset)?;
                 let behind = Restored {
                     states: resume.clone(),
@@ -144,19 +150,19 @@ impl Epochs {
         Ok(if is_plain { request.job.clone() } else { format!("{}:{}", request.job, request.dataset_id) })
     }
 
-    /// What the shards of the job divide, if this request makes it.
-    async fn shards_of_new_job(
+    /// What has to be known of the job if this request makes it; none if it is there.
+    async fn of_new_job(
         &self,
         request: &v1::OpenIterationRequest,
         wanted: &RequestedDataset,
-    ) -> Result<Option<ShardBy>> {
+    ) -> Result<Option<OfNewJob>> {
         let mode = mode_of_message(request.mode)?.unwrap_or(Mode::Dynamic);
         let name = JobName(request.job.clone());
         if self.context.read_durable(|state| state.jobs.contains_key(&name)).await? {
             return Ok(None);
         }
         let num_shards = num_shards(&self.context.config.workers, mode);
-        self.shards_divide(wanted, mode, num_shards).await
+        Ok(Some(OfNewJob { shard_by: self.shards_divide(wanted, mode, num_shards).await? }))
     }
 
     /// What the shards of a state of an older version divide, which does not say it, where that depends on their number and the

@@ -214,10 +214,15 @@ impl Reports {
         }
     }
 
-    /// Moves all reports later by the given time: the dispatcher itself stood still.
-    pub(crate) fn forgive(&mut self, gap: Duration) {
-        self.workers.values_mut().for_each(|w| w.at += gap);
-        self.clients.values_mut().for_each(|c| c.at += gap);
+    /// Moves all reports, and what is waited for, later by the given time: the dispatcher itself stood still. `now` is its end.
+    pub(crate) fn forgive(&mut self, gap: Duration, now: Duration) {
+        let later = |at: &mut Duration| *at = at.saturating_add(gap).min(now);
+        self.workers.values_mut().for_each(|w| later(&mut w.at));
+        self.clients.values_mut().for_each(|c| later(&mut c.at));
+        self.unreported_ends.values_mut().for_each(later);
+        for since in [&mut self.idle, &mut self.starved, &mut self.awaiting_states] {
+            since.values_mut().for_each(later);
+        }
     }
 
     /// Drops what belongs to a dropped iteration.

@@ -347,10 +347,17 @@ async fn begin(stores: &Stores, url: &str, saved: SaveDescription) -> Result<Sav
     if there.fingerprint != prefix || there.copies != copies {
         return Err(taken(url));
     }
-    if there.state == SaveState::Failed {
-        return saved.replace(stores, url).await;
+    match there.state {
+        SaveState::Failed => saved.replace(stores, url).await,
+        // Fingerprints leave paths out. Who loads it would read rows of both.
+        SaveState::Writing if there.definition.get("source") != saved.definition.get("source") => {
+            Err(Error::already_exists(format!(
+                "a save of the same stages over another source was begun at {url}, and is not finished; save to another URL, or \
+                 delete that one"
+            )))
+        }
+        SaveState::Writing | SaveState::Finished => Ok(there),
     }
-    Ok(there)
 }
 
 /// Refuses to go on with a finished save in another form than it has: what is stored is not stored again.

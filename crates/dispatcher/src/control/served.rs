@@ -132,9 +132,14 @@ impl Served {
         all
     }
 
-    /// What all tasks of a worker gave out.
-    pub(super) fn of_worker(&self, worker: WorkerId) -> TaskServed {
-        sum(self.tasks.values().filter(|r| r.worker == worker).map(|r| &r.served))
+    /// What all tasks of each worker gave out.
+    pub(super) fn of_workers(&self) -> BTreeMap<WorkerId, TaskServed> {
+        let mut all: BTreeMap<WorkerId, TaskServed> = BTreeMap::new();
+        for report in self.tasks.values() {
+            let of = all.entry(report.worker).or_default();
+            *of = sum([&*of, &report.served].into_iter());
+        }
+        all
     }
 
     /// The last report of a task.

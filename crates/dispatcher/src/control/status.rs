@@ -1,12 +1,13 @@
 //! The status for people: workers, jobs and their progress.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use caju_autocache::{CachePlan, Document};
 use caju_planner::{Profile, ReportedTimes};
 use caju_proto::v1;
-use caju_types::{ClientId, Result};
+use caju_types::{ClientId, IterationId, JobName, Result, TaskId, WorkerId};
 
 use super::context::Context;
 use super::learnt_boundaries::boundaries_of;
@@ -33,26 +34,30 @@ impl Status {
         let cache = self.snapshots.cache_size().await;
         let now = self.context.clock.now();
         self.context
-            .read_durable(|state| v1::GetStatusResponse {
-                version: env!("CARGO_PKG_VERSION").to_string(),
-                uptime_s: now.saturating_sub(self.context.process.started).as_secs_f64(),
-                workers: state
-                    .workers
-                    .values()
-                    .map(|w| self.context.reports.worker_status(state, w))
-                    .collect(),
-                jobs: state.iterations.values().map(|i| self.job_status(state, i)).collect(),
-                saves: state.saves.values().map(|s| self.saves.status(s)).collect(),
-                cache_url: self.context.config.cache_url.clone(),
-                journal: self.context.store.describe_journal().to_string(),
-                configured_workers: self.context.config.workers.entries().to_vec(),
-                cache,
-                scaling: self.scaling.status(&self.context.config.timers),
+            .read_durable(|state| {
+                let (by_worker, profiles) =
+                    (ByWorker::of(state, &self.context.reports.lock()), Profiles::of(state));
+                v1::GetStatusResponse {
+                    version: env!("CARGO_PKG_VERSION").to_string(),
+                    uptime_s: now.saturating_sub(self.context.process.started).as_secs_f64(),
+                    workers: state
+                        .workers
+                        .values()
+                        .map(|w| self.context.reports.worker_status(&by_worker, w))
+                        .collect(),
+                    jobs: state.iterations.values().map(|i| self.job_status(state, &profiles, i)).collect(),
+                    saves: state.saves.values().map(|s| self.saves.status(s)).collect(),
+                    cache_url: self.context.config.cache_url.clone(),
+                    journal: self.context.store.describe_journal().to_string(),
+                    configured_workers: self.context.config.workers.entries().to_vec(),
+                    cache,
+                    scaling: self.scaling.status(&self.context.config.timers),
+                }
             })
             .await
     }
 
-    fn job_status(&self, state: &State, iteration: &Iteration) -> v1::JobStatus {
+    fn job_status(&self, state: &State, profiles: &Profiles, iteration: &Iteration) -> v1::JobStatus {
         let dataset = state.datasets.get(&iteration.dataset);
         let reports = self.context.reports.lock();
         let stages = reports.stages(iteration);
@@ -100,7 +105,7 @@ impl Status {
             stages,
             decision_json: decision(state, iteration),
             incomplete: super::acknowledgements::incomplete(iteration, None),
-            profile_json: state.jobs.get(&iteration.job).map(profile_json).unwrap_or_default(),
+            profile_json: profiles.of_epoch(iteration),
             policy: state.jobs.get(&iteration.job).map(|j| j.spec.policy.to_string()).unwrap_or_default(),
             modes: Some(modes_to_proto(iteration.modes)),
             caching: iteration.plan.as_ref().map(describe).unwrap_or_default(),
@@ -124,17 +129,58 @@ impl Status {
     }
 }
 
+/// The tasks that each worker runs, and what it gave out: all tasks are looked at once, and not once for each worker.
+struct ByWorker {
+    running: BTreeMap<WorkerId, Vec<(IterationId, TaskId)>>,
+    served: BTreeMap<WorkerId, v1::TaskServed>,
+}
+
+impl ByWorker {
+    fn of(state: &State, reports: &Reports) -> Self {
+        let mut running: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        let tasks = state.iterations.values().flat_map(|i| i.tasks.values().map(|t| (i.id, t)));
+        for (iteration, task) in tasks.filter(|(_, t)| t.state == TaskState::Active) {
+            running.entry(task.worker).or_default().push((iteration, task.id));
+        }
+        Self { running, served: reports.served.of_workers() }
+    }
+}
+
+/// How many epochs of a job come with the job's profile, which takes some KiB to describe.
+const PROFILED_EPOCHS: usize = 8;
+
+/// The profiles of jobs as JSON, for the last epochs of each.
+struct Profiles(BTreeMap<JobName, (u64, String)>);
+
+impl Profiles {
+    fn of(state: &State) -> Self {
+        let mut epochs: BTreeMap<&JobName, Vec<u64>> = BTreeMap::new();
+        for iteration in state.iterations.values() {
+            epochs.entry(&iteration.job).or_default().push(iteration.epoch);
+        }
+        let profiled = epochs.into_iter().filter_map(|(name, mut epochs)| {
+            epochs.sort_unstable_by(|a, b| b.cmp(a));
+            let first = epochs.get(PROFILED_EPOCHS - 1).or(epochs.last()).copied()?;
+            Some((name.clone(), (first, profile_json(state.jobs.get(name)?))))
+        });
+        Self(profiled.collect())
+    }
+
+    fn of_epoch(&self, iteration: &Iteration) -> String {
+        let known = self.0.get(&iteration.job).filter(|(first, _)| iteration.epoch >= *first);
+        known.map(|(_, profile)| profile.clone()).unwrap_or_default()
+    }
+}
+
 impl PeerReports {
-    fn worker_status(&self, state: &State, worker: &Worker) -> v1::WorkerStatus {
+    fn worker_status(&self, by_worker: &ByWorker, worker: &Worker) -> v1::WorkerStatus {
         let reports = self.lock();
         let report = reports.workers.get(&worker.id);
         let (last_report, usage) = (report.map(|r| r.at), report.and_then(|r| r.usage));
         let tuned = report.map(|r| r.tuned.clone()).unwrap_or_default();
-        let tasks = state.iterations.values().flat_map(|i| i.tasks.values().map(|t| (i.id, t)));
-        let here: Vec<_> =
-            tasks.filter(|(_, t)| t.worker == worker.id && t.state == TaskState::Active).collect();
-        let running = here.iter().filter_map(|(i, t)| reports.served.of_task(*i, t.id)).collect();
-        let served = reports.served.of_worker(worker.id);
+        let here = by_worker.running.get(&worker.id).map(Vec::as_slice).unwrap_or_default();
+        let running = here.iter().filter_map(|(i, t)| reports.served.of_task(*i, *t)).collect();
+        let served = by_worker.served.get(&worker.id).copied().unwrap_or_default();
         drop(reports);
         v1::WorkerStatus {
             worker_id: worker.id.0,
@@ -143,7 +189,7 @@ impl PeerReports {
             cores: worker.cores,
             silent_s: last_report.map_or(0.0, |at| self.now().saturating_sub(at).as_secs_f64()),
             state: worker.state_name().to_string(),
-            tasks: here.iter().map(|(_, t)| t.id.0).collect(),
+            tasks: here.iter().map(|(_, t)| t.0).collect(),
             slot: worker.slot,
             served: Some(served),
             usage,

@@ -24,6 +24,9 @@ use crate::state::{
     Even, Failure, Iteration, Mode, State, TargetWorkers, Task, TaskState, Update, Worker, WorkerState,
 };
 
+/// The most tags of a worker. They are in the journal, and in each answer about the workers.
+const MAX_TAGS: usize = 64;
+
 /// The calls of workers about themselves and their tasks.
 pub(crate) struct Workers {
     pub(super) context: Arc<Context>,
@@ -47,6 +50,14 @@ impl Workers {
             return Err(Error::invalid(format!(
                 "worker address `{}` is not HOST:PORT that clients could dial",
                 request.address
+            )));
+        }
+        self.context.config.memory.check_name("a worker's version", &request.version)?;
+        if request.tags.len() > MAX_TAGS {
+            return Err(Error::invalid(format!(
+                "worker {} has {} tags; the most are {MAX_TAGS}",
+                request.address,
+                request.tags.len()
             )));
         }
         request

@@ -13,6 +13,8 @@ use crate::state::Update;
 
 /// The version of the journal's format. A database names it.
 pub const SCHEMA: &str = "caju.journal/v2";
+/// What the formats of all versions begin with; the number of the version follows.
+pub(super) const SCHEMA_PREFIX: &str = "caju.journal/v";
 /// Versions that are read, and become [`SCHEMA`] when something is written.
 pub const FORMER_SCHEMAS: &[&str] = &["caju.journal/v1"];
 

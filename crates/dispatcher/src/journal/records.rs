@@ -159,6 +159,21 @@ pub(super) fn damaged(folder: &Path, what: &str) -> Error {
     Error::data_loss(format!("journal {}: {what}", folder.display()))
 }
 
+/// The error of a database with another mark than [`codec::SCHEMA`]. One of a later version is whole: it is left as it is, for that
+/// version.
+pub(super) fn other_format(folder: &Path, found: &str) -> Error {
+    let version = |schema: &str| schema.strip_prefix(codec::SCHEMA_PREFIX)?.parse::<u32>().ok();
+    if version(found) > version(codec::SCHEMA) {
+        return Error::failed_precondition(format!(
+            "journal {}: a later version of caju wrote it, in the format `{found}`, and this one reads `{}`; start that version, \
+             or give another --state-dir: this dispatcher then knows nothing of the former one's jobs",
+            folder.display(),
+            codec::SCHEMA
+        ));
+    }
+    damaged(folder, &format!("it has the format `{found}`"))
+}
+
 /// The error of a journal that another process has open.
 pub(super) fn in_use(folder: &Path) -> Error {
     Error::failed_precondition(format!(

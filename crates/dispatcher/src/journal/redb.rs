@@ -8,7 +8,7 @@ use ::redb::{Builder, Database, ReadableDatabase as _, ReadableTable as _, Table
 use caju_types::{Error, Result};
 
 use super::codec::{self, Encoder};
-use super::records::{self, Records, damaged, in_use, io_error};
+use super::records::{self, Records, damaged, in_use, io_error, other_format};
 use super::{Journal, StoredGroups};
 use crate::state::Update;
 
@@ -58,7 +58,7 @@ impl RedbJournal {
     /// Marks a new database as ours.
     ///
     /// # Errors
-    /// `DataLoss` if another program or a later version wrote it.
+    /// `DataLoss` if another program wrote it, `FailedPrecondition` if a later version did.
     fn check_format(&self) -> Result<()> {
         let change = self.db.begin_write().map_err(|e| self.error(e))?;
         let is_new = change.list_tables().map_err(|e| self.error(e))?.next().is_none();
@@ -72,7 +72,7 @@ impl RedbJournal {
                     meta.insert(FORMAT_KEY, codec::SCHEMA).map_err(|e| self.error(e))?;
                     is_former = true;
                 }
-                Some(found) => return Err(damaged(&self.path, &format!("it has the format `{found}`"))),
+                Some(found) => return Err(other_format(&self.path, &found)),
                 None if is_new => {
                     meta.insert(FORMAT_KEY, codec::SCHEMA).map_err(|e| self.error(e))?;
                     change.open_table(GROUPS).map_err(|e| self.error(e))?;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use caju_types::{Error, Result};
 
 use super::codec::{self, Encoder};
-use super::records::{self, Records, damaged, in_use, io_error};
+use super::records::{self, Records, damaged, in_use, io_error, other_format};
 use super::{Journal, StoredGroups};
 use crate::state::Update;
 
@@ -58,7 +58,7 @@ impl SledJournal {
             }
             Some(found) => {
                 let found = String::from_utf8_lossy(&found).into_owned();
-                return Err(damaged(folder, &format!("it has the format `{found}`")));
+                return Err(other_format(folder, &found));
             }
             None if groups.is_empty() && db.tree_names().len() <= 3 && db.is_empty() => {
                 meta.insert(FORMAT_KEY, codec::SCHEMA.as_bytes()).map_err(at)?;

@@ -4,7 +4,7 @@ use caju_autocache::SplitModes;
 use caju_types::{ClientId, TaskId, WorkerId};
 use serde::{Deserialize, Serialize};
 
-use super::{Iteration, SharedCounts, Task, TaskState};
+use super::{Feed, Iteration, SharedCounts, Task, TaskState};
 
 /// What a worker reports of the end of a task; the fields of [`super::Update::TaskEnded`].
 pub(super) struct TaskEnd<'a> {
@@ -65,9 +65,10 @@ impl Iteration {
         self.is_drained() && self.tasks.values().all(|t| t.state == TaskState::Done)
     }
 
-    /// Whether every row was acknowledged.
+    /// Whether every row was acknowledged. Present readers may be at their ends without that: no other reader reads the shard of a
+    /// worker in the process of one that left.
     pub fn is_finished(&self) -> bool {
-        self.is_settled() && !self.lacks_rows()
+        self.is_settled() && !self.lacks_rows() && !self.feeds.values().any(Feed::has_work)
     }
 
     /// Whether it is at its end, and rows are missing.

@@ -6,7 +6,8 @@ use caju_proto::v1;
 use caju_types::{Error, ErrorKind};
 use serde_json::json;
 
-use super::fake::{World, lost, open_request, run};
+use super::fake::{World, lost, open_request, run, timers};
+use crate::config::{DispatcherConfig, Timers};
 
 const S: Duration = Duration::from_secs(1);
 
@@ -149,6 +150,33 @@ fn a_reader_that_vanishes_with_rows_makes_the_epoch_incomplete() {
         assert_eq!((missing.rows_missing, missing.rows_taken_by_lost_readers), (2, 2));
         assert_eq!(state_of(&t.w, t.stays.iteration_id), "incomplete");
     });
+}
+
+/// A dispatcher that stood still, as on a suspended machine, has heard nobody: that is no silence of its peers, whatever of the
+/// timeouts is the shortest one.
+#[test]
+fn a_pause_of_the_dispatcher_expels_nobody() {
+    // The timeouts of workers and of readers, and the pause.
+    for (worker_timeout, client_timeout, pause) in [(60, 10, 15), (5, 60, 100)] {
+        let (worker_timeout, client_timeout) = (S * worker_timeout, S * client_timeout);
+        let timers = Timers { worker_timeout, client_timeout, job_gc_timeout: S * 40, ..timers() };
+        run(async {
+            let w = World::with(|config| DispatcherConfig { timers, ..config });
+            let worker = w.worker("a:1").await;
+            let left = w.open(&json!({"splits": 2}), "left").await;
+            w.close(left.client_id, left.iteration_id, Vec::new()).await;
+            let open = w.open(&json!({"splits": 2}), "j").await;
+            w.silence(S * 3, &[(worker, "a:1")], &[(open.client_id, open.iteration_id)]).await;
+            w.clock.advance(S * pause);
+            w.core.liveness.check();
+            let state = w.core.snapshot();
+            assert!(state.workers.values().all(|worker| !worker.is_lost()));
+            let iteration = &state.iterations[&caju_types::IterationId(open.iteration_id)];
+            assert_eq!(iteration.members.len(), 1, "no reader is expelled");
+            let between = state.iterations.contains_key(&caju_types::IterationId(left.iteration_id));
+            assert!(between, "nor is an epoch abandoned whose readers are between two launches");
+        });
+    }
 }
 
 #[test]

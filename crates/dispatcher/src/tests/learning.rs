@@ -125,6 +125,30 @@ fn readers_of_one_job_wait_for_one_worker_and_its_epochs_bind_nothing_again() {
     });
 }
 
+/// A worker in a reader's process may have that reader's functions and files, and runs nothing for readers of other processes.
+#[test]
+fn a_worker_in_a_readers_process_learns_for_that_reader_alone() {
+    run(async {
+        let w = World::new();
+        let own = "memory://a-process/1";
+        let (in_reader, other) = (w.worker(own).await, w.worker("b:1").await);
+        let stranger = opening(&w, asks_again(&learns(), "j")).await;
+        assert!(beat(&w, in_reader, &[]).await.is_empty());
+        let order = beat(&w, other, &[]).await.remove(0);
+        report(&w, other, &order.dataset, Ok(&[4])).await.unwrap();
+        stranger.await.unwrap().unwrap();
+
+        let w = World::new();
+        let in_reader = w.worker(own).await;
+        let request =
+            v1::OpenIterationRequest { local_workers: vec![own.into()], ..asks_again(&learns(), "j") };
+        let reader = opening(&w, request).await;
+        let order = beat(&w, in_reader, &[]).await.remove(0);
+        report(&w, in_reader, &order.dataset, Ok(&[4])).await.unwrap();
+        reader.await.unwrap().unwrap();
+    });
+}
+
 #[test]
 fn a_reader_hears_who_learns_and_asks_again() {
     run(async {

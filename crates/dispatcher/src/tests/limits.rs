@@ -224,3 +224,23 @@ fn names_have_a_length() {
         assert_eq!(e.kind(), ErrorKind::InvalidArgument);
     });
 }
+
+/// What a worker says of itself is journaled, and is in each answer about the workers.
+#[test]
+fn what_a_worker_says_of_itself_is_bounded() {
+    run(async {
+        let w = World::new();
+        let request = |tags: usize, version: usize| v1::RegisterWorkerRequest {
+            address: "a:1".into(),
+            tags: vec!["gpu".into(); tags],
+            version: "1".repeat(version),
+            ..Default::default()
+        };
+        for (tags, version, says) in [(65, 1, "65 tags"), (1, 2 << 10, "version")] {
+            let e = w.core.workers.register_worker(request(tags, version)).await.unwrap_err();
+            assert!(e.kind() == ErrorKind::InvalidArgument && e.message().contains(says), "{e}");
+        }
+        assert!(w.core.snapshot().workers.is_empty());
+        w.core.workers.register_worker(request(64, 100)).await.unwrap();
+    });
+}

@@ -268,9 +268,8 @@ fn a_rank_that_comes_when_the_epoch_is_forgotten_is_reported_so() {
         let rank = async |w: &World, rank| of_attempt(w, &def, "first", Some(rank), &before).await;
         let open = w.core.epochs.open_iteration(rank(&w, 0).await).await.unwrap();
         read_to_the_end(&w, worker, &open).await;
-        w.core.liveness.check();
-        w.clock.advance(w.core.context.config.timers.job_gc_timeout + Duration::from_secs(1));
-        w.core.liveness.check();
+        let gc = w.core.context.config.timers.job_gc_timeout + Duration::from_secs(1);
+        w.silence(gc, &[(worker, "a:1")], &[]).await;
         assert!(w.core.snapshot().iterations.values().all(|i| i.id.0 != open.iteration_id));
         w.restart();
         let e = w.core.epochs.open_iteration(rank(&w, 1).await).await.unwrap_err();

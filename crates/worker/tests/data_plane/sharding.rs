@@ -59,6 +59,37 @@ async fn two_readers_of_one_job_each_end_with_the_shards_of_their_own_workers() 
     assert_eq!(got, (0..100).filter(|i| i % 5 < 2).collect::<Vec<_>>());
 }
 
+/// Each of two readers has the shards of its own worker. The one that leaves early has left rows that nobody reads: the other one ends
+/// with its own, and the epoch is not finished before the rest was read.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_epoch_with_a_shard_that_nobody_reads_is_not_finished() {
+    let entries = vec!["127.0.0.1:%port%".to_owned(); 2];
+    let mut cluster = Cluster::start_with(0, |c| c.workers = WorkerList::new(entries).unwrap()).await;
+    let own = [cluster.local.clone(), LocalWorkers::new()];
+    for local in own.clone() {
+        cluster.add(|c| (c.local, c.tags) = (local, vec!["COLOCATED".to_owned()])).await;
+    }
+    let [stays, leaves] = own.map(|local| cluster.client_with(|c| c.local = local));
+    let (stays, leaves) = (stays.await, leaves.await);
+    let mut first = stays.read(data("j", TargetWorkers::Auto)).await.unwrap();
+    let mut second = leaves.read(data("j", TargetWorkers::Auto)).await.unwrap();
+    let mut got = vec![ids(&second.next().await.unwrap().unwrap().batch)];
+    second.close().await;
+    got.extend(drain(&mut first).await.unwrap());
+    assert!(got.concat().len() < 100, "the rows of the other worker are not for this reader");
+    first.close().await;
+    let states = async || {
+        let jobs = stays.status().await.unwrap().jobs;
+        jobs.into_iter().filter(|j| j.job == "j").map(|j| j.state).collect::<Vec<_>>()
+    };
+    assert_eq!(states().await, ["abandoned"]);
+    let mut again = leaves.read(data("j", TargetWorkers::Auto)).await.unwrap();
+    got.extend(drain(&mut again).await.unwrap());
+    again.close().await;
+    assert_once(got, 100);
+    assert_eq!(states().await, ["finished"]);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sta_21_colocated_workers_of_other_processes_alone_are_refused() {
     let cluster = colocated(0).await;

@@ -559,3 +559,36 @@ async fn a_job_that_shares_goes_on_behind_its_state() {
     of_other.extend(all.unwrap());
     assert_once(of_other, ROWS.cast_signed());
 }
+
+/// A job with `relaxed` leaves out rows of other jobs alone: those that its own tasks computed before the state, and that its user did
+/// not take, are computed again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_relaxed_job_goes_on_behind_its_state_with_all_rows_that_it_has_not_taken() {
+    let cluster = cluster(1, patient(SPLIT * 250, SharingLag::Drop)).await;
+    let client = cluster.client().await;
+    let relaxed =
+        || ReadRequest { sharing: Sharing::Relaxed { trainer_id: None }, ..request(&squares(), "alone") };
+    let mut reader = client.read(relaxed()).await.unwrap();
+    let mut got = Vec::new();
+    for _ in 0..100 {
+        got.push(ids(&reader.next().await.unwrap().unwrap().batch));
+    }
+    let computed = async || {
+        let running = client.status().await.unwrap();
+        let of_job = running.jobs.into_iter().find(|j| j.job == "alone").unwrap();
+        of_job.served.and_then(|s| s.shared).map_or(0, |shared| shared.computed_rows)
+    };
+    // Rows that the user has not taken have left the window, which has room for one split.
+    let ahead = async {
+        while computed().await < 100 * 100 + 3 * SPLIT {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(TEST_TIMEOUT, ahead).await.expect("the task computes ahead");
+    let state = reader.state().unwrap();
+    reader.close().await;
+    let mut rest = client.read(ReadRequest { states: vec![state], ..relaxed() }).await.unwrap();
+    got.extend(drain(&mut rest).await.unwrap());
+    assert_once(got, ROWS.cast_signed());
+    assert_eq!(shared_use(&status(&client, rest).await).skipped_rows, 0);
+}

@@ -188,7 +188,9 @@ fn damage_is_set_aside_and_the_rest_of_the_folder_left_alone() {
         assert_eq!(garbage.len(), 1);
         assert_eq!(make(&|folder| tamper(kind, folder, &Change::Foreign)).len(), 1);
         for change in [
-            Change::Format("caju.journal/v9"),
+            Change::Format("caju.journal/v"),
+            Change::Format("caju.journal/v0"),
+            Change::Format("something/v9"),
             Change::Insert(1, b"{\"schema\"".to_vec()),
             Change::Insert(7, codec::Encoder::new().unwrap().encode(&[]).unwrap()),
         ] {
@@ -198,6 +200,29 @@ fn damage_is_set_aside_and_the_rest_of_the_folder_left_alone() {
             });
             assert_eq!(aside.len(), 1, "{}: {change:?}", kind.name());
         }
+    }
+}
+
+/// Whoever goes back to an older version, and then to the later one again, has what the later one had written.
+#[test]
+fn a_journal_of_a_later_version_is_left_to_that_version() {
+    for kind in JournalKind::ALL {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join(kind.folder());
+        write(kind, &folder, &[every_update(), every_update()]);
+        tamper(kind, &folder, &Change::Format("caju.journal/v9"));
+        let e = open_state_dir(dir.path(), kind, NOW).err().unwrap();
+        let says = |word| e.message().contains(word);
+        assert!(
+            e.kind() == ErrorKind::FailedPrecondition
+                && says("caju.journal/v9")
+                && says(codec::SCHEMA)
+                && says("--state-dir"),
+            "{e}"
+        );
+        tamper(kind, &folder, &Change::Format(codec::SCHEMA));
+        let (_, found) = open_state_dir(dir.path(), kind, NOW).unwrap();
+        assert_eq!(found.concat().len(), 2 * every_update().len(), "{}: nothing is lost", kind.name());
     }
 }
 
