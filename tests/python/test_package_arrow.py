@@ -363,3 +363,25 @@ def test_columns_of_rows_are_what_is_read():
 
     with pytest.raises(cj.InvalidPipeline, match="in the middle"):
         cj.from_arrow(pa.RecordBatchReader.from_batches(pa.schema([("x", pa.int64())]), fails()))
+
+
+@pytest.mark.parametrize("encoding", [None, "arrow/none", "parquet/zstd"])
+def test_an_image_with_null_samples_is_an_error_of_its_row(tmp_path, encoding):
+    """What lies in the place of a null differs: Parquet does not store it, and Arrow does."""
+    samples = pa.array(np.arange(48, dtype=np.uint8), mask=np.arange(48) == 17)
+    kind = pa.fixed_shape_tensor(pa.uint8(), [2, 2, 3])
+    images = pa.ExtensionArray.from_storage(kind, pa.FixedSizeListArray.from_arrays(samples, 12))
+    table = pa.table({"id": pa.array(range(4), pa.int64()), "image": images})
+    with pa.ipc.new_file(tmp_path / "x.arrow", table.schema) as file:
+        file.write_table(table)
+    data = cj.read_arrow(str(tmp_path / "x.arrow"))
+    if encoding is not None:
+        data.save(str(tmp_path / "save"), encoding=encoding)
+        data = cj.load(str(tmp_path / "save"))
+    data = data.with_columns(x="normalize(image)", y="image_height(image)")
+    for _ in range(2):
+        with pytest.raises(cj.DataLoss, match="1 of the 12 samples of an image are null"):
+            list(data)
+    kept = list(data.with_options(on_error="skip"))
+    assert sorted(int(row["id"]) for row in kept) == [0, 2, 3]
+    assert all(int(row["y"]) == 2 for row in kept)

@@ -139,3 +139,13 @@ def test_bounds_of_rows_are_those_of_workers():
     for bound in ("max_pixels", "max_record"):
         with pytest.raises(TypeError, match=bound):
             cj.start_dispatcher(**{bound: 1})
+
+
+def test_what_a_function_returns_is_bounded_before_it_is_read():
+    def wide(batch):
+        return {"x": [b"x" * (1 << 20)] * len(batch["id"])}
+
+    with cj.LocalCluster(chunk_memory="8MiB") as cluster:
+        data = cj.range(64).map(wide, batched=True).distribute(cluster)
+        with pytest.raises(cj.CajuError, match="wide` returned needs 64"):
+            list(data)

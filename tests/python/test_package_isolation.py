@@ -128,3 +128,32 @@ def test_what_one_definition_does_to_its_interpreter_no_other_sees():
     with cj.LocalCluster(cpu_threads=1) as cluster:
         assert max(int(r["n"]) for r in cj.range(50).map(counting).distribute(cluster)) > 1
         assert {int(r["n"]) for r in cj.range(50).map(other).distribute(cluster)} == {0}
+
+
+def test_servers_use_only_the_folders_that_they_are_given(tmp_path):
+    inside, outside = tmp_path / "in", tmp_path / "out"
+    for folder in (inside, outside):
+        folder.mkdir()
+        (folder / "x.jsonl").write_text('{"id": 1}\n')
+
+    def ids(dispatcher, folder):
+        return [int(row["id"]) for row in cj.read_json(str(folder / "x.jsonl")).distribute(dispatcher)]
+
+    only = {"allow_read": [inside], "allow_write": [tmp_path / "saves"]}
+    for of_dispatcher, of_worker in ((only, {}), ({}, only)):
+        dispatcher = cj.start_dispatcher(**of_dispatcher)
+        worker = cj.start_worker(dispatcher, **of_worker)
+        try:
+            assert ids(dispatcher, inside) == [1]
+            with pytest.raises(cj.NotPermitted, match="may not be read"):
+                ids(dispatcher, outside)
+            data = cj.read_json(str(inside / "x.jsonl"))
+            if of_dispatcher:
+                with pytest.raises(cj.NotPermitted, match="may not be written"):
+                    data.save(str(tmp_path / "other"), dispatcher.address)
+            data.save(str(tmp_path / "saves" / "s"), dispatcher.address)
+        finally:
+            worker.stop()
+            dispatcher.stop()
+    with pytest.raises(cj.InvalidPipeline, match="must be a list of folders"):
+        cj.start_worker("h:1", allow_read="/data")

@@ -216,7 +216,7 @@ def test_a_pool_whose_pipe_is_gone_says_nothing(tmp_path):
     mark.write_bytes(b"\xff" * 8)
     process = subprocess.Popen([sys.executable, "-m", "caju._pool", str(mark)], stdin=subprocess.PIPE,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout.readline() == b'{"ready": true, "gives_back": true}\n'
+    assert process.stdout.readline() == b'{"ready": true, "gives_back": true, "reads_files": true}\n'
     process.stdout.close()
     process.stdin.write(b'{"define": 0, "name": "f", "kind": "map", "batched": false, "payload": 0}\n{"call": 0}\n')
     process.stdin.close()

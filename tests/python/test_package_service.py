@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+from conftest import Server, free_port
 
 import caju as cj
 
@@ -269,3 +270,21 @@ def test_an_element_above_max_frame_is_refused(cluster):
     with pytest.raises(cj.ResourceExhausted, match="more than the bound of 1048576 bytes"):
         list(batches.distribute(address, max_frame="1MiB"))
     assert len(list(batches.distribute(address, max_frame=4 << 20))) == 1
+
+
+def test_a_loop_that_could_not_begin_is_not_counted_as_an_epoch(caju, tmp_path):
+    port = free_port()
+    data = cj.range(8).distribute(f"caju://127.0.0.1:{port}", job_name="later", connect_timeout=0.2)
+    for _ in range(2):
+        with pytest.raises(cj.Unavailable):
+            iter(data)
+    servers = [Server(caju, tmp_path, "dispatcher", "--listen", f"127.0.0.1:{port}")]
+    try:
+        servers.append(Server(caju, tmp_path, "worker", "--listen", "127.0.0.1:0", "--dispatcher", f"127.0.0.1:{port}"))
+        for epoch in range(2):
+            with iter(data) as rows:
+                assert rows.epoch == epoch
+                assert sorted(int(row["id"]) for row in rows) == list(range(8))
+    finally:
+        for server in servers:
+            server.kill()

@@ -225,6 +225,51 @@ def test_det_09_ranks_of_a_group_get_the_same_elements(cluster, tmp_path):
     assert len(set(both)) == len(both)
 
 
+NOT_BEGUN = """
+import sys
+import torch.distributed as dist
+import caju
+address, folder, rank = sys.argv[1], sys.argv[2], int(sys.argv[3])
+dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+service = {"job_name": "groups", "num_consumers": 1, "consumer_index": 0}
+missing = caju.read_parquet(f"{folder}/none.parquet").distribute(address, **service).torch(replication=2)
+for _ in range(2):
+    try:
+        next(iter(missing))
+    except caju.NotFound as e:
+        assert "none.parquet" in str(e), e
+    else:
+        raise SystemExit(f"rank {rank}: a source that does not exist")
+rows = caju.range(8).batch(4).distribute(address, **service | {"job_name": "more"}).torch(replication=2)
+assert [batch["id"].tolist() for batch in rows] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+dist.barrier()
+"""
+
+
+def test_an_epoch_that_does_not_begin_is_an_error_of_all_ranks_of_a_group(cluster, tmp_path):
+    service = f"caju://{cluster(workers=1).dispatcher.address}"
+    args = [sys.executable, "-c", NOT_BEGUN, service, str(tmp_path)]
+    wait_for([subprocess.Popen([*args, str(rank)]) for rank in range(2)])
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_a_state_that_was_loaded_is_refused_by_worker_processes(context):
+    """Each loop has new worker processes, and each of them would go on from the state again: every epoch would be the same tail."""
+    data = cj.range(12).batch(4).torch()
+    next(iter(data))
+    state = data.state_dict()
+    restored = cj.range(12).batch(4).torch()
+    restored.load_state_dict(state)
+    loader = DataLoader(restored, batch_size=None, num_workers=1, multiprocessing_context=context)
+    for _ in range(2):
+        with pytest.raises(Exception, match="(?s)FailedPrecondition.*num_workers=0"):
+            list(loader)
+    loader = DataLoader(restored, batch_size=None)
+    assert [ids(loader), ids(loader)] == [list(range(4, 12)), list(range(12))]
+    if context == "spawn":                                    # threads of this process do not survive a fork
+        assert ids(DataLoader(restored, batch_size=None, num_workers=1, multiprocessing_context=context))
+
+
 @pytest.mark.parametrize("replication, said", [(0, "1 or more"), (-10, "1 or more"), (7, "does not divide"), (2, "init_process_group")])
 def test_det_09_groups_that_cannot_be_are_refused(replication, said):
     data = cj.range(10).batch(2).distribute("h:1", job_name="j")

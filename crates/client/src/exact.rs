@@ -9,8 +9,8 @@ use crate::state::ReaderState;
 pub(crate) fn why_not_exact(def: &DatasetDef) -> Option<String> {
     let (function, generator) = def.draws_from()?;
     Some(format!(
-        "function `{function}` draws from {generator}, and would draw other rows; draw from caju.rng(), or say random=True where it \
-         is added, if that does not matter"
+        "function `{function}` draws from {generator}, and would draw other rows; draw from caju.rng() for each row, or say random=True \
+         where it is added, if that does not matter"
     ))
 }
 

@@ -103,6 +103,12 @@ impl Pool {
                     self.put_back(Some(process));
                     return Err(error);
                 }
+                Ok(Answer::TooLarge(error)) => {
+                    // The same rows would give as much again. The process may still hold it.
+                    drop(process);
+                    self.put_back(None);
+                    return Err(error);
+                }
                 Err(FunctionError { row, error }) => {
                     tracing::warn!(attempt, function = function.name, row, %error, "a Python process is replaced");
                     // Dropping it kills the process.

@@ -16,7 +16,7 @@ use arrow::ipc::writer::StreamWriter;
 use arrow_array::{ArrayRef, RecordBatch, UInt64Array};
 use arrow_schema::{DataType, Field, Schema};
 use caju_runtime::{PrivateFolder, Thread, environment, log_failure};
-use caju_types::{Error, Result};
+use caju_types::{Error, ErrorKind, Result, budget};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
@@ -48,6 +48,8 @@ pub(crate) enum Answer {
     Done(Output),
     /// The function raised an exception. The process can be used again.
     Raised(FunctionError),
+    /// What the function returned takes more memory than the work on a chunk may take. The process is not used again.
+    TooLarge(FunctionError),
 }
 
 #[derive(Debug)]
@@ -62,6 +64,8 @@ pub(crate) struct Process {
     defined: HashMap<usize, (Arc<Function>, usize)>,
     /// Whether it gives rows of slow calls back. That of an older package does not.
     gives_back: bool,
+    /// Whether it reads functions from files. That of an older package does not.
+    reads_files: bool,
     /// The processes of the pool, while it is one of them.
     started: Started,
 }
@@ -174,9 +178,20 @@ impl Process {
         })?;
         started.lock().insert(child.id());
         let (defined, started) = (HashMap::new(), Arc::clone(started));
-        let mut process = Self { child, input, lines, folder, mark, defined, gives_back: false, started };
+        let mut process = Self {
+            child,
+            input,
+            lines,
+            folder,
+            mark,
+            defined,
+            gives_back: false,
+            reads_files: false,
+            started,
+        };
         let ready = process.answer(config.start_timeout, false, &mut || (), &|| ()).map_err(|e| why(&e))?;
-        process.gives_back = ready.get("gives_back").and_then(Value::as_bool).unwrap_or(false);
+        let can = |what| ready.get(what).and_then(Value::as_bool).unwrap_or(false);
+        (process.gives_back, process.reads_files) = (can("gives_back"), can("reads_files"));
         Ok(process)
     }
 
@@ -207,7 +222,10 @@ impl Process {
         // The rows that it still has to answer for.
         let owed = ready.min(rows)..to.min(rows);
         let part = self.folder.path().join("answer-part");
-        let output = if ready > 0 { Some(call.output(&part, &first, 0..owed.start)?) } else { None };
+        let output = match (ready > 0).then(|| call.output(&part, &first, 0..owed.start)).transpose() {
+            Err(e) if e.kind() == ErrorKind::ResourceExhausted => return Ok(Answer::TooLarge(e.into())),
+            output => output?,
+        };
         caller.given_back(output, call.rows.start + owed.end, took(&first));
         call.gave_back = true;
         let last = self.answer(call.timeout, false, &mut || (), on_progress);
@@ -236,7 +254,10 @@ impl Process {
         if ran.start != owed.start || ran.end > owed.end {
             return Err(Error::data_loss("its process answered for rows that it does not have").into());
         }
-        Ok(Answer::Done(call.output(path, answer, ran)?))
+        match call.output(path, answer, ran) {
+            Err(e) if e.kind() == ErrorKind::ResourceExhausted => Ok(Answer::TooLarge(e.into())),
+            output => Ok(Answer::Done(output?)),
+        }
     }
 
     /// The error with the row at which the process stopped.
@@ -258,8 +279,18 @@ impl Process {
         }
         let number = self.defined.len();
         let (name, kind, batched) = (&function.name, function.kind.as_str(), function.batched);
-        let line = json!({"define": number, "name": name, "kind": kind, "batched": batched, "payload": function.payload.len()});
-        self.send(&line, &function.payload)?;
+        let mut line = json!({"define": number, "name": name, "kind": kind, "batched": batched});
+        if self.reads_files {
+            // The process may be busy, or stopped: a pipe takes 64 KiB, and there is no deadline for the rest.
+            let path = self.folder.path().join(format!("function-{number}"));
+            std::fs::write(&path, &function.payload)
+                .map_err(|e| Error::exhausted(format!("{}: {e}", path.display())))?;
+            line["payload_file"] = path.to_string_lossy().into();
+            self.send(&line, &[])?;
+        } else {
+            line["payload"] = function.payload.len().into();
+            self.send(&line, &function.payload)?;
+        }
         self.defined.insert(key, (Arc::clone(function), number));
         Ok(number)
     }
@@ -418,6 +449,9 @@ fn write(path: &std::path::Path, batch: &RecordBatch) -> Result<usize> {
 
 fn read(path: &std::path::Path, function: &str) -> Result<RecordBatch> {
     let failed = |e: &dyn std::fmt::Display| Error::data_loss(format!("what `{function}` returned: {e}"));
+    // The process may have more memory than the work on a chunk may take here.
+    let length = std::fs::metadata(path).map_err(|e| failed(&e))?.len();
+    budget::reserve(length, format_args!("what `{function}` returned"))?;
     let bytes = std::fs::read(path).map_err(|e| failed(&e))?;
     let reader = StreamReader::try_new(std::io::Cursor::new(bytes), None).map_err(|e| failed(&e))?;
     let schema = reader.schema();

@@ -7,7 +7,7 @@ use caju_dispatcher::{DispatcherConfig, DispatcherHandle, EngineCatalog};
 use caju_embedded::{ClusterConfig, SaveDriver};
 use caju_kernels::Registry;
 use caju_planner::ScalingTarget;
-use caju_runtime::{CpuPool, IoCounters, PrivateFolder, private_cache};
+use caju_runtime::{Access, CpuPool, IoCounters, PrivateFolder, Stores, private_cache};
 use caju_sources::{SourceContext, SourceLimits};
 use caju_types::Error;
 use caju_wire::LocalWorkers;
@@ -17,7 +17,7 @@ use pyo3::prelude::*;
 use tokio::sync::watch;
 
 use crate::bounds::Bounds;
-use crate::definition::{FunctionOrigin, registry_with_python, stores};
+use crate::definition::{FunctionOrigin, registry_with_python, stores, stores_within};
 use crate::errors::{IntoPy, exception};
 use crate::fork::{OfProcess, check_fork};
 use crate::logging;
@@ -173,6 +173,14 @@ pub(crate) struct Dispatcher {
     target: OfProcess<watch::Receiver<ScalingTarget>>,
 }
 
+/// The URLs that a server may read and write, and those below them.
+type Allowed = (Vec<String>, Vec<String>);
+
+/// The stores of a server.
+fn allowed(allow: Option<Allowed>) -> caju_types::Result<Stores> {
+    stores_within(allow.map(|(read, write)| Access { read, write }))
+}
+
 /// The fewest and the most workers of the target, the seconds between its computations, and the seconds after which it falls.
 type Scaling = (u64, u64, f64, f64);
 
@@ -181,8 +189,9 @@ impl Dispatcher {
     /// Listens on `host:port`; port 0 takes a free port. With a state folder it survives restarts.
     #[new]
     #[pyo3(signature = (
-        listen="127.0.0.1:0", state_dir=None, cache=None, allow_python=false, bounds=None, scaling=None
+        listen="127.0.0.1:0", state_dir=None, cache=None, allow_python=false, bounds=None, scaling=None, allow=None
     ))]
+    #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn new(
         py: Python<'_>,
         listen: &str,
@@ -191,6 +200,7 @@ impl Dispatcher {
         allow_python: bool,
         bounds: Option<Bounds>,
         scaling: Option<Scaling>,
+        allow: Option<Allowed>,
     ) -> PyResult<Self> {
         let limits = bounds.unwrap_or_default().limits(py)?;
         let runtime = RuntimeHandle::get().into_py(py)?;
@@ -198,7 +208,7 @@ impl Dispatcher {
             true => registry_with_python(py, limits, 1, FunctionOrigin::Readers)?,
             false => Registry::new(limits),
         };
-        let ctx = SourceContext::new(Arc::new(stores().into_py(py)?), Arc::new(IoCounters::new()))
+        let ctx = SourceContext::new(Arc::new(allowed(allow).into_py(py)?), Arc::new(IoCounters::new()))
             .with_limits(SourceLimits::from_limits(&limits));
         let cache_url = cache.unwrap_or_default();
         let catalog = Arc::new(EngineCatalog::new(registry, ctx).with_cache(&cache_url));
@@ -266,7 +276,7 @@ impl Worker {
     #[new]
     #[pyo3(signature = (
         dispatcher, listen="127.0.0.1:0", advertise=None, cpu_threads=None, tags=Vec::new(), allow_python=false,
-        bounds=None, tuned=None
+        bounds=None, tuned=None, allow=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn new(
@@ -279,6 +289,7 @@ impl Worker {
         allow_python: bool,
         bounds: Option<Bounds>,
         tuned: Option<Tuned>,
+        allow: Option<Allowed>,
     ) -> PyResult<Self> {
         let limits = bounds.unwrap_or_default().limits(py)?;
         let runtime = RuntimeHandle::get().into_py(py)?;
@@ -295,7 +306,7 @@ impl Worker {
             tuned: tuned.unwrap_or_default().numbers(),
             registry,
             local: local_workers(),
-            ..WorkerConfig::new(dispatcher, Arc::new(stores().into_py(py)?))
+            ..WorkerConfig::new(dispatcher, Arc::new(allowed(allow).into_py(py)?))
         };
         let worker = runtime.wait(py, caju_worker::Worker::start(config))?.into_py(py)?;
         let address = worker.address().to_owned();

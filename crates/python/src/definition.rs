@@ -8,7 +8,7 @@ use caju_engine::BoundPipeline;
 use caju_functions::{Environment, Pool, PoolConfig};
 use caju_kernels::{Limits, Registry};
 use caju_pipeline::DatasetDef;
-use caju_runtime::{IoCounters, Stores};
+use caju_runtime::{Access, IoCounters, Stores};
 use caju_sources::{SourceContext, SourceLimits};
 use caju_types::Result;
 use caju_wire::schema_to_ipc;
@@ -62,13 +62,22 @@ pub(crate) fn registry_with_python(
 /// # Errors
 /// `InvalidArgument` for an option that a store refuses.
 pub(crate) fn stores() -> Result<Stores> {
+    stores_within(None)
+}
+
+/// Stores with the options in the environment of the process, for a server that may use no more than this; none: whatever the process
+/// may use.
+///
+/// # Errors
+/// `InvalidArgument` for an option that a store refuses, and for an entry that is no URL or absolute path.
+pub(crate) fn stores_within(access: Option<Access>) -> Result<Stores> {
     let options: BTreeMap<String, String> = std::env::vars_os()
         .filter_map(|(k, v)| Some((k.into_string().ok()?.to_lowercase(), v.into_string().ok()?)))
         .filter(|(k, _)| {
             ["aws_", "google_", "azure_"].iter().any(|p| k.starts_with(p)) && Stores::known_option(k)
         })
         .collect();
-    Stores::new(options, None)
+    Stores::new(options, access)
 }
 
 fn parse(text: &str) -> Result<DatasetDef> {

@@ -172,6 +172,7 @@ class Dispatcher:
         allow_python: bool = False,
         bounds: Bounds | None = None,
         scaling: tuple[int, int, float, float] | None = None,
+        allow: tuple[list[str], list[str]] | None = None,
     ) -> Dispatcher: ...
     @property
     def address(self) -> str: ...
@@ -191,6 +192,7 @@ class Worker:
         allow_python: bool = False,
         bounds: Bounds | None = None,
         tuned: Tuned | None = None,
+        allow: tuple[list[str], list[str]] | None = None,
     ) -> Worker: ...
     @property
     def address(self) -> str: ...

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import weakref
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -234,6 +235,8 @@ def start_dispatcher(
     max_workers: int = 100,
     scaling_interval: float = 5.0,
     scale_down_after: float = 30.0,
+    allow_read: Sequence[str | os.PathLike[str]] | None = None,
+    allow_write: Sequence[str | os.PathLike[str]] | None = None,
 ) -> DispatcherServer:
     """Starts a dispatcher in this process. Port 0 takes a free port. With `state_dir` it survives restarts. Rows are
     stored at `autocache` hints below `cache`, a folder or URL that the workers reach too; without one they are not stored.
@@ -244,7 +247,10 @@ def start_dispatcher(
     The server's `target`, the number of workers that would keep the readers busy, is computed every `scaling_interval` seconds
     (0: never), between `min_workers` and `max_workers`. It falls when fewer have been enough for `scale_down_after` seconds.
 
-    There is no authentication: listen on the loopback, or on a network that is trusted.
+    There is no authentication: listen on the loopback, or on a network that is trusted. Whoever reaches the port, other users of
+    this machine included, may have all files and stores read and written that this process may read and write. With
+    `allow_read` or `allow_write`, lists of folders and URLs, the server uses only these and what lies below them, and `cache`.
+    What it may write it may read, too.
     """
     least, most = whole("min_workers", min_workers, 0, 10_000), whole("max_workers", max_workers, 1, 10_000)
     if least is None or most is None or least > most:
@@ -256,7 +262,8 @@ def start_dispatcher(
     state = None if state_dir is None else os.fspath(state_dir)
     url = None if cache is None else url_of(cache)
     bounds = Bounds.of(chunk_memory, None, None, bind_timeout)
-    return DispatcherServer(_caju.Dispatcher(listen, state, url, allow_python, bounds, scaling))
+    allow = _allowed(allow_read, allow_write)
+    return DispatcherServer(_caju.Dispatcher(listen, state, url, allow_python, bounds, scaling, allow))
 
 
 def start_worker(
@@ -275,6 +282,8 @@ def start_worker(
     split_readers: int | None = None,
     buffer: Size | None = None,
     buffer_memory: Size | None = None,
+    allow_read: Sequence[str | os.PathLike[str]] | None = None,
+    allow_write: Sequence[str | os.PathLike[str]] | None = None,
 ) -> WorkerServer:
     """Starts a worker in this process for the dispatcher at an address, or for that of `start_dispatcher`.
 
@@ -287,7 +296,8 @@ def start_worker(
     reads from it, also for a dispatcher that is elsewhere.
 
     With `allow_python` it runs functions that readers send, in processes of this interpreter: a program that reaches the
-    dispatcher can then run code here.
+    dispatcher can then run code here. `allow_read` and `allow_write` are those of `start_dispatcher`: without them the worker
+    reads and writes whatever this process may, for every program that reaches the dispatcher.
     """
     whole("cpu_threads", cpu_threads, 1)
     bounds = Bounds.of(chunk_memory, max_record, max_pixels, bind_timeout)
@@ -297,8 +307,21 @@ def start_worker(
         if advertise is not None or listen != "127.0.0.1:0":
             raise InvalidPipeline("local_only=True opens no port: leave listen= and advertise= out")
         listen = "memory://"
-    server = _caju.Worker(address, listen, advertise, cpu_threads, tags or [], allow_python, bounds, tuned)
+    allow = _allowed(allow_read, allow_write)
+    server = _caju.Worker(address, listen, advertise, cpu_threads, tags or [], allow_python, bounds, tuned, allow)
     return WorkerServer(server)
+
+
+def _allowed(
+    read: Sequence[str | os.PathLike[str]] | None, write: Sequence[str | os.PathLike[str]] | None
+) -> tuple[list[str], list[str]] | None:
+    """The URLs that a server may use; None for all that its process may."""
+    if read is None and write is None:
+        return None
+    for name, urls in (("allow_read", read), ("allow_write", write)):
+        if isinstance(urls, (str, os.PathLike)):
+            raise InvalidPipeline(f"{name}={urls!r} must be a list of folders and URLs")
+    return [url_of(url) for url in read or []], [url_of(url) for url in write or []]
 
 
 def address_of(service: Any) -> str:

@@ -149,7 +149,22 @@ class Epochs:
         sync_level()
         if epoch is None:
             epoch, self._epochs = self._epochs, self._epochs + 1
+            try:
+                return self._open_epoch(service, take, epoch, moved, num_readers)
+            except BaseException:
+                if self._epochs == epoch + 1:
+                    self._epochs = epoch  # it has not begun: the next loop is of the same epoch
+                raise
+        return self._open_epoch(service, take, epoch, moved, num_readers)
 
+    def _open_epoch(
+        self,
+        service: Service,
+        take: Callable[[_caju.Reader], Any],
+        epoch: int,
+        moved: Callable[[int], None] | None,
+        num_readers: int,
+    ) -> DatasetIterator[Any]:
         def reopen(
             at: int, states: Sequence[str], of_all: bool, attempt: str | None, exhausted: bool
         ) -> _caju.Reader | None:

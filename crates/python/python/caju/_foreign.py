@@ -21,12 +21,28 @@ def as_array(values: Any) -> Any:
             values = getattr(values, "array", values).__arrow_array__()
     if hasattr(values, "to_pylist") and hasattr(values, "null_count"):
         return _of_arrow(values)
+    of_codes = _of_categories(values)
+    if of_codes is not None:
+        return of_codes
     array = np.asarray(values)
     kind = str(getattr(values, "type", getattr(values, "dtype", ""))).lower()
     if array.ndim != 1 or array.dtype.kind not in "fO" or not kind.startswith(("int", "uint")):
         return array
     listed = getattr(values, "to_list", None) or values.tolist
     return [int(v) if isinstance(v, (int, np.integer)) else None for v in listed()]
+
+
+def _of_categories(values: Any) -> list[Any] | None:
+    """A categorical of pandas with whole numbers or truth values and nulls, by its codes. None for other values."""
+    of = getattr(values, "cat", values)  # a series has the codes in its accessor
+    categories, codes = getattr(of, "categories", None), getattr(of, "codes", None)
+    if categories is None or codes is None:
+        return None
+    known, codes = as_array(getattr(categories, "array", categories)), np.asarray(codes)
+    if not isinstance(known, np.ndarray) or known.dtype.kind not in "iub" or not (codes < 0).any():
+        return None
+    listed = known.tolist()
+    return [listed[code] if code >= 0 else None for code in codes.tolist()]
 
 
 def _has_arrow_form(series: Any) -> bool:

@@ -113,7 +113,7 @@ def stage(
     # The fingerprint and the pickle are of the function before the trial, and the trial calls a copy: the function may count
     # rows, or remember them.
     report, packed = inspect_code(function, version), pack(function)
-    undeclared = _undeclared(report.foreign_draws, random)
+    undeclared = _undeclared([*report.foreign_draws, *([OF_BATCHES] if batched and report.draws else [])], random)
     limit = _timeout(timeout)
     if kind == "filter":
         made = b""
@@ -149,6 +149,10 @@ def draws_of(definition: Any) -> Iterator[tuple[str, str]]:
             yield from draws_of(value)
 
 
+OF_BATCHES = "caju.rng() for whole batches (batched=True), which are cut elsewhere when rows are computed again"
+"""A source of random draws: a generator for a batch draws other numbers for a row when the batch has other rows."""
+
+
 def _undeclared(foreign_draws: Sequence[str], random: Any) -> str | None:
     """A source of random draws other than `caju.rng()`, unless the user has said whether there is one."""
     if random is not None and not isinstance(random, bool):
@@ -167,7 +171,7 @@ def warn_of_draws(name: str, source: str) -> None:
     # At the line of the user that called `map`, `filter` or `flat_map`.
     warnings.warn(
         f"function `{name}` draws random numbers from {source}: draws differ from run to run, and a row that is computed "
-        "again gets others; draw from caju.rng(), or give random=True (it draws, and may) or random=False (it does not draw, or "
+        "again gets others; draw from caju.rng() for each row, or give random=True (it draws, and may) or random=False (it does not draw, or "
         "seeds its generator by the row)",
         UserWarning,
         stacklevel=5,

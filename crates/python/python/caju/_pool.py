@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import pathlib
 import pickle
 import signal
 import sys
@@ -220,12 +221,12 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     functions: dict[int, Function] = {}
     broken: dict[int, str] = {}
-    answers.send({"ready": True, "gives_back": True})
+    answers.send({"ready": True, "gives_back": True, "reads_files": True})
     while line := _next_line(requests, answers.process):
         request = json.loads(line)
         if "define" in request:
             try:
-                call = pickle.loads(requests.read(request["payload"]))
+                call = pickle.loads(_payload(request, requests))
                 functions[request["define"]] = Function(request["name"], request["kind"], request["batched"], call)
             except BaseException:  # a module may end the interpreter when it is imported
                 end_fork(answers.process)
@@ -236,6 +237,17 @@ def main() -> None:
             answers.send({"error": broken[number]})
             continue
         answers.send(_answer(functions[number], request["rows"], request["answer"], pool))
+
+
+def _payload(request: dict[str, Any], requests: Any) -> bytes:
+    """The pickled function of a request: in a file, or behind the request where an older version of caju sends it."""
+    if "payload_file" not in request:
+        payload: bytes = requests.read(request["payload"])
+        return payload
+    path = pathlib.Path(request["payload_file"])
+    payload = path.read_bytes()
+    path.unlink()
+    return payload
 
 
 def _next_line(requests: Any, process: int) -> bytes:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import pickle
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from ._errors import InvalidPipeline
+from ._errors import CajuError, InvalidPipeline
 
-ELEMENT, END, ERROR = range(3)
-"""What a message of the rank that reads is."""
+ELEMENT, END, ERROR, NOT_BEGUN = range(4)
+"""What a message of the rank that reads is. `NOT_BEGUN`: an error before the epoch was open."""
 
 
 class Replicas:
@@ -45,18 +46,27 @@ class Replicas:
             if first == self.first:
                 self._group = group
 
-    def share(self, elements: Iterator[dict[str, Any]] | None) -> Iterator[dict[str, Any]]:
+    def share(self, elements: Iterator[dict[str, Any]] | None, not_begun: Callable[[], None]) -> Iterator[dict[str, Any]]:
         """The elements for this rank: those that it reads, or those of the rank that reads for it (then `elements` is None).
 
-        An error of the rank that reads is an error of all.
+        An error of the rank that reads is an error of all. `not_begun` is called before one that came before the epoch was open.
         """
         while True:
             kind, value = self._exchange(self._next(elements) if elements is not None else None)
             if kind == END:
                 return
-            if kind == ERROR:
+            if kind == NOT_BEGUN:
+                not_begun()
+            if kind != ELEMENT:
                 raise value
             yield value
+
+    def fail(self, error: Exception, not_begun: Callable[[], None]) -> Iterator[dict[str, Any]]:
+        """What `share` is for a rank that reads and could not open the epoch: an iterator that gives the error to all."""
+        self._exchange((NOT_BEGUN, _portable(error)))
+        not_begun()
+        raise error
+        yield  # makes this a generator, like `share`: nothing is sent before the first element is wanted
 
     def _next(self, elements: Iterator[dict[str, Any]]) -> tuple[int, Any]:
         try:
@@ -64,10 +74,19 @@ class Replicas:
         except StopIteration:
             return END, None
         except Exception as e:
-            return ERROR, e
+            return ERROR, _portable(e)
 
     def _exchange(self, message: tuple[int, Any] | None) -> tuple[int, Any]:
         box = [message]
         torch.distributed.broadcast_object_list(box, src=self.first, group=self._group)
         assert box[0] is not None
         return box[0]
+
+
+def _portable(error: Exception) -> Exception:
+    """The error, or one with its words if it cannot be sent to another process."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return CajuError(f"{type(error).__name__}: {error}")
+    return error

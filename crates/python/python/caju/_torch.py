@@ -83,6 +83,7 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
         self._ended: list[dict[str, Any] | Exception] = []
         self._to_load: dict[str, str] = {}
         self._is_placed = False  # the user or a checkpoint said where the next loop begins
+        self._is_restored = False  # a state was loaded, and no loop has begun since
         self._attempt: str | None = None
 
     def set_epoch(self, epoch: int) -> None:
@@ -91,7 +92,7 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
         A job's epoch is read once: on a service, an epoch that was read has no rows left.
         """
         self._epochs.fill_(epoch)
-        self._is_placed = True
+        self._is_placed, self._is_restored = True, bool(self._to_load)
         if self._dataset._service is None:
             self._dataset = self._dataset._copy()  # a new job, of which no epoch has been read
 
@@ -104,17 +105,25 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
         if trainer is not None:
             last = self._current() if self._current is not None else None
             if isinstance(last, Feed) and last.rewind(trainer):
-                return self._shared(last)
-        epoch = int(self._epochs[place])
+                return self._shared(last, place, int(self._epochs[place]) - 1)
+        epoch, is_placed = int(self._epochs[place]), self._is_placed
         try:
             return self._begin(place, epoch, trainer)
         except BaseException:
-            self._epochs[place] = epoch  # no loop has begun
+            self._not_begun(place, epoch)
+            self._is_placed = is_placed
             raise
 
     def _begin(self, place: int, epoch: int, trainer: Caller | None) -> Iterator[dict[str, Any]]:
         """Opens an epoch, or goes on from the states that were loaded."""
         info = get_worker_info()
+        if info is not None and self._is_restored:
+            # Each loop has new worker processes, and each of them would go on from the state again.
+            raise FailedPrecondition(
+                "a state was loaded into this dataset, and the worker processes of a DataLoader cannot go on from it: use "
+                "num_workers=0 (caju computes on all cores without them), or torchdata's StatefulDataLoader, which has states "
+                "of its worker processes"
+            )
         is_placed, self._is_placed = self._is_placed, False
         restored = None if trainer is None else trainer.restored
         if trainer is not None and restored is not None and restored.batches and not (is_placed or trainer.is_stateful):
@@ -127,8 +136,25 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
         if info is not None and not self._replicas.is_alone:
             raise InvalidPipeline("replication needs a loader with num_workers=0: ranks exchange elements in their main processes")
         if not self._replicas.reads:
-            self._to_load, self._current, self._ended = {}, None, []
-            return self._replicas.share(None)
+            self._to_load, self._is_restored, self._current, self._ended = {}, False, None, []
+            return self._shared(None, place, epoch)
+        try:
+            stream = self._open(place, epoch, trainer)
+        except Exception as e:
+            if self._replicas.is_alone:
+                raise
+            # The other ranks wait for this one.
+            return self._replicas.fail(e, lambda: self._not_begun(place, epoch))
+        return self._shared(stream, place, epoch)
+
+    def _not_begun(self, place: int, epoch: int) -> None:
+        """The loop of this epoch could not begin: the next one is of the same epoch."""
+        self._epochs[place] = epoch
+
+    def _open(self, place: int, epoch: int, trainer: Caller | None) -> DatasetIterator[Any] | Feed:
+        """The epoch, or what follows the states that were loaded."""
+        info = get_worker_info()
+        restored = None if trainer is None else trainer.restored
         row, dense = self._dataset._form()
 
         copies = (self._copy or self._pin) and not row
@@ -151,12 +177,14 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
                 iterator = self._dataset._open(take, iterator.epoch + 1, moved, readers)
                 moved(iterator.epoch)
         stream = iterator if trainer is None else Feed(trainer, iterator)
-        self._to_load, self._current = {}, weakref.ref(stream)
+        self._to_load, self._is_restored, self._current = {}, False, weakref.ref(stream)
         self._ended = stream._ended = []
-        return self._shared(stream)
+        return stream
 
-    def _shared(self, stream: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        return stream if self._replicas.is_alone else self._replicas.share(stream)
+    def _shared(self, stream: Iterator[dict[str, Any]] | None, place: int, epoch: int) -> Iterator[dict[str, Any]]:
+        if stream is not None and self._replicas.is_alone:
+            return stream
+        return self._replicas.share(stream, lambda: self._not_begun(place, epoch))
 
     def state_dict(self) -> dict[str, Any]:
         """The position of the loop over this dataset in this process, by rank: for `torch.distributed.checkpoint`, Lightning,
@@ -220,7 +248,7 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
             raise InvalidPipeline(f"this is not a state of a caju dataset for PyTorch: {state!r}")
         self._to_load = {name: text for name, text in state.items() if name.startswith(RANK) and text}
         self._attempt = attempt
-        self._is_placed = True
+        self._is_placed = self._is_restored = True
         self._epochs.zero_()
         self._epochs[0] = state["epoch"]
         self._current, self._ended = None, []
