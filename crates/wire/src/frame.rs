@@ -26,6 +26,8 @@ pub const MAX_HEADER_BYTES: usize = 256 << 20;
 /// The longest body, in bytes, that a reader accepts by default. One element is one body, so this bounds the memory that a
 /// reader allocates for a length that a worker states, and it is enough for batches of thousands of images.
 pub const DEFAULT_MAX_BODY_BYTES: u64 = 2 << 30;
+/// Alignment of every buffer within a body.
+pub const ALIGN: usize = 64;
 
 /// The error of a body that has, or claims to have, more bytes than its reader takes.
 pub(crate) fn body_above_bound(bytes: u64, max_bytes: u64) -> Error {
@@ -34,8 +36,6 @@ pub(crate) fn body_above_bound(bytes: u64, max_bytes: u64) -> Error {
          reader's bound (--max-frame of `caju read`, max_frame= of `distribute` in Python)"
     ))
 }
-/// Alignment of every buffer within a body.
-pub const ALIGN: usize = 64;
 
 /// What a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

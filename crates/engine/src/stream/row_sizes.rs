@@ -20,8 +20,10 @@ fn add_sizes(column: &ArrayRef, sizes: &mut [u64]) {
         Binary, Dictionary, FixedSizeBinary, FixedSizeList, LargeBinary, LargeList, LargeUtf8, List, Map,
         Struct, Utf8,
     };
+    // What lies in the place of a null is no value: rows that are read from a part may have something else there.
     let mut add = |of: &dyn Fn(usize) -> u64| {
-        sizes.iter_mut().enumerate().for_each(|(row, size)| *size = size.saturating_add(of(row)));
+        let rows = sizes.iter_mut().enumerate().filter(|(row, _)| column.is_valid(*row));
+        rows.for_each(|(row, size)| *size = size.saturating_add(of(row)));
     };
     let bytes = |n: usize| n as u64;
     match column.data_type() {
@@ -64,12 +66,14 @@ fn add_sizes(column: &ArrayRef, sizes: &mut [u64]) {
         }
         Dictionary(..) => {
             let dictionary = column.as_any_dictionary();
+            if dictionary.values().is_empty() {
+                // All keys are null, and there is none that could be looked up.
+                return;
+            }
             let mut of_values = vec![0; dictionary.values().len()];
             add_sizes(dictionary.values(), &mut of_values);
             let keys = dictionary.normalized_keys();
-            add(&|row| {
-                if dictionary.is_valid(row) { of_values.get(keys[row]).copied().unwrap_or(0) } else { 0 }
-            });
+            add(&|row| keys.get(row).and_then(|key| of_values.get(*key)).copied().unwrap_or(0));
         }
         _ => add(&|_| OTHER_BYTES),
     }
@@ -98,9 +102,10 @@ mod tests {
 
     use arrow_array::types::{Int32Type, Int64Type};
     use arrow_array::{
-        BinaryArray, BooleanArray, DictionaryArray, FixedSizeListArray, Int64Array, ListArray, StringArray,
-        StringViewArray,
+        BinaryArray, BooleanArray, DictionaryArray, FixedSizeListArray, Int32Array, Int64Array, ListArray,
+        StringArray, StringViewArray,
     };
+    use arrow_buffer::{NullBuffer, OffsetBuffer};
     use arrow_schema::Field;
 
     use super::*;
@@ -128,9 +133,23 @@ mod tests {
         let kinds: ArrayRef = Arc::new(dictionary);
         let batch = RecordBatch::try_from_iter(columns.into_iter().chain([("kind", kinds)])).unwrap();
         let all = row_sizes(&batch);
-        assert!(all.iter().any(|size| *size > 60) && all.iter().all(|size| *size >= 8 + 24));
+        assert!(all.iter().any(|size| *size > 60) && all.iter().all(|size| *size >= 24));
         for (offset, len) in [(0, 7), (13, 1), (50, 50)] {
             assert_eq!(row_sizes(&batch.slice(offset, len)), all[offset..offset + len]);
         }
+    }
+
+    #[test]
+    fn what_lies_below_nulls_has_no_size() {
+        let nulls = NullBuffer::from(vec![true, false, true]);
+        let offsets = OffsetBuffer::from_lengths([2, 40, 3]);
+        let text: ArrayRef = Arc::new(StringArray::new(offsets, vec![b'x'; 45].into(), Some(nulls)));
+        let batch = RecordBatch::try_from_iter([("text", text)]).unwrap();
+        assert_eq!(row_sizes(&batch), [3, 1, 4]);
+        let keys = Int32Array::from_iter([None, None]);
+        let none: ArrayRef = Arc::new(DictionaryArray::new(keys, Arc::new(StringArray::new_null(0))));
+        let batch = RecordBatch::try_from_iter([("kind", none)]).unwrap();
+        assert_eq!(row_sizes(&batch), [1, 1]);
+        assert_eq!(row_sizes(&batch.slice(0, 0)), Vec::<u64>::new());
     }
 }

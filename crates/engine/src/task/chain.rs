@@ -144,7 +144,7 @@ fn local_part(
     let order = order_of(steps, ctx, ordered, sharing.is_some());
     let mut segment: Vec<Arc<RowStage>> = Vec::new();
     // Below a shard, rows keep the ordinals that they have without it, and draw the same. Rows that a filter left keep those of the
-    // source there: counting them anew would number them by shard, and each number of shards would have other draws.
+    // source there: counting them again would number them by shard, and each number of shards would have other draws.
     let (mut dirty, mut gaps, mut repeats) = (false, false, false);
     for step in steps {
         match step {
