@@ -223,3 +223,44 @@ const GOLDEN: [(&str, u32, u64); 12] = [
     ("normalize", 1, 0x61ea94d7dcd0200e),
     ("to_float", 1, 0x6b14019cd1570ef6),
 ];
+
+/// A JPEG of 8 x 8 pixels with a scan for each component, each of one block that has a mean alone. `tables` are the numbers of the
+/// components' tables; table `n` is written before scan `i` with this step if `steps[i]` is `(n, step)`.
+fn jpeg_of_scans(tables: [u8; 3], steps: [(u8, u8); 3]) -> Vec<u8> {
+    fn segment(out: &mut Vec<u8>, marker: u8, body: &[u8]) {
+        out.extend([0xff, marker, 0, u8::try_from(body.len() + 2).unwrap()]);
+        out.extend(body);
+    }
+    let mut out = vec![0xff, 0xd8];
+    let [y, cb, cr] = tables;
+    segment(&mut out, 0xc0, &[8, 0, 8, 0, 8, 3, 1, 0x11, y, 2, 0x11, cb, 3, 0x11, cr]);
+    // One code of one bit each: a difference of four bits, and the end of a block.
+    for (class, symbol) in [(0x00, 4), (0x10, 0)] {
+        let mut table = vec![class, 1];
+        table.extend([0; 15]);
+        table.push(symbol);
+        segment(&mut out, 0xc4, &table);
+    }
+    // The code, four bits, the end, and ones.
+    for ((component, bits), (number, step)) in
+        [(1, 0b1010u8), (2, 0b1100), (3, 0b0110)].into_iter().zip(steps)
+    {
+        let mut table = vec![number];
+        table.extend([step; 64]);
+        segment(&mut out, 0xdb, &table);
+        segment(&mut out, 0xda, &[1, component, 0, 0, 63, 0]);
+        out.push(bits << 3 | 0b11);
+    }
+    out.extend([0xff, 0xd9]);
+    out
+}
+
+/// libjpeg keeps the table that a component has in its first scan.
+#[test]
+fn a_table_that_is_written_again_between_scans_is_for_the_components_behind_it() {
+    let again = decode(&jpeg_of_scans([0, 0, 0], [(0, 3), (0, 20), (0, 40)])).unwrap();
+    let apart = decode(&jpeg_of_scans([0, 1, 2], [(0, 3), (1, 20), (2, 40)])).unwrap();
+    let last = decode(&jpeg_of_scans([0, 0, 0], [(0, 40), (0, 40), (0, 40)])).unwrap();
+    assert_eq!(again.data, apart.data);
+    assert_ne!(again.data, last.data);
+}
