@@ -249,7 +249,7 @@ fn jpeg_of_scans(tables: [u8; 3], steps: [(u8, u8); 3]) -> Vec<u8> {
         table.extend([step; 64]);
         segment(&mut out, 0xdb, &table);
         segment(&mut out, 0xda, &[1, component, 0, 0, 63, 0]);
-        out.push(bits << 3 | 0b11);
+        out.push((bits << 3) | 0b11);
     }
     out.extend([0xff, 0xd9]);
     out
