@@ -67,6 +67,16 @@ impl Cache {
         self.ctx.root.url()
     }
 
+    /// Sets the byte budget that holds from now on, where the options had another one.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a budget within which nothing could be stored. The one before it holds on.
+    pub fn set_budget(&self, budget_bytes: Option<u64>) -> Result<()> {
+        CacheOptions::check_budget(budget_bytes)?;
+        self.ctx.budget.set_limit(budget_bytes);
+        Ok(())
+    }
+
     /// Whether nothing is written below the root: as the options say, or because the store refuses it.
     pub fn is_read_only(&self) -> bool {
         self.ctx.is_read_only()

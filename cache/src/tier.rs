@@ -1,9 +1,11 @@
 //! The memory tier and the disk tier: copies of blocks, verified ones in memory, unverified ones on a local disk.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fs::Metadata;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use caju_runtime::OrderedMutex;
@@ -11,6 +13,9 @@ use caju_runtime::stores::open_file;
 use caju_types::hash128;
 
 use crate::locks;
+
+/// From this age on, a file that is being written is one that its process left over.
+const LEFT_OVER_AFTER: Duration = Duration::from_secs(600);
 
 /// The identity of a block: a hash of its root and its part's path, and its number in the part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -105,18 +110,14 @@ impl DiskTier {
         for entry in std::fs::read_dir(&folder)? {
             let entry = entry?;
             let name = entry.file_name();
+            // Other workers of the machine write and evict blocks meanwhile: a file may be gone.
+            let Some(metadata) = unless_gone(entry.metadata())? else { continue };
             match name.to_str().and_then(parse) {
-                Some(key) => {
-                    let metadata = entry.metadata()?;
-                    if metadata.is_file() {
-                        state.touch(key, metadata.len());
-                    }
+                Some(key) if metadata.is_file() => state.touch(key, metadata.len()),
+                None if name.to_str().is_some_and(|n| n.ends_with(".new")) && is_left_over(&metadata) => {
+                    unless_gone(std::fs::remove_file(entry.path()))?;
                 }
-                // A block whose process ended while writing it.
-                None if name.to_str().is_some_and(|n| n.ends_with(".new")) => {
-                    std::fs::remove_file(entry.path())?
-                }
-                None => {}
+                _ => {}
             }
         }
         let state = Arc::new(OrderedMutex::new(locks::DISK_TIER, state));
@@ -190,6 +191,18 @@ impl DiskTier {
     }
 }
 
+fn unless_gone<T>(done: io::Result<T>) -> io::Result<Option<T>> {
+    match done {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        done => done.map(Some),
+    }
+}
+
+/// Whether a file that is being written is one whose process ended meanwhile. Blocks are some MiB, and written in one piece.
+fn is_left_over(metadata: &Metadata) -> bool {
+    metadata.modified().is_ok_and(|at| at.elapsed().is_ok_and(|age| age > LEFT_OVER_AFTER))
+}
+
 /// Reads a file of this many bytes. Anybody who can write to the folder may have made it longer.
 fn read_block(path: &Path, bytes: u64) -> io::Result<Bytes> {
     let mut file = open_file(path)?;
@@ -213,6 +226,8 @@ fn parse(name: &str) -> Option<BlockKey> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
     fn key(n: usize) -> BlockKey {
@@ -242,7 +257,11 @@ mod tests {
         tier.insert(key(10), &Bytes::from(vec![1; 100]));
         assert_eq!(tier.bytes(), 1000);
         assert!(tier.get(&key(0), 100).is_some() && tier.get(&key(1), 100).is_none());
-        std::fs::write(folder.path().join("a/b/x.new"), "junk").unwrap();
+        let left_over = folder.path().join("a/b/x.new");
+        std::fs::write(&left_over, "junk").unwrap();
+        let file = std::fs::File::options().write(true).open(&left_over).unwrap();
+        let age = LEFT_OVER_AFTER + Duration::from_secs(1);
+        file.set_modified(file.metadata().unwrap().modified().unwrap() - age).unwrap();
         let tier = DiskTier::open(folder.path().join("a/b"), 500).unwrap();
         assert_eq!(tier.bytes(), 500);
         assert_eq!(std::fs::read_dir(folder.path().join("a/b")).unwrap().count(), 5);
@@ -251,6 +270,30 @@ mod tests {
             assert!(tier.get(&key(n), 100).is_none());
         }
         assert_eq!(tier.bytes(), 0);
+    }
+
+    /// Workers of one machine share the folder: opening it neither fails nor breaks what others write meanwhile.
+    #[test]
+    fn a_folder_that_others_write_is_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let new = folder.path().join("y.new");
+        std::fs::write(&new, "half of a block").unwrap();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let other = DiskTier::open(folder.path().to_path_buf(), 2000).unwrap();
+                let mut n = 0;
+                while !stop.load(Ordering::Relaxed) && n < 100_000 {
+                    other.insert(key(n), &Bytes::from(vec![1; 100]));
+                    n += 1;
+                }
+            });
+            for _ in 0..300 {
+                DiskTier::open(folder.path().to_path_buf(), u64::MAX).unwrap();
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        assert!(new.exists(), "another process may be writing it");
     }
 
     /// Nothing in the folder has to be trusted, neither the length of a file nor that it is one.

@@ -225,7 +225,7 @@ impl Cache {
         survivors: BTreeMap<Fingerprint, Scan>,
     ) -> Result<Collection> {
         report.left_bytes = total.saturating_sub(report.bytes);
-        if let Some(budget) = self.ctx.options.budget_bytes {
+        if let Some(budget) = self.ctx.budget.limit() {
             let need = report.left_bytes.saturating_sub(budget);
             let candidates = candidates(&self.snapshots, &survivors, None).await?;
             report.evictions = until_freed(candidates, need).into_iter().map(|(e, _)| e).collect();

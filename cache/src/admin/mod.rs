@@ -105,7 +105,7 @@ impl Cache {
         let bytes = objects.iter().map(|o| o.bytes).sum();
         let count = objects.len() as u64;
         let snapshots = Scan::all(&self.ctx.root.layout, objects).len() as u64;
-        Ok(Usage { snapshots, objects: count, bytes, budget_bytes: self.ctx.options.budget_bytes })
+        Ok(Usage { snapshots, objects: count, bytes, budget_bytes: self.ctx.budget.limit() })
     }
 
     /// Removes a snapshot, and the listings of sources of which no other snapshot has rows. Gives the bytes freed. Readers

@@ -32,18 +32,27 @@ pub fn memory_root() -> String {
     format!("memory://cache-test-{}-{}/a/root", std::process::id(), NAMES.fetch_add(1, Ordering::Relaxed))
 }
 
-/// The S3 server of this process, on a thread of its own: it outlives every test's runtime.
+/// An S3 server on a thread of its own: it outlives every test's runtime.
+fn start_server(bucket: &'static str) -> S3Server {
+    let start = move || {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let server = runtime.block_on(S3Server::start(&[bucket])).unwrap();
+        std::mem::forget(runtime);
+        server
+    };
+    std::thread::spawn(start).join().unwrap()
+}
+
+/// The S3 server of this process.
 pub fn server() -> &'static S3Server {
     static SERVER: OnceLock<S3Server> = OnceLock::new();
-    SERVER.get_or_init(|| {
-        let start = || {
-            let runtime = tokio::runtime::Runtime::new().unwrap();
-            let server = runtime.block_on(S3Server::start(&["bucket"])).unwrap();
-            std::mem::forget(runtime);
-            server
-        };
-        std::thread::spawn(start).join().unwrap()
-    })
+    SERVER.get_or_init(|| start_server("bucket"))
+}
+
+/// The S3 server of this process whose requests tests make fail: its fault is that of all tests.
+pub fn faulty_server() -> &'static S3Server {
+    static SERVER: OnceLock<S3Server> = OnceLock::new();
+    SERVER.get_or_init(|| start_server("faulty"))
 }
 
 /// A root in an S3 server that no other test uses.
@@ -51,8 +60,16 @@ pub fn wire_root() -> String {
     format!("s3://bucket/test-{}", NAMES.fetch_add(1, Ordering::Relaxed))
 }
 
+/// A root in the faulty S3 server that no other test uses.
+pub fn faulty_wire_root() -> String {
+    format!("s3://faulty/test-{}", NAMES.fetch_add(1, Ordering::Relaxed))
+}
+
 /// The stores that can open a root.
 pub fn stores_of(root: &str) -> Stores {
+    if root.starts_with("s3://faulty/") {
+        return Stores::new(faulty_server().options(), None).unwrap();
+    }
     if root.starts_with("s3:") { Stores::new(server().options(), None).unwrap() } else { Stores::default() }
 }
 

@@ -8,7 +8,7 @@ use caju_testkit::s3::ServerFault;
 use caju_types::ErrorKind;
 
 const ALL: [&str; 4] = ["GET", "PUT", "POST", "DELETE"];
-/// All tests of a process share the server and its fault.
+/// The tests of this file share the server and its fault.
 static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 const FAULTS: [ServerFault; 4] =
     [ServerFault::SlowDown, ServerFault::Internal, ServerFault::Cut, ServerFault::Silence];
@@ -27,10 +27,10 @@ fn options() -> CacheOptions {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn transient_faults_are_retried() {
     let want: Vec<_> = (0..4).map(|i| wide(50, 4_000, i)).collect();
-    let (server, _turn) = (server(), TURN.lock().await);
+    let (server, _turn) = (faulty_server(), TURN.lock().await);
     for fault in FAULTS {
         for encoding in [encoding("arrow/none"), encoding("parquet/none")] {
-            let root = wire_root();
+            let root = faulty_wire_root();
             let cache = open_with(&root, options()).await;
             let snapshot = cache.snapshot(&fp(1));
             let before = server.requests().failed;
@@ -53,9 +53,9 @@ async fn transient_faults_are_retried() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn permanent_faults_are_errors_in_time() {
     let want = wide(50, 4_000, 0);
-    let (server, _turn) = (server(), TURN.lock().await);
+    let (server, _turn) = (faulty_server(), TURN.lock().await);
     for fault in FAULTS {
-        let cache = open_with(&wire_root(), options()).await;
+        let cache = open_with(&faulty_wire_root(), options()).await;
         let snapshot = cache.snapshot(&fp(1));
         let meta = put(&snapshot, split(0), std::slice::from_ref(&want), Encoding::default()).await;
         server.inject(fault, &ALL, 1, 0);

@@ -9,6 +9,9 @@
 //!
 //! The kernel sees only accesses through itself. Files on network and user-space file systems (NFS, SMB, Lustre, FUSE, 9p,
 //! ...), files of other users, and files that are open for writing are not mapped. Read them instead.
+//!
+//! A lease takes a descriptor for as long as the bytes are used, and rows may be kept for long. So all maps of a process
+//! together hold at most a quarter of its descriptors (`ulimit -n`). Further files are not mapped, either.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -119,6 +122,10 @@ mod linux {
         0x8584_58F6, // ramfs
     ];
 
+    /// Maps hold at most one of this many descriptors that the process may have: the others are for connections and for
+    /// files that are read.
+    const DESCRIPTORS_PER_LEASE: u64 = 4;
+
     /// The command that sets the signal of a lease (`asm-generic/fcntl.h`). The crate `libc` lacks it.
     const F_SETSIG: libc::c_int = 10;
 
@@ -160,8 +167,37 @@ mod linux {
         (answer >= 0).then_some(answer)
     }
 
-    #[allow(unsafe_code, reason = "a mapped file must not change")]
+    /// The most leases of this process.
+    #[allow(unsafe_code, reason = "getrlimit has no safe wrapper in std")]
+    fn max_leases() -> usize {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: `limit` is valid and writable for the duration of the call.
+        if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0 {
+            return usize::MAX;
+        }
+        usize::try_from(limit.rlim_cur / DESCRIPTORS_PER_LEASE).unwrap_or(usize::MAX)
+    }
+
+    /// Adds a map to those whose leases are held, if these are fewer than the given number.
+    fn enter(map: &Arc<Map>, max_leases: usize) -> bool {
+        let mut leased = LEASED.lock();
+        if leased.len() >= max_leases {
+            leased.retain(|map| map.strong_count() > 0);
+        }
+        let fits = leased.len() < max_leases;
+        if fits {
+            leased.push(Arc::downgrade(map));
+        }
+        fits
+    }
+
     pub(super) fn map(file: File) -> io::Result<Option<Arc<Map>>> {
+        map_within(file, max_leases())
+    }
+
+    /// Maps a file if fewer than this number of leases are held.
+    #[allow(unsafe_code, reason = "a mapped file must not change")]
+    pub(super) fn map_within(file: File, max_leases: usize) -> io::Result<Option<Arc<Map>>> {
         // The kernel signals a lease that is to be released. The default signal would end the process. SIGURG is ignored
         // by default. Nothing here relies on the signal: leases are polled.
         let leased = on_local_file_system(&file)
@@ -183,7 +219,9 @@ mod linux {
             return Ok(None);
         };
         let map = Arc::new(Map { pages, metadata, lease: Mutex::new(Some(file)) });
-        LEASED.lock().push(Arc::downgrade(&map));
+        if !enter(&map, max_leases) {
+            return Ok(None);
+        }
         WATCHER.call_once(|| {
             let started = std::thread::Builder::new().name("caju-leases".into()).spawn(watch);
             if let Err(error) = started {
@@ -308,6 +346,16 @@ mod tests {
         let mapped = MappedFile::new(File::open(&path).unwrap()).unwrap().unwrap();
         std::fs::remove_file(&path).unwrap();
         assert_eq!(mapped.as_ref(), b"rows");
+    }
+
+    #[test]
+    fn a_file_is_not_mapped_while_maps_hold_their_part_of_the_descriptors() {
+        let (_folder, path) = file(b"rows");
+        let map = |max_leases| linux::map_within(File::open(&path).unwrap(), max_leases).unwrap();
+        assert!(map(0).is_none());
+        let mapped = map(usize::MAX).unwrap();
+        assert_eq!(mapped.bytes(), b"rows");
+        assert!(map(1).is_none(), "its lease is held");
     }
 
     #[test]

@@ -49,6 +49,8 @@ pub enum ServerFault {
     SlowDown,
     /// 500 InternalError.
     Internal,
+    /// 403 AccessDenied.
+    Denied,
     /// The request is carried out. The connection is lost in the middle of the answer's body, or before an empty one.
     Cut,
     /// The request is never answered.
@@ -251,6 +253,9 @@ async fn serve(listener: TcpListener, service: S3Service, counters: SharedCounte
                     }
                     Some(ServerFault::Internal) => {
                         return Ok(refused(hyper::StatusCode::INTERNAL_SERVER_ERROR, "InternalError"));
+                    }
+                    Some(ServerFault::Denied) => {
+                        return Ok(refused(hyper::StatusCode::FORBIDDEN, "AccessDenied"));
                     }
                     Some(ServerFault::Silence) => std::future::pending::<()>().await,
                     Some(ServerFault::Cut) | None => {}

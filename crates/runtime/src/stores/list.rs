@@ -156,7 +156,8 @@ fn from_meta(root: &StoreUrl, meta: ObjectMeta) -> Listed {
         url: root.with_key(meta.location.as_ref()),
         size: meta.size,
         etag: meta.e_tag,
-        mtime_ns: meta.last_modified.timestamp_nanos_opt(),
+        // The HTTP client gives the beginning of 1970 to what has no time.
+        mtime_ns: meta.last_modified.timestamp_nanos_opt().filter(|ns| *ns != 0),
         ctime_ns: None,
     }
 }
