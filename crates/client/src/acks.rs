@@ -227,11 +227,12 @@ impl Acks {
         }
     }
 
-    /// Stops handing out elements after the user's code panicked. The element that the user has in hand does not count as
-    /// taken, and goes to other readers.
-    pub(crate) fn close_after_panic(&self) {
+    /// Stops handing out elements because the user could not use what it has in hand: its code panicked, or the element could not
+    /// be converted. The element does not count as taken, and goes to other readers.
+    pub(crate) fn give_back(&self) {
         let mut inner = self.inner.lock();
         let progress = Progress::of_word(self.of_handed.fetch_or(Progress::CLOSED, Ordering::AcqRel));
+        self.of_handed.store(Progress::word(progress.taken, 0) | Progress::CLOSED, Ordering::Release);
         if !std::mem::replace(&mut inner.closed, true) && !inner.whole {
             inner.take(progress.taken);
         }
@@ -451,16 +452,17 @@ mod tests {
         let acks = Acks::default();
         assert!(hand(&acks, &[run(0, 4), run(20, 6)], false, false));
         assert!(acks.hand_next(0, 2) && acks.hand_next(2, 3));
-        acks.close_after_panic();
+        acks.give_back();
         acks.close();
         assert_eq!(
             acks.draw().runs,
             [run(0, 2)],
-            "the second element, in whose hands the user panicked, is not taken"
+            "the second element, which the user could not use, is not taken"
         );
+        assert_eq!(acks.remainder().rows, 8, "it is not in the user's hand either");
         let acks = Acks::default();
         assert!(hand(&acks, &[run(0, 4)], false, true));
-        acks.close_after_panic();
+        acks.give_back();
         acks.close();
         assert!(acks.draw().runs.is_empty(), "nor is a chunk");
         let word = Progress::word(1 << 40, 1 << 40);

@@ -75,6 +75,19 @@ impl Delivered {
         }
     }
 
+    /// A copy for a state. Splits of whose rows the user has none are not in it, unless it has some of these in hand: as many rows
+    /// as fit may wait behind them.
+    pub(crate) fn for_state(&self, in_hand: &[Run]) -> Self {
+        let begun = self.open.iter().filter(|(_, open)| open.got > 0);
+        let mut open: BTreeMap<u64, Open> = begun.map(|(split, open)| (*split, open.clone())).collect();
+        for run in in_hand {
+            if let Some(known) = self.open.get(&run.split) {
+                open.entry(run.split).or_insert_with(|| known.clone());
+            }
+        }
+        Self { before: self.before.clone(), whole: self.whole.clone(), open }
+    }
+
     /// The numbers of rows of splits.
     pub(crate) fn sized(&mut self, sized: Vec<(u64, u64)>) {
         for (split, rows) in sized {
@@ -307,10 +320,12 @@ impl EpochFacts {
         delivered.sized(sized);
     }
 
-    /// What was reported, for a copy of where the rows are counted.
+    /// What was reported, for a copy of where the rows are counted: of splits that it names, and of those without rows.
     pub(crate) fn copy_to(&self, delivered: &mut Delivered) {
         let facts = self.inner.lock();
-        let (resumed, sized) = (facts.resumed.clone(), facts.sized.clone());
+        let is_named = |(split, rows): &&(u64, u64)| *rows == 0 || delivered.open.contains_key(split);
+        let sized = facts.sized.iter().filter(is_named).copied().collect();
+        let resumed = facts.resumed.clone();
         drop(facts);
         if let Some(resumed) = resumed {
             delivered.begin_behind(resumed);
@@ -378,6 +393,25 @@ mod tests {
         assert_eq!(taken.whole().iter().collect::<Vec<_>>(), [(0, 1), (2, 3)]);
         let rows: Vec<_> = taken.rows().map(|(s, r)| (s, r.iter().collect::<Vec<_>>())).collect();
         assert_eq!(rows, [(1, vec![(0, 2), (4, 6)])]);
+    }
+
+    /// Its time does not grow with the rows that wait for the user.
+    #[test]
+    fn a_state_copies_the_splits_that_the_user_has_rows_of() {
+        let (facts, mut delivered) = (EpochFacts::default(), Delivered::default());
+        delivered.sized((0..1000).map(|split| (split, 5)).collect());
+        delivered.add(&[run(3, 0, 2), run(4, 0, 5)]);
+        let sized = (1000..2000).map(|split| (split, 6)).chain([(2000, 0)]).collect();
+        facts.add_split_facts(SplitFacts { sized, listed: None });
+        let in_hand = [run(3, 2, 1), run(7, 0, 5), run(1500, 0, 6)];
+        let mut copy = delivered.for_state(&in_hand);
+        copy.add_first(&in_hand, u64::MAX);
+        facts.copy_to(&mut copy);
+        assert_eq!(copy.open.keys().collect::<Vec<_>>(), [&3]);
+        let taken = copy.taken().unwrap();
+        assert_eq!(taken.whole().iter().collect::<Vec<_>>(), [(4, 5), (7, 8), (1500, 1501), (2000, 2001)]);
+        assert_eq!(taken.rows_of(3).unwrap().iter().collect::<Vec<_>>(), [(0, 3)]);
+        assert_eq!(delivered.open.len(), 999, "the reader goes on with all of them");
     }
 
     #[test]

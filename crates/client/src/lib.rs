@@ -19,6 +19,7 @@ mod element_count;
 mod exact;
 mod follow;
 mod gate;
+mod heartbeat;
 mod merge;
 mod reader;
 mod reattach;
@@ -43,6 +44,7 @@ pub use config::{
     Attempt, ClientConfig, Consumer, DatasetRef, EventFn, LostReaders, ReadRequest, ReaderEvent, SaveTo,
     Sharing, target_workers,
 };
+pub use heartbeat::heartbeat_wait;
 pub use reader::{Element, Monitor, Reader};
 pub use state::ReaderState;
 pub use stats::{Incomplete, Progress, ReaderStats};

@@ -37,6 +37,8 @@ pub(crate) struct Session {
     client: ClientId,
     iteration: IterationId,
     poll: Duration,
+    /// Heartbeats so far.
+    reports: u64,
     /// One of the consumers of a job, which all get equally many elements.
     is_consumer: bool,
     /// Slots take turns, and which there are is not known before the epoch begins behind states that are missing.
@@ -89,6 +91,7 @@ impl Session {
             client,
             iteration: IterationId(opened.iteration_id),
             poll: Duration::from_millis(opened.heartbeat_ms.clamp(50, 10_000)),
+            reports: 0,
             taken: Taken::default(),
             completed_seen: 0,
             flushed: false,

@@ -155,7 +155,7 @@ impl ReaderState {
             turn: self.turn,
             shard_by: self.shard_by.clone(),
             draws: self.draws.clone(),
-            taken: STANDARD.encode(self.taken.encode_short()),
+            taken: STANDARD.encode(self.taken.encode_dense()),
             steps: self.steps.clone(),
             bases: self.bases.clone(),
             checksum: None,
@@ -341,6 +341,7 @@ impl ReaderState {
             readers: self.readers.iter().copied().collect(),
             all_readers: self.all_readers.iter().copied().collect(),
             taken: self.taken.encode().into(),
+            // Dispatchers of earlier versions know this form, and not the dense one.
             taken_short: self.taken.encode_short().into(),
             rows: self.rows,
             bases: reading_bases_to_messages(&self.bases),

@@ -180,6 +180,39 @@ fn states_of_two_readings_have_no_union() {
     assert_eq!((both.readers.len(), both.rows, both.taken.rows().count()), (2, 80, 2));
 }
 
+/// Eight readers share 1,000,000 splits, and each takes several in a row: `caju bench state --readers 8` measures it.
+#[test]
+fn a_state_of_one_of_eight_readers_of_a_million_splits_takes_less_than_64_kib() {
+    let (mut taken, mut random, mut split) = (TakenRows::default(), 1u64, 0u64);
+    while split < 1_000_000 {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let end = split + [1, 1, 3, 3, 3, 3, 2, 6][usize::try_from((random >> 40) % 8).unwrap()];
+        if random >> 61 == 0 {
+            taken.add_whole_range(split, end);
+        }
+        split = end;
+    }
+    let state = ReaderState { taken, ..state() };
+    // `caju bench state` measures how long it takes.
+    let text = state.to_json().unwrap();
+    assert!(text.len() < 60 << 10, "{} bytes", text.len());
+    assert_eq!(ReaderState::from_json(&text).unwrap(), state);
+}
+
+/// Dispatchers of earlier versions read it.
+#[test]
+fn a_dispatcher_gets_no_form_that_came_after_it() {
+    let mut taken = TakenRows::default();
+    (0..4000u64).for_each(|n| {
+        taken.add_whole_range(20 * n, 20 * n + [1, 3, 3, 2][usize::try_from(n * n % 4).unwrap()])
+    });
+    let state = ReaderState { taken, ..state() };
+    let message = state.to_proto();
+    assert_eq!((message.taken[0], message.taken_short[0]), (1, 2));
+    let json: serde_json::Value = serde_json::from_str(&state.to_json().unwrap()).unwrap();
+    assert_eq!(STANDARD.decode(json["taken"].as_str().unwrap()).unwrap()[0], 3);
+}
+
 #[test]
 fn a_state_that_could_not_be_loaded_is_refused_when_it_is_taken() {
     let text = state().to_json().unwrap();

@@ -15,6 +15,7 @@ pub mod json;
 mod panic;
 mod priority;
 mod ranges;
+mod rans;
 mod reading_bases;
 mod rice;
 pub mod rng;

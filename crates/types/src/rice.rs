@@ -33,6 +33,15 @@ impl BitWriter {
         }
     }
 
+    /// Writes the lowest `len` bits of a number, at most 64.
+    pub(crate) fn put_low(&mut self, n: u64, len: u32) {
+        let first = len.min(32);
+        self.put(n & ((1 << first) - 1), first);
+        if len > first {
+            self.put((n >> first) & ((1 << (len - first)) - 1), len - first);
+        }
+    }
+
     /// Writes a number.
     pub(crate) fn put_number(&mut self, n: u64, k: u32) {
         let k = k.min(MAX_K);
@@ -82,6 +91,12 @@ impl<'a> BitReader<'a> {
         self.open >>= len;
         self.len -= len;
         Some(bits)
+    }
+
+    /// The next `len` bits, at most 64; none at the end.
+    pub(crate) fn low(&mut self, len: u32) -> Option<u64> {
+        let first = len.min(32);
+        Some(self.take(first)? | (self.take(len - first)? << first))
     }
 
     /// The next number; none if there is none.

@@ -4,7 +4,7 @@ use arrow::array::ArrayData;
 use arrow::compute::{concat_batches, take_record_batch};
 use arrow_array::cast::AsArray;
 use arrow_array::types::ByteArrayType;
-use arrow_array::{Array, GenericByteArray, OffsetSizeTrait, RecordBatch, UInt32Array};
+use arrow_array::{Array, ArrayRef, GenericByteArray, OffsetSizeTrait, RecordBatch, UInt32Array};
 use arrow_buffer::ArrowNativeType;
 use arrow_schema::{DataType, SchemaRef};
 use caju_types::{Error, Result};
@@ -263,6 +263,18 @@ pub fn push_run(runs: &mut Vec<Run>, run: Run) {
 /// The bytes of a batch's rows; slices count by their own length.
 pub fn batch_bytes(batch: &RecordBatch) -> usize {
     batch.columns().iter().map(|c| column_bytes(c)).sum()
+}
+
+/// The bytes of a batch's rows as if each had its own texts: a dictionary of a file, which many batches share, counts by the rows.
+pub fn plain_bytes(batch: &RecordBatch) -> usize {
+    let of_column = |column: &ArrayRef| match column.as_any_dictionary_opt() {
+        Some(dictionary) => {
+            let values = dictionary.values();
+            column_bytes(dictionary.keys()) + column_bytes(values) * column.len() / values.len().max(1)
+        }
+        None => column_bytes(column),
+    };
+    batch.columns().iter().map(of_column).sum()
 }
 
 /// The bytes of a slice of a batch. Columns of texts and bytes count by their own length. Nested, dictionary and view columns

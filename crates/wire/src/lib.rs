@@ -66,7 +66,9 @@ mod transport;
 
 pub use accept::{ConnectionGate, ConnectionLimits, PendingConnection, Permit, Protocol, accept};
 pub use calls::{CallLayer, CountedCalls, OpenCall, OpenCalls};
-pub use chunk::{Chunk, Elements, RoundMark, Run, batch_bytes, part_bytes, push_run, slice_runs};
+pub use chunk::{
+    Chunk, Elements, RoundMark, Run, batch_bytes, part_bytes, plain_bytes, push_run, slice_runs,
+};
 pub use coalesce::coalesce;
 pub use compression::{Codec, Compression, decompress};
 pub use decode::decode_chunk;

@@ -70,14 +70,22 @@ pub struct Reader {
     in_hand: (Vec<Run>, bool),
     /// Rows that the user got before the current chunk.
     delivered: Delivered,
+    /// Elements and rows that the last call gave to the user; none if it gave nothing.
+    last_handed: Option<(u64, u64)>,
+    /// The user gave back what it had in hand: it gets nothing more.
+    gave_back: bool,
     /// With a rotation of slots: the slot whose element comes behind the current chunk.
     turn: u32,
+    /// `turn` before the current chunk.
+    turn_before: u32,
     /// Elements and rows that the user got of this reader.
     elements: u64,
     rows: u64,
     /// The position at which this reader was opened.
     origin: ReaderState,
     is_resumed: bool,
+    /// Other readers had read the epoch to its end when this one was opened.
+    came_late: bool,
     /// Why the epoch cannot be continued exactly.
     not_exact: Option<String>,
     client: u64,
@@ -108,6 +116,7 @@ impl Reader {
                 link.address()
             )));
         }
+        let came_late = opened.finished && !opened.readers.is_empty() && !is_resumed;
         let origin = match is_resumed {
             true => ReaderState {
                 shard_by: opened.shard_by.clone(),
@@ -148,11 +157,15 @@ impl Reader {
             handed_rows: 0,
             in_hand: (Vec::new(), false),
             delivered: Delivered::default(),
+            last_handed: None,
+            gave_back: false,
             turn: origin.turn,
+            turn_before: origin.turn,
             elements: 0,
             rows: 0,
             origin,
             is_resumed,
+            came_late,
             not_exact,
             client,
             stop,
@@ -255,6 +268,7 @@ impl Reader {
         &mut self,
         take: impl Fn(&mut ElementCursor) -> Result<Option<T>>,
     ) -> Result<Option<T>> {
+        self.last_handed = None;
         let Some(current) = &mut self.current else { return Ok(None) };
         let next = current.next_rows().unwrap_or(0) as u64;
         if self.shared.config.tracks_rows && !self.shared.acks.hand_next(self.handed_rows, next) {
@@ -262,12 +276,18 @@ impl Reader {
             self.current = None;
             return Ok(None);
         }
-        let element = take(current)?;
+        let taken = take(current);
+        if taken.is_err() {
+            self.last_handed = Some((0, 0));
+            self.give_back();
+        }
+        let element = taken?;
         match &element {
             Some(_) => {
                 self.handed_rows += next;
                 self.elements += 1;
                 self.rows += next;
+                self.last_handed = Some((1, next));
             }
             None => self.current = None,
         }
@@ -292,6 +312,12 @@ impl Reader {
 
     /// The next chunk, for the user as a whole or element by element.
     async fn hand_chunk(&mut self, whole: bool) -> Result<Option<Chunk>> {
+        self.last_handed = None;
+        if self.gave_back {
+            return Err(Error::cancelled(
+                "the user gave back what it had in hand, and the reader gives nothing more",
+            ));
+        }
         if !self.shared.acks.has_asked() {
             self.shared.acks.user_waits();
         }
@@ -321,6 +347,7 @@ impl Reader {
                 Arrival::End => {
                     self.over = true;
                     self.shared.recorder.ended();
+                    self.warn_if_late();
                 }
             }
         }
@@ -332,6 +359,7 @@ impl Reader {
         if !self.shared.acks.hand(&chunk, reordered, whole) {
             return None;
         }
+        self.turn_before = self.turn;
         self.turn = turn.unwrap_or(self.turn);
         self.handed_rows = 0;
         self.in_hand = (chunk.runs.clone(), whole);
@@ -339,12 +367,25 @@ impl Reader {
         if whole {
             self.elements += elements;
             self.rows += rows;
+            self.last_handed = Some((elements, rows));
         }
         self.shared.recorder.delivered(rows, elements, chunk.bytes() as u64);
         if chunk.is_padding() {
             self.shared.recorder.padded(rows, elements);
         }
         Some(chunk)
+    }
+
+    /// At the end of an epoch that gave nothing. It may be a mistake: the program was started again under the same job name.
+    fn warn_if_late(&self) {
+        if self.came_late && self.elements == 0 {
+            tracing::warn!(
+                "epoch {} of job `{}` gave this reader nothing: others had read it to its end before this reader opened it; \
+                 take another job name to read the data again",
+                self.origin.epoch,
+                self.job
+            );
+        }
     }
 
     /// The next item of the queue; `None` is its end.
@@ -440,7 +481,7 @@ impl Drop for Reader {
         if self.session.is_some() {
             // It is not known whether the user's code had processed the rows in hand, so they go to other readers.
             if std::thread::panicking() {
-                self.shared.acks.close_after_panic();
+                self.shared.acks.give_back();
             }
             self.stop.stop();
         }

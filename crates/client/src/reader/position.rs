@@ -43,17 +43,24 @@ impl Reader {
     /// later whether they need it.
     ///
     /// # Errors
-    /// None that a user can cause.
+    /// `FailedPrecondition` if the last element was given back ([`Reader::give_back`]) and the epoch was opened again meanwhile.
     pub fn position(&self) -> Result<ReaderState> {
         let (elements, rows) = (self.origin.elements + self.elements, self.origin.rows + self.rows);
         if let Some(Reopened { shared, origin, iteration, client }) = self.shared.latest_reopened() {
+            if self.gave_back {
+                return Err(Error::failed_precondition(format!(
+                    "the element after {elements} of epoch {} could not be used, and the epoch was opened again behind it: no \
+                     state is known that does not count it; go on from an earlier state",
+                    origin.epoch
+                )));
+            }
             // The user gets to know with its next call. Other readers may take rows of the new iteration already.
             let origin = ReaderState { elements, rows, ..origin.clone() };
             let (iteration, client) = (iteration.0, *client);
             return self.position_in(Reading { shared, origin, iteration, client, taken: None });
         }
-        let mut delivered = self.delivered.clone();
         let (runs, whole) = &self.in_hand;
+        let mut delivered = self.delivered.for_state(runs);
         delivered.add_first(runs, if *whole { u64::MAX } else { self.handed_rows });
         self.position_in(Reading {
             shared: &self.shared,
@@ -62,6 +69,37 @@ impl Reader {
             client: self.client,
             taken: Some(delivered),
         })
+    }
+
+    /// Gives back what the last call gave to the user, because it could not be used: its conversion failed, or the program was
+    /// interrupted. No state counts it, and it goes to other readers of the job. The reader gives nothing more afterwards.
+    ///
+    /// After a loss of the dispatcher's state it may be too late: the epoch was opened again as if the element had been taken. A
+    /// warning says so, and the reader has no state then ([`Reader::position`]).
+    ///
+    /// Nothing changes if the last call gave nothing: what came before was used.
+    pub fn give_back(&mut self) {
+        let Some((elements, rows)) = self.last_handed.take() else { return };
+        if self.shared.latest_reopened().is_some() {
+            tracing::warn!(
+                job = self.job,
+                "an element could not be used after the epoch was opened again: it counts as taken, and no other reader gets it"
+            );
+        }
+        self.elements -= elements;
+        self.rows -= rows;
+        let (_, whole) = self.in_hand;
+        if whole {
+            self.in_hand = (Vec::new(), false);
+        } else {
+            self.handed_rows -= rows;
+        }
+        if self.handed_rows == 0 {
+            self.turn = self.turn_before;
+        }
+        self.current = None;
+        self.gave_back = true;
+        self.shared.acks.give_back();
     }
 
     fn position_in(&self, reading: Reading<'_>) -> Result<ReaderState> {

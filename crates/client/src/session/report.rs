@@ -3,6 +3,7 @@
 use caju_proto::v1;
 
 use super::Session;
+use crate::heartbeat::heartbeat_wait;
 
 impl Session {
     /// The next heartbeat: how tasks ended, which rows the user took, and how fast it takes them.
@@ -24,11 +25,13 @@ impl Session {
         let (rows_per_s, wait_fraction) = stats.rates();
         let (arrived, user_took) = self.shared.acks.progress();
         let user_busy = self.shared.recorder.user_busy(user_took, std::time::Instant::now());
+        self.reports += 1;
+        let wait = heartbeat_wait(self.poll, self.client.0, self.reports);
         v1::ClientHeartbeatRequest {
             client_id: self.client.0,
             iteration_id: self.iteration.0,
             seen_version: self.version,
-            wait_ms: u64::try_from(self.poll.as_millis()).unwrap_or(u64::MAX),
+            wait_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
             ended_tasks: tasks.ended,
             ended_counts: tasks.counts,
             lost_tasks: tasks.lost,

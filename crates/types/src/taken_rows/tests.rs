@@ -31,12 +31,14 @@ proptest! {
     #[test]
     fn a_set_survives_its_encoding(parts in parts()) {
         let set = taken(&parts);
-        for bytes in [set.encode_as(SHORT_FORMAT), set.encode_short()] {
+        let forced = [SHORT_FORMAT, DENSE_FORMAT].map(|format| set.encode_as(format));
+        for bytes in forced.into_iter().chain([set.encode_short(), set.encode_dense()]) {
             prop_assert_eq!(&TakenRows::decode(&bytes).unwrap(), &set);
         }
         let without_sizes = TakenRows { sizes: BTreeMap::new(), ..set.clone() };
         prop_assert_eq!(&TakenRows::decode(&set.encode()).unwrap(), &without_sizes);
         prop_assert_eq!(&TakenRows::decode(&without_sizes.encode_short()).unwrap(), &without_sizes);
+        prop_assert_eq!(&TakenRows::decode(&without_sizes.encode_dense()).unwrap(), &without_sizes);
     }
 
     #[test]
@@ -56,7 +58,7 @@ proptest! {
 
     #[test]
     fn damaged_bytes_are_an_error(parts in parts(), at in any::<prop::sample::Index>(), byte: u8) {
-        for format in [FORMAT, SHORT_FORMAT] {
+        for format in [FORMAT, SHORT_FORMAT, DENSE_FORMAT] {
             let mut bytes = taken(&parts).encode_as(format);
             let at = at.index(bytes.len());
             bytes[at] = byte;
@@ -79,19 +81,77 @@ fn ckp_33_a_state_that_is_too_large_is_refused() {
     assert!(e.message().contains("format 9"), "{e}");
 }
 
-#[test]
-fn every_eighth_of_one_million_splits_takes_less_than_a_bit_per_split() {
-    let mut taken = TakenRows::default();
-    let mut random = 1u64;
-    for split in 0..1_000_000 {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        if random >> 61 == 0 {
-            taken.add_whole(split);
+proptest! {
+    /// Rows of splits of any length, at any distance. Longer sets than the other properties have: the frequencies matter.
+    #[test]
+    fn many_ranges_survive_the_dense_form(ranges in prop::collection::vec((0u64..40, 1u64..12, 0u32..14), 0..2000)) {
+        let (mut set, mut at) = (TakenRows::default(), 0);
+        for (gap, len, more) in ranges {
+            let start = at + gap + if more == 0 { gap << 20 } else { 0 };
+            at = start + len;
+            set.add_whole_range(start, at);
         }
+        let bytes = set.encode_as(DENSE_FORMAT);
+        prop_assert_eq!(&TakenRows::decode(&bytes).unwrap(), &set);
+        prop_assert!(set.encode_dense().len() <= set.encode_short().len().min(bytes.len()));
     }
-    let bytes = taken.encode_short();
-    assert!(bytes.len() < 80 << 10, "{} bytes", bytes.len());
+}
+
+/// A reader takes each of these rows of splits with a probability of an eighth.
+fn an_eighth_of_a_million(mut next_len: impl FnMut(u64) -> u64) -> TakenRows {
+    let (mut taken, mut random, mut split) = (TakenRows::default(), 1u64, 0);
+    while split < 1_000_000 {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let end = split + next_len(random >> 40);
+        if random >> 61 == 0 {
+            taken.add_whole_range(split, end);
+        }
+        split = end;
+    }
+    taken
+}
+
+/// No form could take less than 66.4 KiB: 0.5436 bits per split.
+#[test]
+fn every_eighth_of_one_million_splits_takes_little_more_than_the_entropy() {
+    let taken = an_eighth_of_a_million(|_| 1);
+    let bytes = taken.encode_dense();
+    assert!(bytes.len() < 67 << 10, "{} bytes", bytes.len());
     assert_eq!(TakenRows::decode(&bytes).unwrap(), taken);
+    assert!(taken.encode_short().len() < 75 << 10);
+}
+
+/// Workers give several splits in a row to a reader: mostly three, with three that are read concurrently.
+#[test]
+fn an_eighth_of_one_million_splits_in_rows_of_several_is_less_than_64_kib_of_base64() {
+    let taken =
+        an_eighth_of_a_million(|random| [1, 1, 3, 3, 3, 3, 2, 6][usize::try_from(random % 8).unwrap()]);
+    let bytes = taken.encode_dense();
+    assert!(bytes.len() < 48 << 10, "{} bytes", bytes.len());
+    assert_eq!(TakenRows::decode(&bytes).unwrap(), taken);
+}
+
+/// Few bytes do not become many ranges.
+#[test]
+fn ranges_of_less_than_a_bit_each_are_refused() {
+    let of = |count: u64| {
+        let mut bytes = vec![DENSE_FORMAT, 0];
+        put(&mut bytes, count);
+        for table in 0..15 {
+            // Every number is 0, without a doubt.
+            bytes.extend(if [0, 6].contains(&table) { &[1, 0, 0x80, 0x20][..] } else { &[0] });
+        }
+        bytes.extend([0, 8, 0, 0, 0, 0x80, 0, 0, 0, 0]);
+        bytes.extend([0, 0, 0]);
+        TakenRows::decode(&bytes)
+    };
+    assert_eq!(of(64).unwrap().whole().num_ranges(), 64);
+    for count in [65, 4 << 20, u64::MAX] {
+        assert!(of(count).unwrap_err().message().contains("damaged"), "{count}");
+    }
+    let mut regular = TakenRows::default();
+    (0..80_000).step_by(8).for_each(|split| regular.add_whole(split));
+    assert_eq!(regular.encode_as(DENSE_FORMAT)[0], SHORT_FORMAT);
 }
 
 #[test]
