@@ -9,8 +9,8 @@ use arrow::error::ArrowError;
 use caju_runtime::{budget, catch_out_of_range, interrupt};
 use caju_types::{Error, ErrorKind, format_bytes};
 use datafusion_common::DataFusionError;
-use datafusion_physical_expr::PhysicalExpr;
 use datafusion_physical_expr::expressions::Column;
+use datafusion_physical_expr::{PhysicalExpr, ScalarFunctionExpr};
 
 use crate::infallible::is_infallible;
 use crate::kernel::Fault;
@@ -138,6 +138,19 @@ impl BoundExprs {
         used.into_iter().collect()
     }
 
+    /// The input columns that are read only as the values of `hash_bucket`, as sorted indices into the bound schema. Of a column
+    /// with a dictionary each distinct value is hashed once.
+    pub fn only_hashed(&self) -> Vec<usize> {
+        let (mut hashed, mut others) = (BTreeSet::new(), BTreeSet::new());
+        let outputs = self.inner.outputs.iter().map(|o| &o.expr);
+        for expr in self.inner.common.iter().chain(outputs) {
+            sort_reads(expr, false, &mut hashed, &mut others);
+        }
+        // Further columns are keys and common subexpressions.
+        let of_input = |i: &usize| self.columns.get(*i).copied();
+        hashed.difference(&others).filter_map(of_input).collect()
+    }
+
     /// Whether no row can make an evaluation fail, whatever the values of its columns. False where that is not known.
     pub fn is_infallible(&self) -> bool {
         let common = self.inner.common.iter().map(|e| (e, &self.inner.narrow));
@@ -248,6 +261,22 @@ impl BoundExprs {
         }
         RowError { row: Some(start), error }
     }
+}
+
+/// Finds the columns that an expression reads directly below `hash_bucket`, and the others.
+fn sort_reads(
+    expr: &Arc<dyn PhysicalExpr>,
+    is_hashed: bool,
+    hashed: &mut BTreeSet<usize>,
+    others: &mut BTreeSet<usize>,
+) {
+    if let Some(column) = expr.downcast_ref::<Column>() {
+        let reads = if is_hashed { hashed } else { others };
+        reads.insert(column.index());
+        return;
+    }
+    let is_hash = expr.downcast_ref::<ScalarFunctionExpr>().is_some_and(|f| f.fun().name() == "hash_bucket");
+    expr.children().into_iter().for_each(|child| sort_reads(child, is_hash, hashed, others));
 }
 
 /// The error of a function of a library for which a value is out of range: it belongs to a row.

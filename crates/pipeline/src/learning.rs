@@ -73,8 +73,14 @@ impl DatasetDef {
             }
         }
         def.stages.push(StageDef { op: StageOp::Map(vec![("length".to_owned(), length.clone())]) });
-        if let SourceDef::Files(files) = &mut def.source {
-            files.shard = files.shard.filter(|shard| shard.num_shards.is_some());
+        match &mut def.source {
+            SourceDef::Files(files) => {
+                files.shard = files.shard.filter(|shard| shard.num_shards.is_some());
+            }
+            SourceDef::Sample { datasets, .. } => {
+                datasets.iter_mut().for_each(|d| d.stages.retain(|s| !matches!(s.op, StageOp::Repeat(_))));
+            }
+            _ => {}
         }
         def.options.deterministic = true;
         def.options.reorder = None;

@@ -51,8 +51,9 @@ impl SavedForm {
         let counted = counted.map_or(0, |i| i + 1);
         if counted == 0
             && let SourceDef::Sample { datasets, .. } = &def.source
+            && datasets.iter().all(|dataset| dataset.repetitions() == Some(1))
         {
-            // The rows are those of all datasets. Their order does not matter.
+            // The rows are those of all datasets. Their order does not matter. `concatenate` knows no copies of a dataset.
             form.def.source = SourceDef::Concatenate(datasets.clone());
             form.left_out.push("sample");
         }
@@ -130,6 +131,20 @@ mod tests {
         assert_eq!(names(&form), ["filter", "with_columns", "autocache", "filter"]);
         assert_eq!((form.copies, form.left_out), (6, vec!["shuffle", "batch", "prefetch"]));
         crate::validate(&form.def).unwrap();
+    }
+
+    #[test]
+    fn a_sample_stays_where_it_repeats_a_dataset() {
+        let of = |steps: &str| {
+            let dataset = format!("{{ source: {{ range: 9 }}, steps: {steps} }}");
+            let sample = format!("{{ sample: {{ datasets: [ {dataset}, {dataset} ], weights: [1, 1] }} }}");
+            SavedForm::of(&DatasetDef::from_yaml(&format!("source: {sample}\n"), None).unwrap()).unwrap()
+        };
+        let (plain, repeated) = (of("[]"), of("[ { repeat: 2 } ]"));
+        assert!(matches!(plain.def.source, SourceDef::Concatenate(_)), "{plain:?}");
+        assert!(matches!(repeated.def.source, SourceDef::Sample { .. }), "{repeated:?}");
+        crate::validate(&plain.def).unwrap();
+        crate::validate(&repeated.def).unwrap();
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use caju_types::{Error, Result, did_you_mean};
 
-use crate::def::{DatasetDef, PythonKind, SourceDef, StageOp};
+use crate::def::{DatasetDef, FileFormat, PythonKind, SourceDef, StageOp};
 use crate::functions::Functions;
 use crate::place::join;
 
@@ -76,9 +76,18 @@ impl DatasetDef {
         self.has_file_hint() || self.ops().any(|op| matches!(op, StageOp::Shard { num_shards: None, .. }))
     }
 
+    /// The number of times that a dataset of a `sample` gives the rows above its last stage, a `repeat`: none without end, and 1
+    /// for any other last stage.
+    pub fn repetitions(&self) -> Option<u64> {
+        match self.ops().last() {
+            Some(StageOp::Repeat(count)) => *count,
+            _ => Some(1),
+        }
+    }
+
     /// Whether an epoch never ends: an endless `repeat` without a `take` below it.
     pub fn is_endless(&self) -> bool {
-        self.ops().fold(false, |endless, op| match op {
+        self.ops().fold(self.source.endless_dataset().is_some(), |endless, op| match op {
             StageOp::Repeat(None) => true,
             StageOp::Take(_) => false,
             _ => endless,
@@ -187,6 +196,30 @@ impl SourceDef {
         }
     }
 
+    /// The first dataset of a `sample` that never ends, by its position.
+    pub fn endless_dataset(&self) -> Option<usize> {
+        match self {
+            SourceDef::Sample { datasets, .. } => datasets.iter().position(|d| d.repetitions().is_none()),
+            _ => None,
+        }
+    }
+
+    /// Whether the number of rows of every split is known without reading it.
+    pub fn knows_rows(&self) -> bool {
+        match self {
+            SourceDef::Files(f) => {
+                matches!(f.format, FileFormat::Parquet { .. } | FileFormat::Arrow { .. } | FileFormat::Images)
+            }
+            SourceDef::Range { .. } | SourceDef::Memory { .. } | SourceDef::InlineTable { .. } => true,
+            // A part may belong to a save that is still being written: then the count of all is not known.
+            SourceDef::Load { .. } => false,
+            SourceDef::Concatenate(children) => {
+                children.iter().all(|c| c.source.knows_rows() && c.ops().all(StageOp::keeps_rows))
+            }
+            SourceDef::Sample { .. } | SourceDef::Zip(_) => false,
+        }
+    }
+
     /// Whether each epoch may read other rows of the same files: there is a `sample` in it.
     pub fn is_sampled(&self) -> bool {
         matches!(self, Self::Sample { .. }) || self.children().iter().any(|child| child.source.is_sampled())
@@ -206,6 +239,13 @@ impl SourceDef {
 }
 
 impl StageOp {
+    /// Whether the stage keeps the number and the order of rows.
+    pub fn keeps_rows(&self) -> bool {
+        self.is_split_local()
+            && !matches!(self, StageOp::Filter(_) | StageOp::Unnest { .. } | StageOp::FlatMap { .. })
+            && !matches!(self, StageOp::Python(f) if f.kind != PythonKind::Map)
+    }
+
     /// Whether the stage turns rows into batches: `batch`, `padded_batch`, `bucket_by_length`.
     pub fn makes_batches(&self) -> bool {
         matches!(self, StageOp::Batch { .. } | StageOp::PaddedBatch { .. } | StageOp::BucketByLength { .. })

@@ -6,6 +6,7 @@ use std::hash::Hash;
 use std::sync::Arc;
 
 use caju_runtime::{LockRank, OrderedMutex};
+use caju_types::SplitKey;
 use parking_lot::Mutex;
 use parquet::file::metadata::ParquetMetaData;
 
@@ -17,6 +18,8 @@ const INDEXED_FILES: usize = 4096;
 const FOOTERS: usize = 512;
 /// The most saves that stay open.
 const SAVES: usize = 64;
+/// The most splits whose rows are known, some MiB.
+const COUNTED_SPLITS: usize = 1 << 16;
 /// The most record starts per file: enough for 16 TiB of splits of the default size.
 const STARTS: usize = 1 << 20;
 
@@ -55,7 +58,11 @@ pub struct SourceCaches {
     record_starts: Arc<OrderedMutex<Bounded<FileRef, Arc<RecordIndex>>>>,
     footers: Arc<OrderedMutex<Bounded<FileRef, Arc<ParquetMetaData>>>>,
     saves: Arc<OrderedMutex<Bounded<String, OpenSave>>>,
+    rows: Arc<OrderedMutex<Bounded<CountedSplit, u64>>>,
 }
+
+/// A split, as the reader with these options reads it: another delimiter gives other rows.
+pub(crate) type CountedSplit = (u128, SplitKey);
 
 /// The cache over the root of a save, once it is open.
 type OpenSave = Arc<tokio::sync::OnceCell<Arc<caju_cache::Cache>>>;
@@ -66,6 +73,7 @@ impl Default for SourceCaches {
             record_starts: leaf("the record starts of files", INDEXED_FILES),
             footers: leaf("the footers of files", FOOTERS),
             saves: leaf("the open saves", SAVES),
+            rows: leaf("the rows of splits", COUNTED_SPLITS),
         }
     }
 }
@@ -106,6 +114,16 @@ impl SourceCaches {
         let fresh = OpenSave::default();
         saves.insert(url.to_owned(), Arc::clone(&fresh));
         fresh
+    }
+
+    /// The number of rows that an earlier read of a split found.
+    pub(crate) fn rows(&self, split: &CountedSplit) -> Option<u64> {
+        self.rows.lock().get(split)
+    }
+
+    /// Keeps the number of rows of a split.
+    pub(crate) fn insert_rows(&self, split: CountedSplit, rows: u64) {
+        self.rows.lock().insert(split, rows);
     }
 
     /// The footer of a Parquet file at this version, if it was read before.

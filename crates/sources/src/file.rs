@@ -245,7 +245,8 @@ impl SourceFile {
         let url = &self.file.url;
         let want = self.version.lock().clone();
         let options = GetOptions {
-            if_match: want.etag.clone(),
+            // `If-Match` compares strongly (RFC 9110, 13.1.1): a weak e-tag matches nothing.
+            if_match: want.etag.clone().filter(|etag| !etag.starts_with("W/")),
             range: Some(range.clone().into()),
             ..GetOptions::default()
         };

@@ -14,6 +14,7 @@ use crate::context::SourceContext;
 use crate::feed::Codec;
 use crate::file::{SourceFile, file_ref};
 use crate::guard::planned;
+use crate::row_counts::{compared, identity_of};
 use crate::shard::of_shard;
 use crate::source::{ReadOptions, Source};
 use crate::split::split_key;
@@ -47,6 +48,11 @@ pub(crate) trait Format: Send + Sync + 'static {
 
     /// Whether [`Format::read`] honours the predicates of its options.
     fn filters(&self) -> bool {
+        false
+    }
+
+    /// Whether [`Format::read`] keeps dictionaries.
+    fn keeps_dictionaries(&self) -> bool {
         false
     }
 }
@@ -102,12 +108,29 @@ pub(crate) fn extensions(format: &FileFormat) -> &'static [&'static str] {
 /// The files of a source in canonical order: as the paths are given, sorted by key within each. A file that two paths
 /// match, and a partition column that only the name of a folder holds, are errors: rows or values would be lost.
 pub(crate) fn list_files(ctx: &SourceContext, def: &FileSource) -> BoxStream<'static, Result<FileRef>> {
+    let (listed, context) = (find_files(ctx, def), ctx.clone());
+    if def.version == VersionRule::Listed {
+        return listed.map(|file| file.and_then(with_version)).boxed();
+    }
+    listed
+        .map(move |file| {
+            let context = context.clone();
+            async move {
+                let mut file = file?;
+                file.version.content_hash = Some(SourceFile::new(&context, &file)?.content_hash().await?);
+                Ok(file)
+            }
+        })
+        .buffered(FILE_READAHEAD)
+        .boxed()
+}
+
+/// The files of [`list_files`], with the versions that the store gives, if it gives any.
+pub(crate) fn find_files(ctx: &SourceContext, def: &FileSource) -> BoxStream<'static, Result<FileRef>> {
     let (stores, io, extensions) = (Arc::clone(&ctx.stores), Arc::clone(&ctx.io), extensions(&def.format));
     let mut seen = (def.paths.len() > 1).then(HashMap::new);
-    let hashed = def.version == VersionRule::Content;
     // Images are listed with their paths, so no path is lost.
     let partitioned = !matches!(def.format, FileFormat::Images);
-    let context = ctx.clone();
     let listed = stream::iter(def.paths.clone().into_iter().map(Arc::<str>::from)).flat_map(move |path| {
         stores.list(&path, extensions, &io).map_ok(move |listed| (Arc::clone(&path), file_ref(&listed)))
     });
@@ -125,20 +148,22 @@ pub(crate) fn list_files(ctx: &SourceContext, def: &FileSource) -> BoxStream<'st
             None => Ok(file),
         }
     });
-    if !hashed {
-        return listed.boxed();
+    listed.boxed()
+}
+
+/// A file whose store says how its versions differ. Without that, rows of a changed file would pass for those of the listed one.
+///
+/// # Errors
+/// `FailedPrecondition` for another file.
+pub(crate) fn with_version(file: FileRef) -> Result<FileRef> {
+    if file.version.etag.is_none() && file.version.mtime_ns.is_none() {
+        return Err(Error::failed_precondition(format!(
+            "{}: the server gives neither an e-tag nor a time of modification, so a changed file would not be noticed; \
+             set `version: content` for the source, which reads each file once more to hash it",
+            file.url
+        )));
     }
-    listed
-        .map(move |file| {
-            let context = context.clone();
-            async move {
-                let mut file = file?;
-                file.version.content_hash = Some(SourceFile::new(&context, &file)?.content_hash().await?);
-                Ok(file)
-            }
-        })
-        .buffered(FILE_READAHEAD)
-        .boxed()
+    Ok(file)
 }
 
 /// The partition column that a folder of a file's URL is named after (`y=1`), unless the path that was given names it.
@@ -219,17 +244,24 @@ pub(crate) struct FilesSource<F> {
     format: Arc<F>,
     def: FileSource,
     ctx: SourceContext,
+    /// Of the reader's options.
+    identity: u128,
 }
 
 impl<F: Format> FilesSource<F> {
     pub(crate) fn new(format: F, def: &FileSource, ctx: &SourceContext) -> Self {
-        Self { format: Arc::new(format), def: def.clone(), ctx: ctx.clone() }
+        let identity = identity_of(&def.format);
+        Self { format: Arc::new(format), def: def.clone(), ctx: ctx.clone(), identity }
     }
 }
 
 impl<F: Format> Source for FilesSource<F> {
     fn filters(&self) -> bool {
         self.format.filters()
+    }
+
+    fn keeps_dictionaries(&self) -> bool {
+        self.format.keeps_dictionaries()
     }
 
     fn schema(&self) -> SchemaRef {
@@ -263,10 +295,10 @@ impl<F: Format> Source for FilesSource<F> {
             None => Err(Error::internal(format!("{}: the split names no file", split.describe()))),
         };
         match file {
-            Ok(file) => {
+            Ok(file) => compared(&self.ctx.caches, self.identity, split, options, |options| {
                 let rows = self.format.read(&self.ctx, file, split, options);
                 if self.format.trims() { rows } else { trimmed(rows, split.trim) }
-            }
+            }),
             Err(e) => failed(e),
         }
     }

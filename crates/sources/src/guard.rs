@@ -23,8 +23,13 @@ pub fn read_split(
     split: &Split,
     options: &ReadOptions,
 ) -> BoxStream<'static, Result<RecordBatch>> {
-    let (options, expected) = Expected::of(source, split, options);
     let place = split.describe();
+    if split.trim.is_some() && has_predicates(source, options) {
+        return failed(Error::internal(format!(
+            "{place}: rows of it were chosen by their numbers, which a predicate of its reader changes"
+        )));
+    }
+    let (options, expected) = Expected::of(source, split, options);
     let rows = match caju_runtime::catch(&place, || source.read(split, &options)) {
         Ok(rows) => rows,
         Err(e) => failed(e),
@@ -35,6 +40,12 @@ pub fn read_split(
         Some(expected) => Counted { rows, expected, place, over: false }.boxed(),
         None => rows.boxed(),
     }
+}
+
+/// Whether the source drops rows while it reads them. It gets no split with a `trim` then: where rows are chosen by their
+/// numbers, filters are stages.
+fn has_predicates(source: &dyn Source, options: &ReadOptions) -> bool {
+    source.filters() && !options.predicates.is_empty()
 }
 
 /// Runs the discovery of a file's schema or splits; a panic in it is an error that names the file.
@@ -68,11 +79,8 @@ impl Expected {
     /// The known number of rows of a split, and the options that count them; none if it is not known.
     fn of(source: &dyn Source, split: &Split, options: &ReadOptions) -> (ReadOptions, Option<Self>) {
         let mut options = options.clone();
-        let by_predicate = source.filters() && !options.predicates.is_empty();
-        // A predicate sees rows that `trim` leaves out later.
-        let known =
-            if by_predicate { split.rows.filter(|_| split.trim.is_none()) } else { split.trimmed_rows() };
-        let Some(rows) = known else { return (options, None) };
+        let by_predicate = has_predicates(source, &options);
+        let Some(rows) = split.trimmed_rows() else { return (options, None) };
         let (seen, skipped) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
         if let Some(first) = options.predicates.first_mut().filter(|_| by_predicate) {
             *first = counting(first, &seen);

@@ -183,6 +183,10 @@ fn rows_that_a_predicate_drops_are_not_missing() {
         split.rows = Some(1001);
         let e = read_split(&*source, &split, &options).try_collect::<Vec<_>>().await.unwrap_err();
         assert!(e.message().contains("1001 rows") && e.message().contains("1000 were read"), "{e}");
+        // The rows of a trim are numbered as in the file, and not as the predicate leaves them.
+        split.trim = Some((10, 5));
+        let e = read_split(&*source, &split, &options).try_collect::<Vec<_>>().await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Internal, "{e}");
     });
 }
 

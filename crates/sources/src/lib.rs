@@ -33,6 +33,7 @@ mod parquet_types;
 mod plain;
 mod read_observer;
 mod record_scan;
+mod row_counts;
 mod row_groups;
 #[cfg(test)]
 mod s3_tests;

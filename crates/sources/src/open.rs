@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use arrow_schema::SchemaRef;
 use caju_kernels::check_columns;
-use caju_pipeline::{DatasetDef, FileFormat, FileSource, SourceDef};
+use caju_pipeline::{DatasetDef, FileFormat, FileSource, SourceDef, VersionRule};
 use caju_types::{Error, Result};
 use futures::future::BoxFuture;
 use futures::stream::StreamExt;
@@ -30,9 +30,10 @@ impl SourceContext {
 
 /// The first file of a source: errors such as an empty glob show here, before anything runs.
 async fn first_file(def: &FileSource, ctx: &SourceContext) -> Result<FileRef> {
-    let listed = FileSource { version: caju_pipeline::VersionRule::Listed, ..def.clone() };
-    match files::list_files(ctx, &listed).next().await {
-        Some(file) => file,
+    match files::find_files(ctx, def).next().await {
+        // It is not hashed for this.
+        Some(file) if def.version == VersionRule::Content => file,
+        Some(file) => file.and_then(files::with_version),
         None => Err(Error::invalid("the source names no files; give `path`")),
     }
 }
@@ -79,7 +80,8 @@ fn open<'a>(
                     return Err(Error::invalid("source sample: give one positive weight per dataset"));
                 }
                 let children = open_children(datasets, ctx).await?;
-                Arc::new(combine::Sampled { children, weights: weights.clone() })
+                let repetitions = datasets.iter().map(DatasetDef::repetitions).collect();
+                Arc::new(combine::Sampled { children, weights: weights.clone(), repetitions })
             }
             SourceDef::Zip(datasets) => {
                 Arc::new(zip::Zipped::new(datasets, open_children(datasets, ctx).await?)?)

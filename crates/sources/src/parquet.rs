@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use arrow_array::RecordBatch;
+use arrow_array::{Array, ArrayRef, DictionaryArray, Int32Array, RecordBatch};
 use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
 use caju_types::{Error, Result};
 use futures::future::BoxFuture;
@@ -13,6 +13,7 @@ use parquet::arrow::arrow_reader::{
     ArrowPredicate, ArrowPredicateFn, ArrowReaderMetadata, ArrowReaderOptions, RowFilter,
 };
 use parquet::arrow::push_decoder::{ParquetPushDecoder, ParquetPushDecoderBuilder};
+use parquet::basic::{Encoding, EncodingMask};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{
     PageIndexPolicy, ParquetMetaData, ParquetMetaDataPushDecoder, RowGroupMetaData,
@@ -151,6 +152,10 @@ impl Format for Parquet {
     fn filters(&self) -> bool {
         true
     }
+
+    fn keeps_dictionaries(&self) -> bool {
+        true
+    }
 }
 
 /// The error of a predicate; the decoder passes on its text alone.
@@ -189,6 +194,8 @@ struct Reader {
     schema: SchemaRef,
     /// Where each column of `schema` is in the decoder's batches.
     order: Vec<usize>,
+    /// The columns of `schema` that the file has without dictionaries, and that leave with them.
+    wrapped: Vec<bool>,
     failed: PredicateError,
     bounds: PageBounds,
 }
@@ -214,6 +221,8 @@ impl Reader {
             .iter()
             .map(|f| f.as_ref().clone().with_data_type(plain_type(f.data_type())))
             .collect();
+        let groups: Vec<usize> = groups_of(range, footer.num_row_groups(), &url)?.collect();
+        let mut wrapped = Vec::with_capacity(wanted.len());
         let mut fields = Vec::with_capacity(wanted.len());
         let mut roots = Vec::with_capacity(wanted.len());
         for &i in &wanted {
@@ -221,18 +230,22 @@ impl Reader {
                 return Err(Error::internal(format!("{url}: there is no column {i} to read")));
             };
             let mut field = field.as_ref().clone();
-            if options.keep_dictionaries.contains(&i) && field.data_type() == &DataType::Utf8 {
+            let keeps = options.keep_dictionaries.contains(&i) && field.data_type() == &DataType::Utf8;
+            let has_dictionary = keeps && has_dictionary(&footer, &groups, at);
+            if keeps {
                 let kept = DataType::Dictionary(Box::new(DataType::Int32), Box::new(DataType::Utf8));
                 field = field.with_data_type(kept.clone());
-                hint[at] = hint[at].clone().with_data_type(kept);
+                if has_dictionary {
+                    hint[at] = hint[at].clone().with_data_type(kept);
+                }
             }
+            wrapped.push(keeps && !has_dictionary);
             fields.push(field);
             roots.push(at);
         }
         let hint = Schema::new_with_metadata(hint, found.metadata().clone());
         let reader_options = ArrowReaderOptions::new().with_schema(Arc::new(hint));
         let metadata = ArrowReaderMetadata::try_new(Arc::clone(&footer), reader_options).map_err(bad)?;
-        let groups: Vec<usize> = groups_of(range, footer.num_row_groups(), &url)?.collect();
         let failed = PredicateError::default();
         let predicates = options
             .predicates
@@ -259,6 +272,7 @@ impl Reader {
             file,
             schema: Arc::new(Schema::new(fields)),
             order,
+            wrapped,
             failed,
             bounds,
         })
@@ -289,13 +303,43 @@ impl SplitReader for Reader {
                     self.decoder.push_ranges(ranges, data).map_err(|e| damaged(&self.file.file.url, &e))?;
                 }
                 DecodeResult::Data(batch) => {
-                    let columns = self.order.iter().map(|&i| Arc::clone(batch.column(i))).collect();
+                    let column = |(&i, &wrap): (&usize, &bool)| match wrap {
+                        true => each_its_own_value(batch.column(i)),
+                        false => Arc::clone(batch.column(i)),
+                    };
+                    let columns = self.order.iter().zip(&self.wrapped).map(column).collect();
                     return batch_of(&self.schema, columns, batch.num_rows())
                         .map(|batch| Some(vec![batch]))
                         .map_err(|e| e.context(&self.file.file.url));
                 }
             }
         }
+    }
+}
+
+/// Whether all data pages of a column in these row groups refer to a dictionary, as far as the footer says.
+fn has_dictionary(footer: &ParquetMetaData, groups: &[usize], root: usize) -> bool {
+    let descr = footer.file_metadata().schema_descr();
+    let Some(leaf) = (0..descr.num_columns()).find(|&leaf| descr.get_column_root_idx(leaf) == root) else {
+        return false;
+    };
+    groups.iter().all(|&group| {
+        let column = footer.row_group(group).column(leaf);
+        let is_coded = |mask: &EncodingMask| {
+            mask.is_only(Encoding::RLE_DICTIONARY) || mask.is_only(Encoding::PLAIN_DICTIONARY)
+        };
+        column.dictionary_page_offset().is_some() && column.page_encoding_stats_mask().is_none_or(is_coded)
+    })
+}
+
+/// Texts with a dictionary in which each row has a value of its own: nothing is compared, and nothing copied.
+fn each_its_own_value(texts: &ArrayRef) -> ArrayRef {
+    let keys = (0i32..).take(texts.len()).collect::<Vec<_>>();
+    let keys = Int32Array::new(keys.into(), texts.nulls().cloned());
+    match DictionaryArray::try_new(keys, Arc::clone(texts)) {
+        Ok(dictionary) => Arc::new(dictionary),
+        // A batch has fewer rows than there are keys. The schema of the batch is checked, and says what is wrong.
+        Err(_) => Arc::clone(texts),
     }
 }
 

@@ -42,8 +42,9 @@ impl ShardBy {
 pub fn has_files(source: &SourceDef) -> bool {
     match source {
         SourceDef::Files(_) | SourceDef::Load { .. } => true,
+        // The files of a dataset that is repeated come several times.
         SourceDef::Concatenate(datasets) | SourceDef::Sample { datasets, .. } => {
-            datasets.iter().all(|d| has_files(&d.source))
+            datasets.iter().all(|d| has_files(&d.source) && d.repetitions() == Some(1))
         }
         // A row of `zip` is in several files.
         SourceDef::Zip(_)

@@ -37,8 +37,8 @@ pub struct ReadOptions {
     pub batch_bytes: usize,
     /// Under `on_error: skip`: called for every bad row that is skipped. Absent: bad rows are errors.
     pub skip: Option<SkipFn>,
-    /// Columns (indices of [`Source::schema`]) for which the reader may keep a dictionary
-    /// (`Dictionary(Int32, Utf8)` instead of `Utf8`) where the file has one. Empty by default.
+    /// Text columns (indices of [`Source::schema`]) that are read as `Dictionary(Int32, Utf8)` instead of `Utf8`, by sources for
+    /// which [`Source::keeps_dictionaries`] is true. Empty by default.
     pub keep_dictionaries: Vec<usize>,
     /// Only rows that pass all of these are read. Sources for which [`Source::filters`] is false ignore them.
     pub predicates: Vec<RowPredicate>,
@@ -107,6 +107,11 @@ pub trait Source: Send + Sync {
 
     /// Whether [`Source::read`] applies [`ReadOptions::predicates`].
     fn filters(&self) -> bool {
+        false
+    }
+
+    /// Whether [`Source::read`] gives the columns of [`ReadOptions::keep_dictionaries`] with dictionaries.
+    fn keeps_dictionaries(&self) -> bool {
         false
     }
 

@@ -417,10 +417,12 @@ async fn zipped_rows_are_aligned_or_refused() {
         &csv,
     );
     let filtered = dataset(range(0, 10).source, vec![StageOp::Filter("id > 1".into())]);
+    let inside = dataset(SourceDef::Concatenate(vec![filtered.clone()]), vec![]);
     for (children, want) in [
         (vec![range(0, 10), range(0, 9)], "dataset 1 ends after 9 rows and dataset 0 has more"),
         (vec![range(0, 9), range(0, 10)], "dataset 0 ends after 9 rows and dataset 1 has more"),
         (vec![range(0, 10), filtered], "dataset 1 has a `filter`, behind which row numbers are not known"),
+        (vec![inside, range(0, 10)], "dataset 0 has a `filter`, behind which row numbers are not known"),
         (vec![dataset(SourceDef::Files(csv), vec![]), range(0, 1)], "is not known without reading it"),
     ] {
         let e = match open_source(&SourceDef::Zip(children), &ctx, None).await {

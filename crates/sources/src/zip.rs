@@ -26,11 +26,11 @@ impl Zipped {
             return Err(Error::invalid("source zip: names no dataset"));
         }
         for (i, dataset) in datasets.iter().enumerate() {
-            if let Some(stage) = dataset.stages.iter().find(|s| !keeps_rows(&s.op)) {
+            if let Some(op) = renumbering_stage(dataset) {
                 return Err(Error::invalid(format!(
                     "source zip: dataset {i} has a `{}`, behind which row numbers are not known, so its rows cannot \
                      be aligned with the others; put it behind the zip",
-                    stage.op.name()
+                    op.name()
                 )));
             }
         }
@@ -39,6 +39,13 @@ impl Zipped {
             children.iter().flat_map(|c| c.schema().fields().iter().cloned().collect::<Vec<_>>()).collect();
         Ok(Self { children, schema: Arc::new(Schema::new(fields)) })
     }
+}
+
+/// The first stage of a dataset behind which rows have other numbers than in its files, those of the datasets inside of it included:
+/// what a `concatenate` lists are the rows above the stages of its datasets.
+fn renumbering_stage(dataset: &DatasetDef) -> Option<&StageOp> {
+    let own = dataset.stages.iter().map(|s| &s.op).find(|op| !keeps_rows(op));
+    own.or_else(|| dataset.source.children().iter().find_map(renumbering_stage))
 }
 
 /// Whether the n-th row that comes out is made from the n-th that goes in.

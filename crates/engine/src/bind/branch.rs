@@ -16,6 +16,8 @@ pub(crate) struct Branch {
     pub(crate) projection: Option<Vec<usize>>,
     /// Filters that the source applies while it reads, instead of steps.
     pub(crate) predicates: Vec<RowPredicate>,
+    /// Source columns whose dictionaries the source keeps: the first step is bound to them.
+    pub(crate) dictionaries: Vec<usize>,
     pub(crate) children: Vec<Branch>,
     pub(crate) steps: Vec<Step>,
     /// The order in which the stages run.

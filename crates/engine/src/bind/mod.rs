@@ -2,6 +2,7 @@
 
 mod branch;
 mod columns;
+mod dictionaries;
 mod local_end;
 mod order;
 mod plan;
@@ -21,6 +22,7 @@ use futures::stream::BoxStream;
 
 pub(crate) use branch::{Branch, BranchKind};
 use columns::{common_schema, found_columns, needed_columns, zipped_schema};
+use dictionaries::{Kept, Plain};
 use order::Bound;
 pub use order::StageOrder;
 use steps::{Level, PlannedShards};
@@ -287,9 +289,25 @@ fn bind_branch(
     };
     let (mut steps, run) = bound(&order, &input)?;
     let schemas = if order.is_written() { run } else { bound(&written, &input)?.1 };
-    let predicates = pushdown::predicates(def, &ops, registry, &source, &mut steps, level.skips)?;
-    let in_zip = level.in_zip;
-    Ok(Branch { source, kind, projection: needed, predicates, children, steps, order, schemas, in_zip })
+    let push = |steps: &mut Vec<Step>| pushdown::predicates(def, &ops, registry, &source, steps, level.skips);
+    let predicates = push(&mut steps)?;
+    let keeps = kind == BranchKind::Leaf && level.depth == 0 && source.keeps_dictionaries();
+    let plain = Plain { steps, predicates, input: &input, needed: needed.as_deref() };
+    let bind = |input: &SchemaRef| bound(&order, input).map(|(steps, _)| steps);
+    let Kept { steps, predicates, dictionaries } =
+        if keeps { plain.keeping(bind, push) } else { plain.into() };
+    Ok(Branch {
+        source,
+        kind,
+        projection: needed,
+        predicates,
+        dictionaries,
+        children,
+        steps,
+        order,
+        schemas,
+        in_zip: level.in_zip,
+    })
 }
 
 impl BoundPipeline {

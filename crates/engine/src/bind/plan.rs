@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use caju_pipeline::{DatasetDef, FileFormat, OnError, PythonKind, SourceDef, StageOp};
+use caju_pipeline::{DatasetDef, OnError, StageOp};
 use caju_sources::{Split, Stride, by_file};
 use caju_types::Result;
 use futures::stream::{self, BoxStream, StreamExt};
@@ -42,29 +42,6 @@ pub(crate) enum Trim {
     Skip(u64),
 }
 
-/// Whether the number of rows of every split is known without reading it.
-fn rows_known(source: &SourceDef) -> bool {
-    match source {
-        SourceDef::Files(f) => {
-            matches!(f.format, FileFormat::Parquet { .. } | FileFormat::Arrow { .. } | FileFormat::Images)
-        }
-        SourceDef::Range { .. } | SourceDef::Memory { .. } | SourceDef::InlineTable { .. } => true,
-        // A part may belong to a save that is still being written: then the count of all is not known.
-        SourceDef::Load { .. } => false,
-        SourceDef::Concatenate(children) => {
-            children.iter().all(|c| rows_known(&c.source) && c.stages.iter().all(|s| keeps_rows(&s.op)))
-        }
-        SourceDef::Sample { .. } | SourceDef::Zip(_) => false,
-    }
-}
-
-/// Whether the stages keep the number and the order of rows.
-fn keeps_rows(op: &StageOp) -> bool {
-    op.is_split_local()
-        && !matches!(op, StageOp::Filter(_) | StageOp::Unnest { .. } | StageOp::FlatMap { .. })
-        && !matches!(op, StageOp::Python(f) if f.kind != PythonKind::Map)
-}
-
 impl SplitPlan {
     /// The plan of a definition under a static processing mode, or without one.
     pub(crate) fn of(def: &DatasetDef, by: Option<ShardBy>) -> Self {
@@ -83,7 +60,7 @@ impl SplitPlan {
         };
         let (mut shuffled, mut counted) = (false, false);
         // By file, each worker counts the rows of its own files.
-        let mut plannable = rows_known(&def.source)
+        let mut plannable = def.source.knows_rows()
             && matches!(def.options.on_error, OnError::Fail)
             && by != Some(ShardBy::File);
         for (i, stage) in def.stages.iter().enumerate() {
@@ -112,7 +89,7 @@ impl SplitPlan {
                     };
                     plannable = false;
                 }
-                op => plannable &= keeps_rows(op) || matches!(op, StageOp::Prefetch(_)),
+                op => plannable &= op.keeps_rows() || matches!(op, StageOp::Prefetch(_)),
             }
         }
         if plan.data_shard == Some(def.stages.len()) {

@@ -41,9 +41,13 @@ impl BoundPipeline {
     /// The places at which tasks of a job with this seed can share the rows of an epoch, from the source on. None where a
     /// task sees only some rows of a split, or reads stored parts alone. With `caching` there are none where a random stage
     /// is above a hint: rows of stored splits have the draws of another epoch. None below a function that drops or adds rows by
-    /// draws of a generator which is not caju's: a task that computes the rest of a split would find other rows there.
+    /// draws of a generator which is not caju's: a task that computes the rest of a split would find other rows there. None where
+    /// a dataset of a `sample` never ends: a task would remember the splits that it has had without end.
     pub fn sharing_points(&self, seed: u64, epoch: u64, caching: bool) -> Vec<SharingPoint> {
         let Some(end) = self.local_end() else { return Vec::new() };
+        if self.def().source.endless_dataset().is_some() {
+            return Vec::new();
+        }
         if self.def().options.cache_only || caching && self.hints().iter().any(|h| h.random) {
             return Vec::new();
         }

@@ -186,11 +186,17 @@ fn local_part(
             _ => {}
         }
     }
-    if sharing.is_none() && steps.iter().any(|s| matches!(s, Step::Hint(_))) {
+    // Whoever counts the rows of splits forgets those that ended.
+    let counts = dirty || gaps;
+    let has_marks = sharing.is_none() && steps.iter().any(|s| matches!(s, Step::Hint(_)));
+    if has_marks && !counts {
         items = without_marks(items);
     }
     items = rows(segment, items, ctx, order);
-    items = if dirty || gaps { renumber(items) } else { items };
+    items = if counts { renumber(items) } else { items };
+    if has_marks && counts {
+        items = without_marks(items);
+    }
     match sharing {
         Some(sharing) => at_sharing_point(END, items, sharing),
         None => items,
@@ -237,8 +243,10 @@ fn renumber(items: Items) -> Items {
     items
         .map(move |item| {
             let mut item = item?;
-            if let Item::Chunk(chunk) = &mut item {
-                numbering.renumber(chunk);
+            match &mut item {
+                Item::Chunk(chunk) => numbering.renumber(chunk),
+                Item::EndOfSplit(split) => numbering.end(*split),
+                _ => {}
             }
             Ok(item)
         })

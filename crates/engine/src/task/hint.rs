@@ -27,6 +27,11 @@ impl Numbering {
             *start += rows;
         }
     }
+
+    /// No rows of the split follow. An endless `repeat` numbers splits without an end.
+    pub(super) fn end(&mut self, split: u64) {
+        self.next.remove(&split);
+    }
 }
 
 /// Rows that come from a part enter here, and rows that are stored go to their writers. `dirty`: stages above changed the
@@ -53,6 +58,9 @@ pub(super) fn at_hint(hint: usize, dirty: bool, items: Items, cache: &Arc<TaskCa
                     }
                     Ok(Item::EndOfSplit(split)) => {
                         cache.end(hint, split).await;
+                        if let Some(numbering) = &mut numbering {
+                            numbering.end(split);
+                        }
                         Ok(Item::EndOfSplit(split))
                     }
                     other => other,

@@ -7,7 +7,7 @@ use arrow_array::RecordBatch;
 use caju_runtime::Sender;
 use caju_sources::{ReadOptions, Split, SplitRange, child_split, read_split};
 use caju_types::{Error, ErrorKind, Result, SplitKey};
-use caju_wire::{Chunk, Elements, Run, batch_bytes};
+use caju_wire::{Chunk, Elements, Run, batch_bytes, plain_bytes};
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 
 use super::Item;
@@ -282,7 +282,7 @@ impl Reader {
                 continue;
             }
             let len = batch.num_rows() as u64;
-            counters.moved(batch.num_rows(), batch.num_rows(), batch_bytes(&batch));
+            counters.moved(batch.num_rows(), batch.num_rows(), plain_bytes(&batch));
             let run = Run { split: lease.index, start: ordinal, len };
             ordinal += len;
             let wait = Instant::now();
@@ -308,7 +308,7 @@ impl Reader {
                     batch_rows: reading.batch_rows,
                     batch_bytes: reading.batch_bytes,
                     skip,
-                    keep_dictionaries: Vec::new(),
+                    keep_dictionaries: branch.dictionaries.clone(),
                     predicates: branch.predicates.clone(),
                 };
                 let ctx = Arc::clone(&self.ctx);

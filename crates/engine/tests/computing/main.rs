@@ -7,6 +7,7 @@ mod common;
 
 mod binding;
 mod busy;
+mod dictionaries;
 mod learning;
 mod pushdown;
 mod reorder;

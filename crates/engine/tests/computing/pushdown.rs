@@ -70,6 +70,30 @@ async fn columns_that_a_simplified_expression_does_not_read_are_no_error() {
     assert_eq!(rows(&chunks(&yaml, How::default()).await.unwrap()).len(), 3000);
 }
 
+/// `take` and `skip` choose rows by their numbers above the stage. A source that drops rows before would change these numbers;
+/// `read_split` refuses to read such a split.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn filters_stay_stages_where_rows_are_chosen_by_their_numbers() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = write(dir.path());
+    let files = format!("source: {{ parquet: {{ path: '{path}', split: 4KiB }} }}");
+    let even = "{ filter: 'id % 2 = 0' }";
+    let nested = format!("source: {{ concatenate: [ {{ {files}, steps: [ {even} ] }}, {{ {files} }} ] }}");
+    let twice = format!("source: {{ concatenate: [ {{ {files} }}, {{ {files} }} ] }}");
+    for (source, steps, want) in [
+        (&files, format!("{{ take: 700 }}, {even}"), 350),
+        (&files, format!("{{ skip: 2750 }}, {even}"), 125),
+        (&files, format!("{even}, {{ take: 700 }}"), 700),
+        (&files, format!("{even}, {{ skip: 1400 }}"), 100),
+        (&nested, "{ take: 2000 }".to_string(), 2000),
+        (&nested, format!("{{ skip: 1400 }}, {even}"), 1600),
+        (&twice, format!("{{ take: 3500 }}, {even}"), 1750),
+    ] {
+        let yaml = format!("{source}\nsteps: [ {steps}, {{ map: {{ id: id }} }} ]\n");
+        assert_eq!(rows(&chunks(&yaml, How::default()).await.unwrap()).len(), want, "{yaml}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_failing_predicate_keeps_its_own_words() {
     let dir = tempfile::tempdir().unwrap();

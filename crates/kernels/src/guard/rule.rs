@@ -61,8 +61,6 @@ pub(crate) fn rule(name: &str) -> Option<Rule> {
     })
 }
 
-/// The most characters of a number or a time as text.
-const NUMBER_TEXT: u64 = 40;
 /// The most characters that one character of a time format can become.
 const FORMAT_FACTOR: u64 = 32;
 /// The most bytes of a character.
@@ -132,7 +130,7 @@ impl Rule {
                 each(&|row| list.bytes(row).saturating_add(to.bytes(row).saturating_mul(list.list_len(row))))
             }
             (Rule::ArrayToString, [list, rest @ ..]) => each(&|row| {
-                let between = rest.iter().fold(NUMBER_TEXT, |a, arg| a.saturating_add(arg.bytes(row)));
+                let between = rest.iter().fold(list.number_text(), |a, arg| a.saturating_add(arg.bytes(row)));
                 list.bytes(row).saturating_add(list.leaves(row).saturating_mul(between))
             }),
             (Rule::Zip, lists) => {

@@ -52,6 +52,25 @@ impl Arg {
         leaves(&self.array, i, i + 1)
     }
 
+    /// The most characters of one of the numbers or times in a list as text. Floats are written without exponents.
+    pub(super) fn number_text(&self) -> u64 {
+        let mut of = self.array.data_type();
+        while let DataType::List(item)
+        | DataType::LargeList(item)
+        | DataType::ListView(item)
+        | DataType::LargeListView(item)
+        | DataType::FixedSizeList(item, _) = of
+        {
+            of = item.data_type();
+        }
+        match of {
+            DataType::Float64 => 330,
+            DataType::Float32 => 60,
+            DataType::Decimal256(..) => 80,
+            _ => 40,
+        }
+    }
+
     /// The length of a row's list; 0 for any other type.
     pub(super) fn list_len(&self, row: usize) -> u64 {
         let i = self.at(row);

@@ -15,6 +15,8 @@ use super::size::Arg;
 pub(crate) enum Steps {
     /// The product of the lengths of two texts.
     Texts,
+    /// A text is looked for in another. With one text for all rows that is quick.
+    Needle,
     /// Each value of one list is compared with each value of another.
     Lists,
     /// A regular expression: the product of the text and the automaton.
@@ -27,6 +29,7 @@ pub(crate) enum Steps {
 pub(crate) fn steps(name: &str) -> Option<Steps> {
     Some(match name {
         "levenshtein" | "btrim" | "ltrim" | "rtrim" => Steps::Texts,
+        "strpos" => Steps::Needle,
         "array_has_all" | "array_has_any" => Steps::Lists,
         "regexp_count" | "regexp_instr" | "regexp_like" | "regexp_match" | "regexp_replace" => Steps::Regexp,
         _ => return None,
@@ -63,6 +66,8 @@ impl Steps {
         let product = |row| a.text_bytes(row).saturating_mul(b.text_bytes(row));
         match self {
             Steps::Texts => each(&product),
+            Steps::Needle if b.is_scalar() => 0,
+            Steps::Needle => each(&|row| product(row) / BYTES_PER_STEP),
             Steps::Like => {
                 each(&|row| if is_costly(b.text(row)) { product(row) / BYTES_PER_STEP } else { 0 })
             }

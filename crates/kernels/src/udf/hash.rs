@@ -166,12 +166,19 @@ impl Kernel for HashBucket {
         let array: &dyn Array = &input;
         downcast_dictionary_array!(
             array => {
-                // Every distinct value is hashed once. A null key or a null value makes a null row.
-                let values = self.buckets(array.values().as_ref())?;
-                let keys = array.keys().values().iter();
-                let buckets = keys
-                    .map(|k| values.get(k.as_usize()).copied().unwrap_or(0))
-                    .collect();
+                let keys = array.keys().values().iter().map(|k| k.as_usize());
+                // A null key or a null value makes a null row.
+                let buckets = match array.values().as_string_opt::<i32>() {
+                    // A file's dictionary may have many values of which this batch has few.
+                    Some(texts) if texts.len() > array.len() => {
+                        keys.map(|k| if k < texts.len() { self.bucket(xxh3_64(texts.value(k).as_bytes())) } else { 0 })
+                            .collect()
+                    }
+                    _ => {
+                        let values = self.buckets(array.values().as_ref())?;
+                        keys.map(|k| values.get(k).copied().unwrap_or(0)).collect()
+                    }
+                };
                 Ok(Arc::new(self.finish(buckets, array.logical_nulls())))
             },
             _ => Ok(Arc::new(self.finish(self.buckets(array)?, array.logical_nulls())))

@@ -87,8 +87,9 @@ fn factors(reorder: &Reorder, def: &DatasetDef) -> Result<()> {
     Ok(())
 }
 
-/// Checks a dataset inside a combinator: all its stages must be split-local.
-fn child(def: &DatasetDef, combinator: &str, path: &str, depth: usize) -> Result<()> {
+/// Checks a dataset inside a combinator: all its stages must be split-local, but for a `repeat` at the end of one that may be
+/// repeated.
+fn child(def: &DatasetDef, combinator: &str, path: &str, (depth, may_repeat): (usize, bool)) -> Result<()> {
     if depth > MAX_DEPTH {
         return Err(bad(path, format!("datasets are nested more than {MAX_DEPTH} deep")));
     }
@@ -101,7 +102,14 @@ fn child(def: &DatasetDef, combinator: &str, path: &str, depth: usize) -> Result
     source::check(&def.source, &join(path, "source"), depth)?;
     for (i, op) in def.ops().enumerate() {
         let at = format!("{path}.steps[{i}].{}", op.name());
-        if matches!(op, StageOp::Autocache { .. }) || !op.is_split_local() {
+        if matches!(op, StageOp::Repeat(_)) && may_repeat {
+            if i + 1 < def.stages.len() {
+                return Err(bad(
+                    &at,
+                    format!("a `repeat` of a dataset inside `{combinator}` must be its last step"),
+                ));
+            }
+        } else if matches!(op, StageOp::Autocache { .. }) || !op.is_split_local() {
             return Err(bad(
                 &at,
                 format!(
@@ -119,7 +127,7 @@ fn child(def: &DatasetDef, combinator: &str, path: &str, depth: usize) -> Result
 /// Checks the order of stages.
 fn order(def: &DatasetDef) -> Result<()> {
     let mut batched: Option<(usize, &str)> = None;
-    let mut endless: Option<usize> = None;
+    let mut endless = def.source.endless_dataset().map(|i| format!("source.sample.datasets[{i}]"));
     for (i, op) in def.ops().enumerate() {
         let name = op.name();
         let path = format!("steps[{i}].{name}");
@@ -156,11 +164,11 @@ fn order(def: &DatasetDef) -> Result<()> {
                 }
             }
             StageOp::Autocache { .. } | StageOp::Repeat(_) => {
-                if let Some(at) = endless {
+                if let Some(at) = &endless {
                     return Err(bad(&path, never_reached(name, at)));
                 }
                 if matches!(op, StageOp::Repeat(None)) {
-                    endless = Some(i);
+                    endless = Some(format!("steps[{i}]"));
                 }
             }
             _ => {}
@@ -169,15 +177,13 @@ fn order(def: &DatasetDef) -> Result<()> {
     Ok(())
 }
 
-fn never_reached(name: &str, at: usize) -> String {
+fn never_reached(name: &str, at: &str) -> String {
     match name {
         "autocache" => format!(
-            "the `repeat` at steps[{at}] never ends, so what is stored below it would never be whole; put the \
+            "the `repeat` at {at} never ends, so what is stored below it would never be whole; put the \
              hint above it, or give `repeat` a count"
         ),
-        _ => format!(
-            "the `repeat` at steps[{at}] never ends, so this one is never reached; remove one of them"
-        ),
+        _ => format!("the `repeat` at {at} never ends, so this one is never reached; remove one of them"),
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use caju_types::Result;
 
 use super::{bad, child, columns, range, stage};
-use crate::def::{FileFormat, FileSource, SourceDef};
+use crate::def::{DatasetDef, FileFormat, FileSource, SourceDef, StageOp};
 use crate::path;
 use crate::place::join;
 
@@ -24,14 +24,44 @@ pub(super) fn check(source: &SourceDef, path: &str, depth: usize) -> Result<()> 
             if list.is_empty() {
                 return Err(bad(&path, "it holds no dataset; give at least one"));
             }
-            list.iter().enumerate().try_for_each(|(i, d)| child(d, name, &format!("{path}[{i}]"), depth + 1))
+            let place = |i| format!("{path}[{i}]");
+            list.iter().enumerate().try_for_each(|(i, d)| child(d, name, &place(i), (depth + 1, false)))
         }
         SourceDef::Sample { datasets, weights, .. } => {
             check_weights(weights, datasets.len(), &path)?;
             let child_path = |i| format!("{path}.datasets[{i}]");
-            datasets.iter().enumerate().try_for_each(|(i, d)| child(d, name, &child_path(i), depth + 1))
+            // Only the outermost `sample` draws row by row.
+            let at = (depth + 1, depth == 0);
+            datasets.iter().enumerate().try_for_each(|(i, d)| child(d, name, &child_path(i), at))?;
+            if !datasets.iter().any(|d| matches!(d.ops().last(), Some(StageOp::Repeat(_)))) {
+                return Ok(());
+            }
+            datasets.iter().enumerate().try_for_each(|(i, d)| knows_rows(d, &child_path(i)))
         }
         SourceDef::Load { path: folder, .. } => path::check(folder).map_err(|e| bad(&join(&path, "path"), e)),
+    }
+}
+
+/// Checks a dataset of a `sample` of which one is repeated. Its splits come as the weights say, by their numbers of rows.
+fn knows_rows(def: &DatasetDef, path: &str) -> Result<()> {
+    const WHY: &str = "a `sample` with a `repeat` inside of it follows its weights by the rows of each split";
+    if !def.source.knows_rows() {
+        return Err(bad(
+            &join(path, "source"),
+            format!(
+                "{WHY}, and how many rows the splits of this source have shows only when they are read; use Parquet or Arrow \
+                 files, images, `range` or rows in memory, or put `repeat` after the `sample`"
+            ),
+        ));
+    }
+    let changes = |op: &&StageOp| !op.keeps_rows() && !matches!(op, StageOp::Repeat(_));
+    let mut ops = def.ops().enumerate();
+    match ops.find(|(_, op)| changes(op)) {
+        None => Ok(()),
+        Some((i, op)) => Err(bad(
+            &format!("{path}.steps[{i}].{}", op.name()),
+            format!("{WHY}, which `{0}` changes; put `{0}` after the `sample`", op.name()),
+        )),
     }
 }
 
@@ -106,5 +136,82 @@ fn check_files(files: &FileSource, path: &str, depth: usize) -> Result<()> {
             columns(&join(path, "schema"), "column", schema.iter().map(|(name, _)| name))
         }
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A definition with a `sample` of these datasets, of equal weights.
+    fn sample(datasets: &[&str], steps: &str) -> Result<DatasetDef> {
+        let weights = vec!["1"; datasets.len()].join(", ");
+        let datasets = datasets.join(", ");
+        let source = format!("{{ sample: {{ datasets: [ {datasets} ], weights: [ {weights} ] }} }}");
+        DatasetDef::from_yaml(&format!("source: {source}\nsteps: [ {steps} ]\n"), None)
+    }
+
+    const ENDLESS: &str = "{ source: { range: 9 }, steps: [ { map: { id: id } }, repeat ] }";
+    const TWICE: &str = "{ source: { range: 9 }, steps: [ repeat: 2 ] }";
+    const ONCE: &str = "{ source: { range: 9 } }";
+
+    #[test]
+    fn an_epoch_with_an_endless_dataset_ends_with_a_take() {
+        for (datasets, steps, is_endless) in [
+            ([ENDLESS, ONCE], "batch: 2", true),
+            ([ONCE, ENDLESS], "batch: 2", true),
+            ([ENDLESS, ONCE], "take: 3", false),
+            ([TWICE, ONCE], "autocache, repeat: 2", false),
+        ] {
+            assert_eq!(sample(&datasets, steps).unwrap().is_endless(), is_endless, "{datasets:?} {steps}");
+        }
+    }
+
+    #[test]
+    fn what_a_repeated_dataset_of_a_sample_may_be() {
+        let csv = "{ source: { csv: /x.csv }, steps: [ repeat ] }";
+        let filtered = "{ source: { range: 9 }, steps: [ { filter: 'id > 1' }, repeat: 2 ] }";
+        let early = "{ source: { range: 9 }, steps: [ repeat, { map: { id: id } } ] }";
+        let nested = format!("{{ source: {{ sample: {{ datasets: [ {ENDLESS} ], weights: [ 1 ] }} }} }}");
+        let rows = "a `sample` with a `repeat` inside of it follows its weights by the rows of each split";
+        for (datasets, steps, want) in [
+            ([ONCE, csv], "", format!("source.sample.datasets[1].source: {rows}, and how many rows")),
+            (
+                ["{ source: { csv: /x.csv } }", TWICE],
+                "",
+                format!("source.sample.datasets[0].source: {rows}, and how many rows"),
+            ),
+            (
+                [filtered, ONCE],
+                "",
+                format!(
+                    "source.sample.datasets[0].steps[0].filter: {rows}, which `filter` changes; put `filter` after the `sample`"
+                ),
+            ),
+            (
+                [ONCE, early],
+                "",
+                "source.sample.datasets[1].steps[0].repeat: a `repeat` of a dataset inside `sample` must be its last step"
+                    .to_owned(),
+            ),
+            (
+                [ONCE, nested.as_str()],
+                "",
+                "source.sample.datasets[0].steps[1].repeat: a dataset inside `sample` may hold only".to_owned(),
+            ),
+            (
+                [ONCE, ENDLESS],
+                "take: 3, autocache",
+                "steps[1].autocache: the `repeat` at source.sample.datasets[1] never ends".to_owned(),
+            ),
+            (
+                [ENDLESS, ONCE],
+                "repeat: 2",
+                "steps[0].repeat: the `repeat` at source.sample.datasets[0] never ends".to_owned(),
+            ),
+        ] {
+            let e = sample(&datasets, steps).unwrap_err();
+            assert!(e.message().contains(&want), "{datasets:?} {steps}\n  gives  {e}\n  wanted {want}");
+        }
     }
 }
