@@ -183,6 +183,17 @@ fn texts(value: &Value) -> Option<Vec<String>> {
 
 /// Parses the values as the option would, so that an error names its place in the file.
 fn check(arg: &Arg, values: &[String], place: &impl Fn() -> String) -> Result<()> {
+    let takes_more = matches!(arg.get_action(), ArgAction::Append)
+        || arg.get_num_args().is_some_and(|n| n.max_values() > 1);
+    // The library counts the values of the command line alone.
+    if values.is_empty() || values.len() > 1 && !takes_more {
+        let how = if takes_more { "at least one value" } else { "one value" };
+        return Err(Error::invalid(format!(
+            "{}: the option takes {how}, and the list has {}; to keep the default, leave the setting out",
+            place(),
+            values.len()
+        )));
+    }
     let lone = arg.clone().required(false).global(false).default_values(lasting(values)).env(None::<&str>);
     let probe = Command::new("caju").no_binary_name(true).disable_help_flag(true).arg(lone);
     probe.try_get_matches_from(Vec::<OsString>::new()).map(drop).map_err(|e| {

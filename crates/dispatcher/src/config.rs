@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use caju_cache::CacheOptions;
 use caju_planner::ScalingSettings;
 use caju_wire::{ConnectionLimits, Network};
 
@@ -45,6 +46,8 @@ pub struct DispatcherConfig {
     pub scaling: ScalingSettings,
     /// `host:port` of a second port for `GET /metrics` and `GET /healthz`; none: there is no such port.
     pub http_listen: Option<String>,
+    /// The most open connections of that port. A further one closes another one: silent ones keep no probe waiting.
+    pub http_connections: usize,
 }
 
 /// Bounds on what a dispatcher keeps in memory. Beyond them it forgets datasets and jobs that are not in use, the least
@@ -102,6 +105,7 @@ impl Default for DispatcherConfig {
             record_autocache_events: None,
             scaling: ScalingSettings::default(),
             http_listen: None,
+            http_connections: 32,
         }
     }
 }
@@ -122,6 +126,8 @@ pub struct Timers {
     pub reader_missed_heartbeats: u32,
     /// How long an iteration without readers is kept.
     pub job_gc_timeout: Duration,
+    /// How long boundaries of `bucket_by_length` that no reader asks for any more wait for a worker that learns them.
+    pub boundaries_gc_timeout: Duration,
     /// How long clients wait for a worker when there is none.
     pub worker_wait: Duration,
     /// How long the consumers of a job wait for those of them that have not come.
@@ -146,6 +152,10 @@ pub struct Timers {
     pub cache_wait: Duration,
     /// How long an update of the cache in the background may take.
     pub cache_update_timeout: Duration,
+    /// How long one request to the store of a cache or a save may take before it is made again.
+    pub cache_request_timeout: Duration,
+    /// The time without a sign of life after which a process that writes a save counts as dead.
+    pub cache_lease: Duration,
     /// How long calls may take to end at shutdown.
     pub drain: Duration,
 }
@@ -164,6 +174,15 @@ impl Timers {
         shortest.max(Duration::from_secs(1))
     }
 
+    /// How this process accesses caches and saves.
+    pub(crate) fn cache_options(&self) -> CacheOptions {
+        CacheOptions {
+            request_timeout: self.cache_request_timeout,
+            lease_ttl: self.cache_lease,
+            ..CacheOptions::default()
+        }
+    }
+
     /// The time after which a client that has not called counts as silent.
     pub(crate) fn silence(&self) -> Duration {
         self.heartbeat.saturating_mul(self.reader_missed_heartbeats)
@@ -172,6 +191,7 @@ impl Timers {
 
 impl Default for Timers {
     fn default() -> Self {
+        let cache = CacheOptions::default();
         Self {
             heartbeat: Duration::from_secs(1),
             worker_timeout: Duration::from_secs(5),
@@ -181,6 +201,7 @@ impl Default for Timers {
             // A call that is sent again after a pause of a second or two still comes in time.
             reader_missed_heartbeats: 5,
             job_gc_timeout: Duration::from_secs(300),
+            boundaries_gc_timeout: Duration::from_secs(30),
             worker_wait: Duration::from_secs(120),
             consumer_wait: Duration::from_secs(600),
             // Longer than most steps of a training, and short enough for a reader whose user waits for this one's.
@@ -194,6 +215,8 @@ impl Default for Timers {
             journal_timeout: Duration::from_secs(30),
             cache_wait: Duration::from_secs(2),
             cache_update_timeout: Duration::from_secs(30),
+            cache_request_timeout: cache.request_timeout,
+            cache_lease: cache.lease_ttl,
             drain: Duration::from_secs(5),
         }
     }

@@ -21,8 +21,6 @@ use crate::metrics;
 
 /// The most bytes that are buffered of a request, the least that hyper takes. Prometheus and Kubernetes send some hundred.
 const MAX_REQUEST_BYTES: usize = 8 << 10;
-/// The most concurrent connections. A further one closes another one: silent ones keep no probe waiting.
-const MAX_CONNECTIONS: usize = 32;
 /// The pause after a failure to accept a connection, such as a lack of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -46,6 +44,7 @@ fn take_least_wanted(open: &mut VecDeque<Connection>) -> Option<Connection> {
 /// Answers requests until the task is stopped. Each connection carries one request, and is closed if that is not answered within
 /// the limit for the first request of a connection.
 pub(crate) async fn serve(mut listener: Listener, core: Arc<Core>, tasks: Tasks) -> Result<()> {
+    let most = core.context.config.http_connections.max(1);
     let mut open = VecDeque::new();
     let mut is_failing = false;
     loop {
@@ -61,7 +60,7 @@ pub(crate) async fn serve(mut listener: Listener, core: Arc<Core>, tasks: Tasks)
         };
         is_failing = false;
         open.retain(|c: &Connection| !c.closed.is_cancelled());
-        if open.len() >= MAX_CONNECTIONS
+        if open.len() >= most
             && let Some(other) = take_least_wanted(&mut open)
         {
             other.closed.cancel();

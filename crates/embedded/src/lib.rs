@@ -117,6 +117,8 @@ impl Cluster {
             worker_timeout: SILENCE_TIMEOUT,
             client_timeout: SILENCE_TIMEOUT,
             drain: DRAIN_TIMEOUT,
+            cache_request_timeout: config.cache.request_timeout,
+            cache_lease: config.cache.lease_ttl,
             // The number of workers is fixed when the cluster starts.
             scaling_interval: Duration::ZERO,
             ..Timers::default()
@@ -147,6 +149,16 @@ impl Cluster {
     /// # Errors
     /// `Unavailable` if the host of the settings cannot be listened on.
     pub async fn add_worker(&mut self) -> Result<String> {
+        let worker = self.start_worker().await?;
+        Ok(self.join(worker))
+    }
+
+    /// Starts a worker that [`Cluster::join`] makes one of this cluster. It does not borrow the cluster, which may be stopped before
+    /// the worker has started.
+    ///
+    /// # Errors
+    /// As [`Cluster::add_worker`].
+    pub fn start_worker(&self) -> impl Future<Output = Result<WorkerHandle>> + use<> {
         let ClusterConfig { pool, tuned, stores, io, registry, local, .. } = self.config.clone();
         let config = WorkerConfig {
             listen: worker_listen(self.config.listen.as_deref()),
@@ -159,10 +171,14 @@ impl Cluster {
             caches: Some(Arc::clone(&self.caches)),
             ..WorkerConfig::new(self.address(), stores)
         };
-        let worker = Worker::start(config).await?;
+        Worker::start(config)
+    }
+
+    /// The cluster stops a worker of [`Cluster::start_worker`] with its others. Returns the worker's address.
+    pub fn join(&mut self, worker: WorkerHandle) -> String {
         let address = worker.address().to_owned();
         self.workers.push(worker);
-        Ok(address)
+        address
     }
 
     /// The addresses of the workers.

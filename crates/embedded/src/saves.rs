@@ -157,7 +157,7 @@ impl Driver {
         let (stores, clock) = (self.saves.stores()?, self.saves.clock());
         let id = format!("save-{}-{:x}", std::process::id(), clock.unix_time().as_nanos());
         // No process writes to a finished save, so objects without a record need no grace period.
-        let options = CacheOptions { orphan_grace: Duration::ZERO, ..CacheOptions::default() };
+        let options = CacheOptions { orphan_grace: Duration::ZERO, ..self.saves.cache_options() };
         let cache = Cache::open(&stores, &save.target.url, options, Arc::clone(&clock), id.clone()).await?;
         let result = self.epochs(save, &cache, clock.as_ref(), &id).await;
         if let Err(error) = cache.close(CLOSE_TIMEOUT).await {

@@ -4,11 +4,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use caju_client::{ClientConfig, SaveTo};
+use caju_cache::{Cache, CacheOptions, Encoding, SnapshotDescription};
+use caju_client::{ClientConfig, ReadRequest, SaveTo};
 use caju_embedded::{Cluster, ClusterConfig};
 use caju_pipeline::DatasetDef;
-use caju_runtime::{CpuPool, Stores};
+use caju_runtime::{CpuPool, Stores, SystemClock};
 use caju_testkit::faulty::{Fault, Faults, Op, Rule, faulty_store};
+use caju_types::{Fingerprint, SplitKey};
+use futures::TryStreamExt;
+use object_store::ObjectMeta;
 use object_store::memory::InMemory;
 use serde_json::json;
 
@@ -16,28 +20,35 @@ use serde_json::json;
 async fn saved(faults: &Faults, encoding: &str, stores: &Arc<Stores>, url: &str) -> (String, String, String) {
     let config = ClusterConfig::new(Arc::clone(stores), CpuPool::new(2).unwrap());
     let cluster = Cluster::start(config).await.unwrap();
+    let ended = saved_by(&cluster, encoding, url).await;
+    faults.clear();
+    cluster.stop().await;
+    ended
+}
+
+async fn saved_by(cluster: &Cluster, encoding: &str, url: &str) -> (String, String, String) {
     let client = cluster.client(ClientConfig::default()).await.unwrap();
-    let def = DatasetDef::from_json(&json!({"source": {"range": 1000}, "steps": []})).unwrap();
     let mut ends = cluster.ended_saves();
     let to = SaveTo { url: url.into(), chunk_bytes: 0 };
     let ended = async {
-        let mut status = client.start_save(&def, &to, encoding).await?;
+        let mut status = client.start_save(&numbers(), &to, encoding).await?;
         while status.state == "running" {
             ends.changed().await.expect("the driver of saves runs");
             status = client.save_status(url).await?;
         }
         Ok::<_, caju_types::Error>(status)
     };
-    let ended = tokio::time::timeout(Duration::from_secs(60), ended).await.expect("it ends at once");
-    faults.clear();
-    cluster.stop().await;
-    match ended {
+    match tokio::time::timeout(Duration::from_secs(60), ended).await.expect("it ends at once") {
         Ok(status) => {
             let failure = status.failure.unwrap_or_default();
             (status.state, failure.kind, failure.message)
         }
         Err(e) => ("refused".into(), e.kind().as_str().into(), e.message().into()),
     }
+}
+
+fn numbers() -> DatasetDef {
+    DatasetDef::from_json(&json!({"source": {"range": 1000}, "steps": []})).unwrap()
 }
 
 fn place(name: &str) -> (Faults, Arc<Stores>, String) {
@@ -75,6 +86,31 @@ async fn a_finished_save_keeps_its_encoding() {
     assert!(message.contains("parquet/zstd") && message.contains("arrow/none"), "{message}");
     assert_eq!(saved(&faults, "", &stores, &url).await.0, "finished");
     assert_eq!(saved(&faults, "parquet/zstd", &stores, &url).await.0, "finished");
+}
+
+/// `--cache-lease`: what another process stores in the folder of a save stays for as long as that process counts as alive.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_save_is_cleaned_with_the_lease_of_the_dispatcher() {
+    const HOUR: Duration = Duration::from_secs(3600);
+    for (lease_ttl, stays) in [(HOUR, true), (Duration::ZERO, false)] {
+        let (_, stores, url) = place("lease");
+        let config = ClusterConfig::new(Arc::clone(&stores), CpuPool::new(2).unwrap());
+        let cache = CacheOptions { lease_ttl, ..CacheOptions::default() };
+        let cluster = Cluster::start(ClusterConfig { cache, ..config }).await.unwrap();
+        assert_eq!(saved_by(&cluster, "", &url).await.0, "finished");
+        let options = CacheOptions { lease_ttl: HOUR, ..CacheOptions::default() };
+        let other = Cache::open(&stores, &url, options, SystemClock::shared(), "other".into()).await.unwrap();
+        let client = cluster.client(ClientConfig::default()).await.unwrap();
+        let schema = client.read(ReadRequest::of(numbers())).await.unwrap().schema();
+        let (snapshot, describe) = (other.snapshot(&Fingerprint(7)), SnapshotDescription::default());
+        let writing = snapshot.put(SplitKey(1), &describe, schema, Encoding::default()).await.unwrap();
+        assert_eq!(saved_by(&cluster, "", &url).await.0, "finished");
+        let objects: Vec<_> = stores.resolve(&url).unwrap().store.list(None).try_collect().await.unwrap();
+        let is_lease = |o: &ObjectMeta| o.location.as_ref().ends_with("writers/other.json");
+        assert_eq!(objects.iter().any(is_lease), stays, "{lease_ttl:?}: {objects:?}");
+        drop(writing);
+        cluster.stop().await;
+    }
 }
 
 /// A save may be asked for again at any moment, also while what drove it before is ending.

@@ -78,7 +78,8 @@ impl Caches {
         })
     }
 
-    /// The cache with this root, which may hold the given number of bytes.
+    /// The cache with this root, which may hold the given number of bytes from now on: a dispatcher that was started again may
+    /// have another budget.
     ///
     /// # Errors
     /// `PermissionDenied` for a root that may not be written; those of [`Cache::open`]. The next call retries.
@@ -88,13 +89,14 @@ impl Caches {
         for cache in unused {
             self.end(&cache, CLOSE_TIMEOUT).await;
         }
+        let budget_bytes = budget.or(self.options.budget_bytes);
         let open = || async {
             let clock = Arc::clone(&self.clock);
-            let options =
-                CacheOptions { budget_bytes: budget.or(self.options.budget_bytes), ..self.options.clone() };
+            let options = CacheOptions { budget_bytes, ..self.options.clone() };
             Cache::open(&self.stores, url, options, clock, self.writer_id()).await
         };
         let opened = cell.get_or_try_init(open).await.cloned();
+        let opened = opened.and_then(|cache| cache.set_budget(budget_bytes).map(|()| cache));
         *self.last_error.lock() = opened.as_ref().err().cloned();
         opened
     }
@@ -200,5 +202,17 @@ mod tests {
         let before = caches.io();
         caches.close(CLOSE_TIMEOUT).await;
         assert!(caches.io().writes >= before.writes && before.writes > 0);
+    }
+
+    #[tokio::test]
+    async fn a_root_that_is_open_takes_the_budget_of_a_dispatcher_that_was_started_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let caches = Caches::new(Arc::new(Stores::default()), CacheOptions::default(), SystemClock::shared());
+        let url = folder.path().to_str().unwrap();
+        for budget in [None, Some(1 << 30), Some(1 << 20), None] {
+            let cache = caches.get(url, budget).await.unwrap();
+            assert_eq!(cache.usage().await.unwrap().budget_bytes, budget);
+        }
+        assert!(caches.get(url, Some(1)).await.is_err());
     }
 }

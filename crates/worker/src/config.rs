@@ -63,6 +63,9 @@ pub struct WorkerConfig {
     pub connect_timeout: Duration,
     /// How long tasks continue without the dispatcher.
     pub dispatcher_timeout: Duration,
+    /// How long the dispatcher may be away before [`WorkerHandle::dispatcher_gone`](crate::WorkerHandle::dispatcher_gone) ends;
+    /// none: it is tried for as long as the worker runs.
+    pub absence_timeout: Option<Duration>,
     /// How long a task waits for a reader before it ends.
     pub linger: Duration,
     /// The same while the worker drains. A reader whose connection broke comes back within this time.
@@ -71,6 +74,13 @@ pub struct WorkerConfig {
     pub failure_report_timeout: Duration,
     /// How long a reader may take nothing before it counts as lost, and how long it may take to acknowledge the end of a task.
     pub silence: Duration,
+    /// How long a reader that has all the rows for which it has space may want no more of them. Its user computes meanwhile.
+    pub reader_idle_timeout: Duration,
+    /// How long the dispatcher may take to open an epoch for a reader by Arrow Flight, and how long such a reader waits for a
+    /// worker that learns boundaries.
+    pub flight_open_timeout: Duration,
+    /// How long a reader by Arrow Flight waits for boundaries that a worker learns, as readers of caju's own by default.
+    pub flight_stall_timeout: Duration,
     /// The interval of pings to waiting readers.
     pub ping: Duration,
     /// The network that it listens and connects on.
@@ -121,10 +131,14 @@ impl WorkerConfig {
             tuning_step: Duration::from_millis(500),
             connect_timeout: Duration::from_secs(10),
             dispatcher_timeout: Duration::from_secs(60),
+            absence_timeout: None,
             linger: Duration::from_secs(30),
             drain_linger: Duration::from_secs(2),
             failure_report_timeout: Duration::from_secs(5),
             silence: Duration::from_secs(30),
+            reader_idle_timeout: Duration::from_secs(365 * 24 * 3600),
+            flight_open_timeout: Duration::from_secs(120),
+            flight_stall_timeout: Duration::from_secs(300),
             ping: Duration::from_secs(5),
             network: Network::default(),
             connections: ConnectionLimits::default(),

@@ -1,7 +1,6 @@
 //! Serving any Arrow Flight client: one record batch on the wire per element.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use arrow_array::RecordBatch;
 use arrow_flight::encode::FlightDataEncoderBuilder;
@@ -23,19 +22,15 @@ use crate::attachment::Attachment;
 use crate::manager::{Credentials, Found, Manager};
 use crate::running::Finished;
 
-/// How long binding a definition may take at the dispatcher.
-const BIND_TIMEOUT: Duration = Duration::from_secs(120);
-/// How long a worker may take to learn boundaries, as for readers of caju's own by default.
-const LEARNING_TIMEOUT: Duration = Duration::from_secs(300);
-
 /// Opens the epoch of a stream, and the task of it that runs here.
 async fn open(manager: &Arc<Manager>, request: v1::OpenIterationRequest) -> Result<(SchemaRef, Found)> {
     let me = request.flight_worker_id;
+    let config = &manager.config;
     let within = OpenTimeouts {
-        dispatcher: manager.config.connect_timeout,
-        open: BIND_TIMEOUT,
-        worker: BIND_TIMEOUT,
-        learning: LEARNING_TIMEOUT,
+        dispatcher: config.connect_timeout,
+        open: config.flight_open_timeout,
+        worker: config.flight_open_timeout,
+        learning: config.flight_stall_timeout,
     };
     let opened = manager.identity.link.open_iteration(&request, &within).await?;
     // No split is left for this worker if there is none.

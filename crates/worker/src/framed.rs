@@ -18,8 +18,9 @@ use crate::flow::Flow;
 use crate::manager::{Credentials, Found, Manager};
 use crate::outgoing::Outgoing;
 
-/// How long a reader may be silent between credits: as long as its user computes. TCP keep-alive detects a dead peer.
-const CREDIT_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 3600);
+/// How long a reader may say nothing: a year, because one that has credit has nothing to say until rows are ready for it. TCP
+/// keep-alive detects a dead peer. The wait for credit has a bound of its own, `reader_idle_timeout`.
+const SILENCE_WITH_CREDIT: Duration = Duration::from_secs(31_536_000);
 /// Chunks below this size, in bytes, are sent together if several are ready.
 const SMALL_CHUNK_BYTES: usize = 64 << 10;
 /// The size in bytes up to which small chunks are collected.
@@ -38,7 +39,7 @@ pub(crate) async fn serve(stream: Stream, pending: PendingConnection, manager: A
     let to = Destination { is_same_host: stream.is_same_host(), takes_files: files.is_some() };
     let silence = manager.config.silence;
     let (input, output) = stream.into_split();
-    let mut reader = FrameReader::new(input, peer.clone(), BufferPool::new(0), CREDIT_TIMEOUT)
+    let mut reader = FrameReader::new(input, peer.clone(), BufferPool::new(0), SILENCE_WITH_CREDIT)
         .with_limits(CONTROL_LIMITS.0, CONTROL_LIMITS.1);
     let mut writer = FrameWriter::new(output, peer.clone(), silence).with_files(files);
     let open = match pending.within(reader.next()).await? {
@@ -75,7 +76,7 @@ pub(crate) async fn serve(stream: Stream, pending: PendingConnection, manager: A
         tokio::pin!(listening);
         tokio::select! {
             biased;
-            r = send(&manager, &open, &mut writer, &flow, to) => match r {
+            r = send(&manager, (&open, &peer), &mut writer, &flow, to) => match r {
                 Ok(None) => Ok(()),
                 Ok(Some(attachment)) => confirmed(attachment, tokio::time::timeout(silence, listening).await, (&peer, silence)),
                 Err(e) => Err(e),
@@ -144,7 +145,7 @@ async fn listen<R: AsyncRead + Unpin>(reader: &mut FrameReader<R>, flow: &Flow) 
 /// Sends a task to its end; `None` if all of it was received before. The caller marks the attachment as received.
 async fn send<W: AsyncWrite + Unpin>(
     manager: &Arc<Manager>,
-    open: &OpenHeader,
+    (open, peer): (&OpenHeader, &str),
     writer: &mut FrameWriter<W>,
     flow: &Flow,
     to: Destination,
@@ -171,7 +172,7 @@ async fn send<W: AsyncWrite + Unpin>(
     let mut schema = Arc::clone(&attachment.task.schema);
     writer.send(Kind::Schema, &encode_schema(&schema)?).await?;
     loop {
-        pinging(writer, ping, flow.credit()).await?;
+        pinging(writer, ping, credit(flow, peer, manager.config.reader_idle_timeout)).await??;
         let Some(mut chunk) = pinging(writer, ping, attachment.next()).await?? else { break };
         let odd = match outgoing.is_alone(chunk.bytes()) {
             true => None,
@@ -190,6 +191,16 @@ async fn send<W: AsyncWrite + Unpin>(
     let end = EndHeader::new(attachment.task.emitted().as_deref());
     writer.send(Kind::End, &end.with_split_facts(attachment.take_split_facts())).await?;
     Ok(Some(attachment))
+}
+
+/// Waits until something may be sent, as long as the user of the reader may compute.
+async fn credit(flow: &Flow, peer: &str, bound: Duration) -> Result<()> {
+    tokio::time::timeout(bound, flow.credit()).await.map_err(|_| {
+        Error::deadline(format!(
+            "{peer} has wanted no more rows within the reader idle timeout of {} (--reader-idle-timeout)",
+            format_duration(bound)
+        ))
+    })
 }
 
 /// Sends one chunk, over the socket if the system passes on no file. Returns the bytes of the frame's body.

@@ -13,6 +13,7 @@ use caju_wire::{
     Dispatcher, DispatcherLink, LocalWorkers, QueueUse, is_in_process, is_transient, new_in_process_address,
 };
 use tokio::net::UdpSocket;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::config::WorkerConfig;
@@ -33,6 +34,8 @@ pub struct WorkerHandle {
     manager: Arc<Manager>,
     local: LocalWorkers,
     group: Tasks,
+    /// The error of a dispatcher that was away for the absence timeout.
+    gone: watch::Receiver<Option<Error>>,
 }
 
 impl Worker {
@@ -70,7 +73,8 @@ impl Worker {
             .with_limits(SourceLimits::from_limits(config.registry.limits()));
         let pipelines = Pipelines::new(config.registry.clone(), ctx);
         let (group, local) = (Tasks::new(), config.local.clone());
-        let (connect_timeout, retry_timeout) = (config.connect_timeout, config.dispatcher_timeout);
+        let connect_timeout = config.connect_timeout;
+        let absence = Absence::new(config.dispatcher_timeout, config.absence_timeout);
         let shares = (pool, window(&config, &group).await?);
         let manager = Arc::new(Manager::new(Arc::clone(&identity), config, pipelines, shares, group.child()));
         // Readers may connect as soon as the dispatcher knows the address.
@@ -78,12 +82,12 @@ impl Worker {
             server::serve(listener, &manager, &group);
         }
         local.insert(address.clone(), Arc::new(InProcess(Arc::clone(&manager))));
-        let handle = WorkerHandle { manager, local, group };
+        let handle = WorkerHandle { manager, local, group, gone: absence.gone.subscribe() };
         identity.register(connect_timeout).await?;
         tracing::info!(%address, worker = %identity.id(), "worker registered");
         let manager = Arc::clone(&handle.manager);
         handle.group.background("the worker's heartbeats", log_failure, async move {
-            heartbeats(manager, retry_timeout).await;
+            heartbeats(manager, absence).await;
             Ok(())
         });
         let manager = Arc::clone(&handle.manager);
@@ -141,10 +145,9 @@ async fn advertised(config: &WorkerConfig, bound: &str) -> String {
 }
 
 /// Sends heartbeats, and acts on the dispatcher's answers.
-async fn heartbeats(manager: Arc<Manager>, retry_timeout: Duration) {
+async fn heartbeats(manager: Arc<Manager>, mut absence: Absence) {
     let identity = Arc::clone(&manager.identity);
     let mut due = Instant::now();
-    let mut absence = Absence { bound: retry_timeout, since: None, is_reported: false };
     loop {
         let running = manager.running();
         let mut stages = Vec::new();
@@ -178,13 +181,13 @@ async fn heartbeats(manager: Arc<Manager>, retry_timeout: Duration) {
                     manager.drain();
                 }
                 if answer.register_again {
-                    match identity.register(retry_timeout).await {
+                    match identity.register(absence.bound).await {
                         Ok(()) => tracing::info!(worker = %identity.id(), "worker registered again"),
                         Err(e) => tracing::warn!(error = %e, "the worker could not register again"),
                     }
                 }
             }
-            Err(e) if is_transient(&e) => absence.on_error(&e),
+            Err(e) if is_transient(&e) => absence.on_error(&e, identity.link.address()),
             Err(e) => tracing::warn!(error = %e, "the dispatcher refuses the heartbeat"),
         }
         due = (due + identity.heartbeat()).max(Instant::now());
@@ -192,17 +195,32 @@ async fn heartbeats(manager: Arc<Manager>, retry_timeout: Duration) {
     }
 }
 
-/// A dispatcher that does not answer. A worker waits for it as long as it runs, since it has nobody else to work for.
+/// A dispatcher that does not answer. A worker waits for it as long as it runs, since it has nobody else to work for, unless
+/// its settings bound that.
 struct Absence {
     /// After this time tasks that ask for splits fail, and a warning is logged.
     bound: Duration,
+    /// After this time the worker is to end.
+    longest: Option<Duration>,
     since: Option<Instant>,
     is_reported: bool,
+    gone: watch::Sender<Option<Error>>,
 }
 
 impl Absence {
-    fn on_error(&mut self, error: &Error) {
+    fn new(bound: Duration, longest: Option<Duration>) -> Self {
+        Self { bound, longest, since: None, is_reported: false, gone: watch::Sender::new(None) }
+    }
+
+    fn on_error(&mut self, error: &Error, dispatcher: &str) {
         let absent = self.since.get_or_insert_with(Instant::now).elapsed();
+        if self.longest.is_some_and(|longest| absent >= longest) {
+            self.gone.send_replace(Some(Error::unavailable(format!(
+                "the dispatcher at {dispatcher} has not answered for {}, and this worker waits no longer (--absence-timeout): {}",
+                caju_types::format_duration(absent),
+                error.message()
+            ))));
+        }
         if absent < self.bound || self.is_reported {
             tracing::debug!(%error, "the dispatcher does not answer");
             return;
@@ -278,6 +296,18 @@ impl WorkerHandle {
         tokio::select! {
             () = self.manager.idle() => {}
             () = self.give_up_unread() => {}
+        }
+    }
+
+    /// Waits until the dispatcher has been away for the absence timeout of the settings, and returns the error. It waits for ever
+    /// without such a timeout.
+    pub async fn dispatcher_gone(&self) -> Error {
+        let mut gone = self.gone.clone();
+        let error = gone.wait_for(Option::is_some).await.ok().and_then(|error| error.clone());
+        match error {
+            Some(error) => error,
+            // The heartbeats have stopped with the worker.
+            None => std::future::pending().await,
         }
     }
 

@@ -7,7 +7,7 @@ use clap::builder::{NonEmptyStringValueParser, ValueHint};
 use clap::{Args, Subcommand, ValueEnum};
 
 use super::ReorderArgs;
-use super::service::{duration, size};
+use super::service::{CacheLeaseArgs, CacheRequestArgs, duration, size};
 use super::tuned::ComputeArgs;
 
 /// `caju cache`.
@@ -68,6 +68,8 @@ pub(crate) enum CacheCommand {
         #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration)]
         grace: Duration,
         #[command(flatten)]
+        lease: CacheLeaseArgs,
+        #[command(flatten)]
         root: CacheRoot,
     },
     /// Delete snapshots. Jobs that need them compute and store the rows again
@@ -108,6 +110,8 @@ pub(crate) struct CacheRoot {
     /// Text for people, or JSON for programs
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub(crate) format: OutputFormat,
+    #[command(flatten)]
+    pub(crate) requests: CacheRequestArgs,
 }
 
 /// The format of an answer.
@@ -152,6 +156,8 @@ pub(crate) struct ExplainArgs {
     /// How long to try to reach a dispatcher that does not answer
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
     pub(crate) connect_timeout: Duration,
+    #[command(flatten)]
+    pub(crate) cache_requests: CacheRequestArgs,
 }
 
 /// `caju profile`.

@@ -36,8 +36,8 @@ pub(crate) use save::SaveArgs;
 pub(crate) use scale::ScaleArgs;
 use service::ReadWaitArgs;
 pub(crate) use service::{
-    ConnectionArgs, DispatcherArgs, DispatcherSettings, ServeArgs, StatusArgs, StatusFormat, StoreArgs,
-    WorkerArgs, WorkerCommand,
+    CacheRequestArgs, ConnectionArgs, DispatcherArgs, DispatcherSettings, ServeArgs, StatusArgs,
+    StatusFormat, StoreArgs, WorkerArgs, WorkerCommand,
 };
 pub(crate) use tuned::{ComputeArgs, CpuThreads, TunedArgs};
 pub(crate) use up::{UpArgs, WorkerCount};

@@ -83,6 +83,24 @@ pub(crate) struct ConnectionArgs {
     pub(crate) message_bytes: u64,
 }
 
+/// How a process reaches the store of a cache.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct CacheRequestArgs {
+    /// How long one request to the store of the cache may take before it is made again. The first one, which looks whether there
+    /// is a cache, is an error
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
+    pub(crate) cache_request_timeout: Duration,
+}
+
+/// When another process that uses a cache counts as dead.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct CacheLeaseArgs {
+    /// How long a process that stores rows may give no sign of life before others store them without it. Give all processes that
+    /// use a cache the same
+    #[arg(long, value_name = "TIME", default_value = "20s", value_parser = duration)]
+    pub(crate) cache_lease: Duration,
+}
+
 /// Where a server listens and how it stops.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ServeArgs {
@@ -154,6 +172,10 @@ pub(crate) struct DispatcherSettings {
     /// The largest size of the cache, as 500GiB. The least useful snapshots are evicted for new ones
     #[arg(long, value_name = "SIZE", requires = "cache", value_parser = size)]
     pub(crate) cache_budget: Option<u64>,
+    #[command(flatten)]
+    pub(crate) cache_requests: CacheRequestArgs,
+    #[command(flatten)]
+    pub(crate) cache_lease: CacheLeaseArgs,
     /// A worker that is silent for this long is lost, and its splits go to other workers
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
     pub(crate) worker_timeout: Duration,
@@ -208,6 +230,9 @@ pub(crate) struct DispatcherSettings {
     /// How long an epoch without a reader, and a job whose last reader has left, are kept for a reader that comes back
     #[arg(long, value_name = "TIME", default_value = "5min", value_parser = duration)]
     pub(crate) job_gc_timeout: Duration,
+    /// How long boundaries of bucket_by_length that no reader asks for any more wait for a worker that learns them
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
+    pub(crate) boundaries_gc_timeout: Duration,
     /// How often the dispatcher looks for silent workers and readers, and for stragglers
     #[arg(long, value_name = "TIME", default_value = "250ms", value_parser = duration)]
     pub(crate) check_interval: Duration,
@@ -227,6 +252,9 @@ pub(crate) struct DispatcherSettings {
     /// A second port, for GET /metrics (Prometheus) and GET /healthz; port 0 takes any free one
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) http_listen: Option<String>,
+    /// The most open connections of --http-listen. A further one closes one whose request has not arrived, or the oldest one
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) http_connections: u32,
     /// Workers that die with one split until the epoch fails, and the error names the split and its file. Likewise workers that
     /// die while they learn the same boundaries
     #[arg(long, alias = "split-losses", value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(2..))]
@@ -315,6 +343,10 @@ pub(crate) struct TaskArgs {
     /// How long tasks continue without the dispatcher before they fail
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     pub(crate) dispatcher_timeout: Duration,
+    /// How long the dispatcher may be away before the worker ends with an error. Without it the worker tries to reach the
+    /// dispatcher for as long as it runs
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub(crate) absence_timeout: Option<Duration>,
     /// How long a task without readers is kept
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub(crate) linger: Duration,
@@ -324,12 +356,10 @@ pub(crate) struct TaskArgs {
     /// How long a worker tries to report the failure of a task before its readers get the failure
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
     pub(crate) failure_report_timeout: Duration,
-    /// How long one request to the store of --cache may take before it is made again
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
-    pub(crate) cache_request_timeout: Duration,
-    /// How long a task waits for another one that stores the same rows and gives no sign of life. Give all workers the same
-    #[arg(long, value_name = "TIME", default_value = "20s", value_parser = duration)]
-    pub(crate) cache_lease: Duration,
+    #[command(flatten)]
+    pub(crate) cache_requests: CacheRequestArgs,
+    #[command(flatten)]
+    pub(crate) cache_lease: CacheLeaseArgs,
     /// A local folder in which blocks of a cache in an object store are held, too, so that they are read from the store once. It
     /// may be used again after a restart, and by several workers
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
@@ -344,6 +374,16 @@ pub(crate) struct TaskArgs {
     /// connection is closed
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub(crate) reader_silence: Duration,
+    /// How long a reader that has all the rows for which it has space may want no more of them before its connection is closed
+    #[arg(long, value_name = "TIME", default_value = "8760h", value_parser = duration)]
+    pub(crate) reader_idle_timeout: Duration,
+    /// How long the dispatcher may take to open an epoch for a reader by Arrow Flight, and how long such a reader waits for a
+    /// worker that learns boundaries
+    #[arg(long, value_name = "TIME", default_value = "2min", value_parser = duration)]
+    pub(crate) flight_open_timeout: Duration,
+    /// How long a reader by Arrow Flight waits for boundaries that a worker learns
+    #[arg(long, value_name = "TIME", default_value = "5min", value_parser = duration)]
+    pub(crate) flight_stall_timeout: Duration,
     /// Interval of signs of life to readers for which there are no rows yet
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
     pub(crate) ping: Duration,

@@ -143,6 +143,7 @@ fn config(
         worker_wait: settings.worker_wait,
         straggler_factor: settings.straggler_factor,
         job_gc_timeout: settings.job_gc_timeout,
+        boundaries_gc_timeout: settings.boundaries_gc_timeout,
         check_every: settings.check_interval.max(MIN_CHECK_INTERVAL),
         consumer_wait: settings.consumer_wait,
         reader_wait: settings.reader_wait,
@@ -153,6 +154,8 @@ fn config(
         journal_timeout: settings.journal_timeout,
         cache_wait: settings.cache_wait,
         cache_update_timeout: settings.cache_update_timeout,
+        cache_request_timeout: settings.cache_requests.cache_request_timeout,
+        cache_lease: settings.cache_lease.cache_lease,
         lost_worker_retention: settings.lost_worker_retention,
         ..Timers::default()
     };
@@ -186,6 +189,7 @@ fn config(
             ..ScalingSettings::default()
         },
         http_listen: settings.http_listen.clone(),
+        http_connections: settings.http_connections as usize,
     })
 }
 
@@ -206,7 +210,9 @@ mod tests {
 
     /// What a dispatcher does with these numbers is tested there: `losses`, `a_write_that_does_not_end_is_a_failure_of_the_journal`,
     /// `a_status_call_leaves_out_the_size_of_a_cache_that_does_not_answer`, `a_lost_worker_is_listed_for_the_time_that_is_set`,
-    /// `an_update_of_a_manifest_that_hangs_ends_after_its_timeout_and_names_the_snapshot`.
+    /// `an_update_of_a_manifest_that_hangs_ends_after_its_timeout_and_names_the_snapshot`,
+    /// `a_request_of_the_dispatcher_to_a_cache_ends_after_the_cache_request_timeout`,
+    /// `boundaries_that_nobody_asks_for_are_not_learnt_after_their_time`, `as_many_http_connections_are_open_as_are_set`.
     #[test]
     fn flags_are_the_settings_of_the_dispatcher() {
         let flags = [
@@ -218,20 +224,31 @@ mod tests {
             "--journal-timeout=13s",
             "--cache-wait=14s",
             "--cache-update-timeout=15s",
+            "--cache-request-timeout=16s",
+            "--cache-lease=17s",
+            "--boundaries-gc-timeout=18s",
+            "--http-connections=19",
         ];
         let numbers = |config: &DispatcherConfig| {
             let DispatcherConfig { losses, timers, .. } = config;
-            let times = [timers.lost_worker_retention, timers.journal_timeout, timers.cache_wait];
-            let times = [times.as_slice(), &[timers.cache_update_timeout]].concat();
+            let times = [
+                timers.lost_worker_retention,
+                timers.journal_timeout,
+                timers.cache_wait,
+                timers.cache_update_timeout,
+                timers.cache_request_timeout,
+                timers.cache_lease,
+                timers.boundaries_gc_timeout,
+            ];
             let counts = [
                 losses.splits,
                 losses.connections,
                 timers.worker_missed_heartbeats,
                 timers.reader_missed_heartbeats,
             ];
-            (counts, times.iter().map(Duration::as_secs).collect::<Vec<_>>())
+            (counts, times.map(|t| t.as_secs()), config.http_connections)
         };
-        assert_eq!(numbers(&config_of(&flags)), ([7, 8, 9, 11], vec![12, 13, 14, 15]));
+        assert_eq!(numbers(&config_of(&flags)), ([7, 8, 9, 11], [12, 13, 14, 15, 16, 17, 18], 19));
         // The names of a version before.
         let former = [
             "--split-losses=7",

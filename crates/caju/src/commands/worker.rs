@@ -56,6 +56,10 @@ async fn serve(args: &WorkerArgs) -> Result<()> {
             worker.shutdown().await;
             Ok(())
         }
+        gone = worker.dispatcher_gone() => {
+            worker.shutdown().await;
+            Err(gone)
+        }
     }
 }
 
@@ -69,17 +73,21 @@ fn settings(args: &WorkerArgs, default: WorkerConfig) -> WorkerConfig {
         connect_timeout: args.connect_timeout,
         tuned: shared::tuned_numbers(&args.tasks.tuned),
         dispatcher_timeout: args.tasks.dispatcher_timeout,
+        absence_timeout: args.tasks.absence_timeout,
         linger: args.tasks.linger,
         drain_linger: args.tasks.drain_linger,
         failure_report_timeout: args.tasks.failure_report_timeout,
         cache: CacheOptions {
-            request_timeout: args.tasks.cache_request_timeout,
-            lease_ttl: args.tasks.cache_lease,
+            request_timeout: args.tasks.cache_requests.cache_request_timeout,
+            lease_ttl: args.tasks.cache_lease.cache_lease,
             decision_wait: args.tasks.decision_wait,
             disk_tier: args.tasks.cache_disk.clone().map(|folder| (folder, args.tasks.cache_disk_size)),
             ..default.cache.clone()
         },
         silence: args.tasks.reader_silence,
+        reader_idle_timeout: args.tasks.reader_idle_timeout,
+        flight_open_timeout: args.tasks.flight_open_timeout,
+        flight_stall_timeout: args.tasks.flight_stall_timeout,
         ping: args.tasks.ping,
         slowdown: args.tasks.slowdown,
         sharing: sharing(args),
@@ -158,7 +166,9 @@ mod tests {
 
     /// What a worker does with these numbers is tested there: `a_worker_that_drains_keeps_a_task_for_the_drain_linger`,
     /// `a_failure_reaches_readers_although_the_dispatcher_is_away`, `a_paused_writer_is_skipped_and_loses`,
-    /// `rows_wait_for_a_decision_no_longer_than_its_timeout`, `sto_11_a_store_that_fails_is_tried_again_within_bounds`.
+    /// `rows_wait_for_a_decision_no_longer_than_its_timeout`, `sto_11_a_store_that_fails_is_tried_again_within_bounds`,
+    /// `a_reader_that_wants_no_more_rows_is_cut_off_after_the_reader_idle_timeout`,
+    /// `a_flight_client_waits_for_boundaries_no_longer_than_is_set`.
     #[test]
     fn flags_are_the_settings_of_the_worker() {
         let default = || WorkerConfig::new("a:1", Arc::default());
@@ -171,7 +181,10 @@ mod tests {
         };
         let seconds = |config: &WorkerConfig| {
             let cache = [config.cache.request_timeout, config.cache.lease_ttl, config.cache.decision_wait];
-            let times = [&cache[..], &[config.drain_linger, config.failure_report_timeout]].concat();
+            let readers =
+                [config.reader_idle_timeout, config.flight_open_timeout, config.flight_stall_timeout];
+            let waits = [config.drain_linger, config.failure_report_timeout];
+            let times = [&cache[..], &waits, &readers].concat();
             times.iter().map(Duration::as_secs).collect::<Vec<_>>()
         };
         let flags = [
@@ -180,10 +193,14 @@ mod tests {
             "--decision-wait=8s",
             "--drain-linger=9s",
             "--failure-report-timeout=11s",
+            "--reader-idle-timeout=12s",
+            "--flight-open-timeout=13s",
+            "--flight-stall-timeout=14s",
         ];
-        assert_eq!(seconds(&of(&flags)), [6, 7, 8, 9, 11]);
+        assert_eq!(seconds(&of(&flags)), [6, 7, 8, 9, 11, 12, 13, 14]);
         assert_eq!(seconds(&of(&[])), seconds(&default()), "the flags' defaults are the library's");
-        assert_eq!(of(&[]).cache.disk_tier, None);
+        assert_eq!(of(&["--absence-timeout=15s"]).absence_timeout, Some(Duration::from_secs(15)));
+        assert_eq!((of(&[]).absence_timeout, of(&[]).cache.disk_tier), (None, None));
         let disk = of(&["--cache-disk=/fast", "--cache-disk-size=3MiB"]).cache.disk_tier;
         assert_eq!(disk, Some(("/fast".into(), 3 << 20)));
     }

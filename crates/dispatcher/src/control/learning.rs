@@ -19,16 +19,15 @@ use super::context::Context;
 use super::datasets::{Datasets, RequestedDataset, find};
 use super::learnt_boundaries::{check_same, from_journal, from_proto, spelling, to_journal};
 use super::secrets;
+use crate::config::DispatcherConfig;
 use crate::definition::Definition;
 use crate::locks;
 use crate::state::{Dataset, Learnt, State, Update};
 
 /// The longest that a call waits for boundaries if its client asks again.
 const POLL: Duration = Duration::from_secs(5);
-/// How long a call of another client waits. Half of what clients give the dispatcher to open an epoch.
+/// How long a call of a client that does not ask again waits. Half of what clients give the dispatcher to open an epoch.
 const LONG_POLL: Duration = Duration::from_secs(60);
-/// After this time without a reader that waits, boundaries that no worker learns are not learnt.
-const FORGET_AFTER: Duration = Duration::from_secs(30);
 /// The boundaries that one worker learns concurrently. Each reads rows as a task does.
 const MAX_LEARNING_PER_WORKER: usize = 4;
 /// The workers in readers' processes that may learn the same boundaries. One of them is enough.
@@ -102,17 +101,24 @@ impl Pending {
         matches!(*self.outcome.borrow(), Outcome::Failed(_))
     }
 
-    /// Whether a reader waits, or has just asked and will ask again.
-    fn is_wanted(&self, now: Duration) -> bool {
-        self.readers > 0 || now.saturating_sub(self.asked) < FORGET_AFTER
+    /// Whether a reader waits, or has asked within this time and may ask again.
+    fn is_wanted(&self, now: Duration, within: Duration) -> bool {
+        self.readers > 0 || now.saturating_sub(self.asked) < within
     }
 
     /// Whether they are still to be learnt, or a reader has yet to get their failure.
     ///
-    /// `losses`: the number of workers lost while they learn the same boundaries after which they fail, as with splits.
-    fn is_kept(&mut self, state: &State, definition: Fingerprint, now: Duration, losses: u32) -> bool {
+    /// As many lost workers as may be lost with one split make them fail.
+    fn is_kept(
+        &mut self,
+        state: &State,
+        definition: Fingerprint,
+        now: Duration,
+        config: &DispatcherConfig,
+    ) -> bool {
+        let (losses, within) = (config.losses.splits, config.timers.boundaries_gc_timeout);
         if self.is_failed() {
-            return self.is_wanted(now);
+            return self.is_wanted(now, within);
         }
         self.check_learner(state);
         if u32::try_from(self.lost.len()).is_ok_and(|lost| lost >= losses) {
@@ -121,7 +127,7 @@ impl Pending {
         if state.learnt.contains_key(&definition) {
             return self.settle(Outcome::Learnt);
         }
-        self.learner.is_some() || self.is_wanted(now)
+        self.learner.is_some() || self.is_wanted(now, within)
     }
 
     /// Ends the wait. Returns whether a failure is kept, for the next reader that asks.
@@ -181,8 +187,9 @@ impl Learning {
 
     /// Each of the boundaries for which readers wait, as a job that has done nothing yet.
     pub(super) fn samples(&self, now: Duration) -> Vec<JobSample> {
+        let within = self.context.config.timers.boundaries_gc_timeout;
         let pending = self.pending.lock();
-        let waited_for = pending.iter().filter(|(_, of)| of.is_wanted(now) && !of.is_failed());
+        let waited_for = pending.iter().filter(|(_, of)| of.is_wanted(now, within) && !of.is_failed());
         waited_for.map(|(definition, of)| of.sample(*definition)).collect()
     }
 
@@ -232,7 +239,7 @@ impl Learning {
         let is_mine = |of: &Pending| of.learner.as_ref().is_some_and(|(learner, ..)| *learner == id);
         let mut learning = all.values().filter(|of| is_mine(of)).count();
         all.retain(|definition, pending| {
-            if !pending.is_kept(state, *definition, now, self.context.config.losses.splits) {
+            if !pending.is_kept(state, *definition, now, &self.context.config) {
                 return false;
             }
             let Some(worker) = worker.filter(|_| !pending.is_failed()) else { return true };

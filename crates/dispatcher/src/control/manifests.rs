@@ -145,6 +145,7 @@ mod tests {
         let settings = |mut config: DispatcherConfig| {
             config.cache_url = url.to_string();
             config.timers.cache_update_timeout = timeout;
+            config.timers.cache_request_timeout = Duration::from_secs(100);
             config
         };
         World::with_stores(settings, Arc::new(stores))
@@ -153,6 +154,32 @@ mod tests {
     fn update() -> ManifestUpdate {
         let news = DescriptionUpdate { splits: Some(4), ..DescriptionUpdate::default() };
         ManifestUpdate { prefix: Fingerprint(0xfeed), drawn: None, news, hash: 1 }
+    }
+
+    /// `--cache-request-timeout`: a store that is silent is asked again and then given up, long before the update is.
+    #[test]
+    fn a_request_of_the_dispatcher_to_a_cache_ends_after_the_cache_request_timeout() {
+        run(async {
+            let faults = Faults::new();
+            faults.add(Rule::new(Op::Any, Fault::Silence).always());
+            let world = world(faults.clone(), Duration::from_secs(100_000));
+            let core = Arc::clone(&world.core);
+            let updating = Tasks::new()
+                .spawn("an update", async move { core.snapshots.update_manifest(&update()).await });
+            faults.wait_fired(1).await;
+            let mut waited = 0;
+            while !updating.is_finished() {
+                world.clock.advance(Duration::from_secs(1));
+                waited += 1;
+                for _ in 0..100 {
+                    tokio::task::yield_now().await;
+                }
+                assert!(waited < 90_000, "the update ends by its own timeout");
+            }
+            let error = updating.await.unwrap().unwrap_err();
+            assert!(error.message().contains("did not answer within 1 min 40 s"), "{error}");
+            assert!(waited >= 100, "{waited} s");
+        });
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use caju_autocache::{HintDef, fixed_hint};
-use caju_cache::{Encoding, SaveDescription, SaveState};
+use caju_cache::{CacheOptions, Encoding, SaveDescription, SaveState};
 use caju_pipeline::{DatasetDef, SAVE_HINT, SavedForm};
 use caju_proto::v1;
 use caju_runtime::stores::{StoreUrl, may_lie_in, without_links};
@@ -139,6 +139,11 @@ impl Saves {
                 Ok(())
             })
             .await
+    }
+
+    /// How the driver accesses the folders of saves.
+    pub fn cache_options(&self) -> CacheOptions {
+        self.calls.context.config.timers.cache_options()
     }
 
     /// Where saves are written.

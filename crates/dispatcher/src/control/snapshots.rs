@@ -76,7 +76,7 @@ impl Snapshots {
     /// # Errors
     /// Those of opening it.
     pub(super) async fn reader(&self) -> Result<Arc<Cache>> {
-        let options = CacheOptions { read_only: true, ..CacheOptions::default() };
+        let options = CacheOptions { read_only: true, ..self.context.config.timers.cache_options() };
         self.reader.get_or_try_init(|| self.open(options, "dispatcher-")).await.cloned()
     }
 
@@ -85,8 +85,8 @@ impl Snapshots {
     /// # Errors
     /// Those of opening it.
     pub(super) async fn writer(&self) -> Result<Arc<Cache>> {
-        let options =
-            CacheOptions { budget_bytes: self.context.config.cache_budget, ..CacheOptions::default() };
+        let config = &self.context.config;
+        let options = CacheOptions { budget_bytes: config.cache_budget, ..config.timers.cache_options() };
         self.writer.get_or_try_init(|| self.open(options, "describing-")).await.cloned()
     }
 

@@ -246,6 +246,25 @@ fn workers_that_leave_while_they_learn_are_replaced() {
     });
 }
 
+/// `--boundaries-gc-timeout`.
+#[test]
+fn boundaries_that_nobody_asks_for_are_not_learnt_after_their_time() {
+    run(async {
+        for (waited, orders) in [(59, 1), (60, 0)] {
+            let w = World::with(|mut config| {
+                config.timers.boundaries_gc_timeout = Duration::from_secs(60);
+                config
+            });
+            let reader = opening(&w, asks_again(&learns(), "j")).await;
+            reader.abort();
+            assert!(reader.await.is_err());
+            w.clock.advance(Duration::from_secs(waited));
+            let a = w.worker("a:1").await;
+            assert_eq!(beat(&w, a, &[]).await.len(), orders, "after {waited} s");
+        }
+    });
+}
+
 #[test]
 fn a_reader_that_waits_for_boundaries_needs_a_worker() {
     run(async {

@@ -3,10 +3,11 @@
 use std::collections::HashSet;
 
 use caju_proto::v1;
-use caju_types::{DatasetId, ErrorKind};
+use caju_types::{DatasetId, ErrorKind, JobName};
 use serde_json::json;
 
 use super::fake::{World, open_request, run};
+use crate::config::DispatcherConfig;
 
 #[test]
 fn jobs_are_shared_by_name_and_refused_for_other_data() {
@@ -53,6 +54,50 @@ fn jobs_are_shared_by_name_and_refused_for_other_data() {
         let next = w.core.epochs.open_iteration(next).await.unwrap();
         assert_ne!(next.iteration_id, first.iteration_id);
         assert_eq!(next.client_id, first.client_id);
+    });
+}
+
+/// How rows are stored and read is the job's. Its number of epochs is only a plan.
+#[test]
+fn a_job_is_joined_under_its_own_policy_and_encoding_alone() {
+    run(async {
+        let w = World::with(|config| DispatcherConfig { cache_url: "memory://naming".into(), ..config });
+        let def = json!({"splits": 4, "hints": ["decoded"]});
+        let request = |job: &str, policy: &str, encoding: &str, epochs: u64| v1::OpenIterationRequest {
+            policy: policy.into(),
+            encoding: encoding.into(),
+            epochs,
+            ..open_request(&def, job)
+        };
+        let open = async |job: &str, policy: &str, encoding: &str, epochs: u64| {
+            w.core.epochs.open_iteration(request(job, policy, encoding, epochs)).await
+        };
+        let first = open("j", "compute", "arrow/lz4", 3).await.unwrap();
+        let joins =
+            [("", "", 0), ("compute", "", 0), ("", "arrow/lz4", 0), ("compute", "arrow/lz4", 3), ("", "", 7)];
+        for (policy, encoding, epochs) in joins {
+            let joined = open("j", policy, encoding, epochs).await.unwrap();
+            assert_eq!(joined.iteration_id, first.iteration_id, "{policy} {encoding} {epochs}");
+        }
+        let job = w.core.snapshot().jobs[&JobName("j".into())].clone();
+        assert_eq!(job.spec.epochs, Some(3), "a reader that plans for 7 epochs changes nothing");
+
+        open("k", "compute", "", 0).await.unwrap();
+        let refused = [
+            ("j", "auto", "", "policy `compute`, not `auto`", "leave the policy out"),
+            ("j", "hint:decoded", "", "policy `compute`, not `hint:decoded`", "leave the policy out"),
+            ("j", "", "parquet/zstd", "encoding `arrow/lz4`, not `parquet/zstd`", "leave the encoding out"),
+            ("k", "", "arrow/lz4", "no encoding of its own, not `arrow/lz4`", "leave the encoding out"),
+        ];
+        for (job, policy, encoding, differ, way) in refused {
+            let e = open(job, policy, encoding, 0).await.unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::AlreadyExists, "{e}");
+            let named = format!("job `{job}`");
+            for says in [named.as_str(), differ, "take another job name", way] {
+                assert!(e.message().contains(says), "{e}");
+            }
+        }
+        assert_eq!(w.core.snapshot().jobs.len(), 2);
     });
 }
 

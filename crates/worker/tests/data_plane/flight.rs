@@ -1,8 +1,10 @@
 //! Foreign clients: plain Arrow Flight.
 
+use std::time::Duration;
+
 use arrow_flight::flight_service_client::FlightServiceClient;
 use arrow_flight::{FlightClient, FlightDescriptor};
-use futures::{StreamExt, TryStreamExt};
+use futures::{FutureExt, StreamExt, TryStreamExt};
 use serde_json::json;
 use tonic::transport::Channel;
 
@@ -50,6 +52,41 @@ async fn a_flight_client_waits_for_boundaries_that_are_learnt() {
     }
     assert!(elements.iter().all(|e| e.iter().all(|id| (*id < 500) == (e[0] < 500))), "one class each");
     assert_once(elements, 2_000);
+}
+
+/// The error of a stream that waits for boundaries, which take 8 s at least to learn. Each number of rows is another dataset.
+async fn error_of(cluster: &Cluster, rows: i64) -> String {
+    let bucket = json!({"length": "id", "boundaries": {"quantiles": 2, "rows": rows}, "batch_sizes": 10, "pad": false});
+    let def = range(5_000, &[json!({"sleep": {"per_row": "2ms"}}), json!({"bucket_by_length": bucket})]);
+    let command = json!({"pipeline": def, "job": format!("flight-{rows}"), "epoch": 0});
+    let mut dispatcher = connect(&cluster.address()).await;
+    let info = dispatcher.get_flight_info(FlightDescriptor::new_cmd(command.to_string())).await.unwrap();
+    let mut worker = connect(cluster.workers[0].address()).await;
+    match worker.do_get(info.endpoint[0].ticket.clone().unwrap()).await {
+        Err(e) => e.to_string(),
+        Ok(_) => panic!("the boundaries are known"),
+    }
+}
+
+/// The first error of several such streams.
+async fn first_error(cluster: &Cluster, streams: i64) -> String {
+    let opened = (0..streams).map(|n| error_of(cluster, 4096 - n).boxed_local());
+    let first = tokio::time::timeout(TEST_TIMEOUT, futures::future::select_all(opened));
+    first.await.expect("an error in time").0
+}
+
+/// `--flight-stall-timeout` and `--flight-open-timeout`: how long boundaries may take, and how long until a worker learns them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flight_client_waits_for_boundaries_no_longer_than_is_set() {
+    let mut cluster = Cluster::start(0).await;
+    cluster.add(|c| c.flight_stall_timeout = Duration::from_secs(1)).await;
+    let error = first_error(&cluster, 1).await;
+    assert!(error.contains("has not learnt its boundaries within 1"), "{error}");
+    let mut cluster = Cluster::start(0).await;
+    cluster.add(|c| c.flight_open_timeout = Duration::from_secs(1)).await;
+    // A worker learns four at a time.
+    let error = first_error(&cluster, 5).await;
+    assert!(error.contains("no worker learns its boundaries"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

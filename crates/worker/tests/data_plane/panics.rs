@@ -69,6 +69,22 @@ async fn an_element_in_whose_hands_the_user_panics_goes_to_another_reader() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_element_that_the_user_gives_back_goes_to_another_reader() {
+    let cluster = Cluster::start(2).await;
+    let client = cluster.client_with(|_| {}).await;
+    let mut a = client.read(request(&slow(), "job")).await.unwrap();
+    let b = client.read(request(&slow(), "job")).await.unwrap();
+    let mut elements = Vec::new();
+    for _ in 0..5 {
+        elements.push(ids(&a.next().await.unwrap().unwrap().batch));
+    }
+    assert!(a.next().await.unwrap().is_some());
+    a.give_back();
+    a.close().await;
+    assert_others_get_the_rest(&cluster, b, elements).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_listener_of_events_that_panics_ends_its_reader_and_loses_no_row() {
     let mut cluster = Cluster::start(2).await;
     let broken = cluster

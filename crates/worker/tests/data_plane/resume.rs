@@ -69,6 +69,13 @@ fn pipeline(n: usize) -> (Value, Vec<i64>) {
         6 => (of(&[json!({"filter": "id % 2 = 0"}), json!({"take": 9_000}), json!({"batch": 64})]), {
             all(|i| i % 2 == 0)[..9_000].to_vec()
         }),
+        7 => (
+            json!({"source": {"sample": {
+                "datasets": [range(9_000, &[json!({"repeat": 2})]), range(10_000, &[json!({"map": {"id": "id + 9000"}})])],
+                "weights": [0.6, 0.4],
+            }}, "steps": [{"shuffle": 300}, {"batch": 32}]}),
+            (0..18_000).map(|i| i / 2).chain(9_000..19_000).collect(),
+        ),
         _ => (
             json!({"source": {"sample": {
                 "datasets": [range(20_000, &[]), range(10_000, &[json!({"map": {"id": "id + 20000"}})])],
@@ -81,7 +88,7 @@ fn pipeline(n: usize) -> (Value, Vec<i64>) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ckp_01_before_and_after_a_state_are_the_epoch() {
-    for n in 0..8 {
+    for n in 0..9 {
         let (def, whole) = pipeline(n);
         let cluster = Cluster::start(1 + n % 3).await;
         let client = cluster.client().await;

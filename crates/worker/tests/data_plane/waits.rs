@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arrow_schema::SchemaRef;
-use caju_client::{Client, ClientConfig};
+use caju_client::{Client, ClientConfig, ReaderEvent};
 use caju_dispatcher::{Bound, Catalog, Definition, Dispatcher, DispatcherConfig};
 use caju_pipeline::LearntBoundaries;
 use caju_runtime::IsolatedThreads;
 use caju_types::{ErrorKind, Result};
 use serde_json::json;
 
-use crate::cluster::{Cluster, TEST_TIMEOUT, drain, range, request};
+use crate::cluster::{Cluster, TEST_TIMEOUT, assert_once, drain, ids, range, request};
 
 /// A catalog whose sources never answer.
 struct Silent;
@@ -74,6 +74,38 @@ async fn a_worker_that_drains_keeps_a_task_for_the_drain_linger() {
         let took = began.elapsed();
         assert!(drain_linger <= took && took < drain_linger + Duration::from_secs(10), "{took:?}");
     }
+}
+
+/// `--reader-idle-timeout`: a reader whose user takes nothing is cut off, and gets all rows all the same. A reader that waits for
+/// rows is not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reader_that_wants_no_more_rows_is_cut_off_after_the_reader_idle_timeout() {
+    let mut cluster = Cluster::start(0).await;
+    cluster.add(|c| c.reader_idle_timeout = Duration::from_millis(200)).await;
+    let (lost, mut reasons) = tokio::sync::watch::channel(String::new());
+    let on_event = move |event: &ReaderEvent| {
+        if let ReaderEvent::TaskLost { reason, .. } = event {
+            lost.send_replace(reason.clone());
+        }
+    };
+    let client = cluster.client_with(|c| c.on_event = Some(Arc::new(on_event))).await;
+    let slow = range(300, &[json!({"sleep": {"per_batch": "500ms"}})]);
+    let waited_for = drain(&mut client.read(request(&slow, "slow")).await.unwrap()).await.unwrap();
+    assert_once(waited_for, 300);
+    assert_eq!(*reasons.borrow_and_update(), "");
+    // More than fits the reader's window, which is a MiB at least, and the worker's buffer.
+    let mut reader = client.read(request(&range(300_000, &[json!({"batch": 1000})]), "idle")).await.unwrap();
+    let first = ids(&reader.next().await.unwrap().unwrap().batch);
+    assert_eq!(first.len(), 1000);
+    let cut_off = tokio::time::timeout(TEST_TIMEOUT, reasons.changed());
+    cut_off.await.expect("the connection is closed").unwrap();
+    let reason = reasons.borrow().clone();
+    assert!(
+        reason.contains("has wanted no more rows within the reader idle timeout of 200.0 ms"),
+        "{reason}"
+    );
+    let others = drain(&mut reader).await.unwrap();
+    assert_once(std::iter::once(first).chain(others), 300_000);
 }
 
 /// A worker whose dispatcher is away reports a failure for the time that is set before readers get it.

@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use caju_cache::{Cache, CacheOptions, Collection, SaveDescription, SnapshotInfo, VerifyReport};
 use caju_runtime::{Stores, SystemClock};
-use caju_types::{Error, ErrorKind, Fingerprint, Result, format_bytes, format_count};
+use caju_types::{Error, ErrorKind, Fingerprint, Result, format_bytes, format_count, format_duration};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::shared;
-use crate::cli::{CacheCommand, CacheRoot, Global, OutputFormat};
+use crate::cli::{CacheCommand, CacheRequestArgs, CacheRoot, Global, OutputFormat};
 use crate::output;
 use crate::progress::{Progress, State};
 
@@ -38,12 +38,13 @@ pub(crate) async fn run(global: &Global, command: &CacheCommand) -> Result<u8> {
             let whole = verify(global, root, fingerprint.as_deref(), *repair).await?;
             return Ok(if whole { 0 } else { EXIT_DAMAGED });
         }
-        CacheCommand::Gc { dry_run, budget, ttl, grace, root } => {
+        CacheCommand::Gc { dry_run, budget, ttl, grace, lease, root } => {
             let options = CacheOptions {
                 budget_bytes: *budget,
                 ttl: *ttl,
                 orphan_grace: *grace,
-                ..CacheOptions::default()
+                lease_ttl: lease.cache_lease,
+                ..access(&root.requests)
             };
             gc(global, root, options, *dry_run).await?;
         }
@@ -61,21 +62,32 @@ pub(crate) async fn run(global: &Global, command: &CacheCommand) -> Result<u8> {
 pub(super) async fn open(url: &str, options: CacheOptions) -> Result<Arc<Cache>> {
     let url = shared::absolute_url(url)?;
     let stores = shared::stores()?;
-    refuse_other_places(&stores, &url).await?;
+    refuse_other_places(&stores, &url, options.request_timeout).await?;
     let clock = SystemClock::shared();
     let writer = format!("tool-{}-{:x}", std::process::id(), clock.unix_time().as_nanos());
     Cache::open(&stores, &url, options, clock, writer).await
 }
 
-/// Options for commands that only read a root, which may belong to another user.
-pub(super) fn reading_only() -> CacheOptions {
-    CacheOptions { read_only: true, ..CacheOptions::default() }
+/// How a command accesses the store of a cache.
+fn access(requests: &CacheRequestArgs) -> CacheOptions {
+    CacheOptions { request_timeout: requests.cache_request_timeout, ..CacheOptions::default() }
 }
 
-async fn refuse_other_places(stores: &Stores, url: &str) -> Result<()> {
+/// Options for commands that only read a root, which may belong to another user.
+pub(super) fn reading_only(requests: &CacheRequestArgs) -> CacheOptions {
+    CacheOptions { read_only: true, ..access(requests) }
+}
+
+async fn refuse_other_places(stores: &Stores, url: &str, timeout: Duration) -> Result<()> {
     let at = stores.resolve(url).map_err(|e| e.context("--cache"))?;
     let place = at.local.as_ref().map_or_else(|| at.url.to_string(), |folder| folder.display().to_string());
-    let what = match (Cache::exists(stores, url).await, &at.local) {
+    let exists = tokio::time::timeout(timeout, Cache::exists(stores, url)).await.unwrap_or_else(|_| {
+        let waited = format_duration(timeout);
+        Err(Error::deadline(format!(
+            "{place}: the store did not answer within {waited} (--cache-request-timeout)"
+        )))
+    });
+    let what = match (exists, &at.local) {
         (Ok(true), _) => return Ok(()),
         (Ok(false), Some(folder)) if folder.is_dir() => "the folder holds none".to_string(),
         (Ok(false), Some(_)) => "there is no such folder".to_string(),
@@ -141,7 +153,7 @@ fn with_schema(schema: &str, json: impl Serialize) -> Result<Value> {
 }
 
 async fn ls(global: &Global, root: &CacheRoot) -> Result<()> {
-    let cache = open(&root.cache, reading_only()).await?;
+    let cache = open(&root.cache, reading_only(&root.requests)).await?;
     let work = async { Ok::<_, Error>((cache.usage().await?, cache.list().await?)) };
     let (usage, mut snapshots) = watch(global, &cache, "listing", work).await?;
     // Last used first.
@@ -157,7 +169,7 @@ async fn ls(global: &Global, root: &CacheRoot) -> Result<()> {
 }
 
 async fn inspect(global: &Global, root: &CacheRoot, digits: &str) -> Result<()> {
-    let cache = open(&root.cache, reading_only()).await?;
+    let cache = open(&root.cache, reading_only(&root.requests)).await?;
     let of = find(&cache, root, digits).await?;
     let inspection = watch(global, &cache, "inspecting", cache.inspect(&of)).await?;
     answer(root, "caju.snapshot/v1", &inspection, || show::inspection(&inspection))
@@ -166,7 +178,7 @@ async fn inspect(global: &Global, root: &CacheRoot, digits: &str) -> Result<()> 
 /// Verifies, and repairs with `repair`. Returns whether no damage is left.
 async fn verify(global: &Global, root: &CacheRoot, digits: Option<&str>, repair: bool) -> Result<bool> {
     // Without a memory tier, so that the store itself is read.
-    let options = CacheOptions { memory_tier_bytes: 0, ..CacheOptions::default() };
+    let options = CacheOptions { memory_tier_bytes: 0, ..access(&root.requests) };
     let cache = open(&root.cache, options).await?;
     let chosen = match digits {
         Some(digits) => vec![find(&cache, root, digits).await?],
@@ -282,7 +294,7 @@ fn gc_json(collection: &Collection) -> Result<Value> {
 }
 
 async fn rm(global: &Global, root: &CacheRoot, digits: &[String], force: bool) -> Result<()> {
-    let cache = open(&root.cache, CacheOptions::default()).await?;
+    let cache = open(&root.cache, access(&root.requests)).await?;
     let mut all = Vec::new();
     for digits in digits {
         let of = find(&cache, root, digits).await?;
@@ -316,7 +328,7 @@ fn partly(error: Error, removed: &[(Fingerprint, u64)]) -> Error {
 }
 
 async fn pin(root: &CacheRoot, digits: &str, on: bool) -> Result<()> {
-    let cache = open(&root.cache, CacheOptions::default()).await?;
+    let cache = open(&root.cache, access(&root.requests)).await?;
     let of = find(&cache, root, digits).await?;
     if on {
         cache.pin(&of).await?

@@ -46,7 +46,7 @@ pub(crate) async fn run(global: &Global, args: &ExplainArgs) -> Result<()> {
         None => None,
     };
     let url = cache_url(args, status.as_ref())?;
-    let cache = cache::open(&url, cache::reading_only()).await?;
+    let cache = cache::open(&url, cache::reading_only(&args.cache_requests)).await?;
     let ctx = SourceContext::new(Arc::new(shared::stores()?), Arc::new(IoCounters::new()));
     let running = Box::pin(learning::running(def, &registry, &ctx, status.as_ref())).await;
     let (def, learnt) = running.map_err(pipeline_file::in_file(&args.file))?;
@@ -56,7 +56,11 @@ pub(crate) async fn run(global: &Global, args: &ExplainArgs) -> Result<()> {
         Some(status) => job_of(status, args.job.as_deref(), &def, bound.fingerprint())?,
         None => None,
     };
-    let splits = list(global, &bound).await?;
+    // Without an end nothing can be stored.
+    let splits = match bound.def().source.endless_dataset() {
+        Some(_) => Vec::new(),
+        None => list(global, &bound).await?,
+    };
     let mut hints = hints(global, &def, &registry, &cache, &splits).await?;
     for hint in hints.iter_mut().filter(|h| h.cross_split_stage.is_some()) {
         sets::find(&bound, &registry, &cache, splits.len() as u64, hint).await?;

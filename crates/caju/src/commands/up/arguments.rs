@@ -28,6 +28,8 @@ pub(super) fn worker_command(
     line.option("--dispatcher", dispatcher).option("--listen", listen);
     line.option("--cpu-threads", cpu_threads).flag("--until-stdin-ends");
     line.time("--drain-timeout", settings.serve.drain_timeout);
+    line.time("--cache-request-timeout", settings.cache_requests.cache_request_timeout);
+    line.time("--cache-lease", settings.cache_lease.cache_lease);
     if settings.serve.insecure {
         line.flag("--insecure");
     }
@@ -142,6 +144,10 @@ mod tests {
             "A,B",
             "--drain-timeout",
             "1500ms",
+            "--cache-request-timeout",
+            "11s",
+            "--cache-lease",
+            "12s",
             "--connections",
             "7",
             "--max-record",
@@ -167,6 +173,9 @@ mod tests {
         assert_eq!(worker.dispatcher.as_deref(), Some("127.0.0.1:7070"));
         assert_eq!((worker.listen.as_str(), worker.cpu_threads), ("127.0.0.1:0", CpuThreads::Auto(Some(3))));
         assert_eq!(worker.serve.drain_timeout, Duration::from_millis(1500));
+        let of_cache =
+            [worker.tasks.cache_requests.cache_request_timeout, worker.tasks.cache_lease.cache_lease];
+        assert_eq!(of_cache, [11, 12].map(Duration::from_secs));
         assert!(worker.serve.until_stdin_ends && !worker.serve.insecure);
         assert_eq!((worker.limits.connections, worker.limits.idle_timeout), (7, Duration::from_secs(3)));
         assert_eq!(worker.stores.allow_read, ["s3://b/x", "/data"]);

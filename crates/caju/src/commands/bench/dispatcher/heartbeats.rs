@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use caju_client::heartbeat_wait;
 use caju_runtime::Tasks;
 use caju_types::{Error, Result};
 use serde_json::{Value, json};
@@ -155,14 +156,16 @@ async fn worker(peers: &Peers, i: usize, first: Instant, schedule: Schedule) -> 
 async fn client(peers: &Peers, i: usize, first: Instant, schedule: Schedule) -> Result<Seen> {
     let mut seen = Seen::default();
     let Some(client) = peers.clients.get(i) else { return Ok(seen) };
-    let mut version = client.version();
+    let (mut version, mut n) = (client.version(), 0);
     tokio::time::sleep_until(first.into()).await;
     loop {
         let sent = Instant::now();
         if sent >= schedule.until {
             return Ok(seen);
         }
-        let answer = client.heartbeat(peers, version, schedule.interval).await?;
+        n += 1;
+        let wait = heartbeat_wait(schedule.interval, client.id(), n);
+        let answer = client.heartbeat(peers, version, wait).await?;
         if answer.unknown || answer.failure.is_some() {
             return Err(Error::internal(format!(
                 "the dispatcher refuses a simulated client: {:?}",
@@ -170,7 +173,7 @@ async fn client(peers: &Peers, i: usize, first: Instant, schedule: Schedule) -> 
             )));
         }
         if sent >= schedule.measured_from {
-            match sent.elapsed().checked_sub(schedule.interval) {
+            match sent.elapsed().checked_sub(wait) {
                 Some(late) => seen.times.push(late),
                 None => seen.news += 1,
             }

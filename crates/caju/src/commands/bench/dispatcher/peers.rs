@@ -269,6 +269,11 @@ impl Client {
         Ok(answer)
     }
 
+    /// Its number at the dispatcher.
+    pub(super) fn id(&self) -> u64 {
+        self.opened.client_id
+    }
+
     /// The version of the iteration when it was opened.
     pub(super) fn version(&self) -> u64 {
         self.opened.version
