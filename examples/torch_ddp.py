@@ -28,7 +28,8 @@ def train(service, job, count, epochs):
     model = DistributedDataParallel(nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model.parameters(), 0.3)
     losses, steps = [], 0
-    for _ in range(epochs):
+    for epoch in range(epochs):
+        loss = None
         for batch in data:
             # Gradients are averaged over the ranks in each step: a rank with more steps would wait for ever.
             loss = (model(batch["x"].float()[:, None])[:, 0] - batch["y"].float()).square().mean()
@@ -36,6 +37,11 @@ def train(service, job, count, epochs):
             loss.backward()
             optimizer.step()
             steps += 1
+        if loss is None:
+            raise SystemExit(
+                f"epoch {epoch} gave no batch to rank {dist.get_rank()}: there are fewer batches than ranks, or job `{job}` had read the "
+                "epoch before: give another --job"
+            )
         losses.append(float(loss))
     return losses, steps
 

@@ -18,7 +18,7 @@ use tokio::sync::watch;
 
 use crate::bounds::Bounds;
 use crate::definition::{FunctionOrigin, registry_with_python, stores, stores_within};
-use crate::errors::{IntoPy, exception};
+use crate::errors::IntoPy;
 use crate::fork::{OfProcess, check_fork};
 use crate::logging;
 use crate::runtime::{RuntimeHandle, detached};
@@ -65,6 +65,8 @@ impl<T: Send> Running<T> {
 #[pyclass(frozen, module = "caju._caju")]
 pub(crate) struct Cluster {
     running: Running<(caju_embedded::Cluster, Option<PrivateFolder>)>,
+    /// It was stopped, or is being stopped.
+    stopped: OfProcess<watch::Sender<bool>>,
     #[pyo3(get)]
     address: String,
     io: Arc<IoCounters>,
@@ -112,19 +114,41 @@ impl Cluster {
         };
         let io = Arc::clone(&config.io);
         let cluster = runtime.wait(py, caju_embedded::Cluster::start(config))?.into_py(py)?;
-        Ok(Self { address: cluster.address(), running: Running::new((cluster, private), runtime), io })
+        let stopped = OfProcess::new(watch::Sender::new(false));
+        Ok(Self {
+            address: cluster.address(),
+            running: Running::new((cluster, private), runtime),
+            stopped,
+            io,
+        })
     }
 
-    /// Starts another worker. Returns its address.
+    /// Starts another worker. Returns its address. A stop meanwhile, by another thread or by a signal handler, ends it with an error.
     fn add_worker(&self, py: Python<'_>) -> PyResult<String> {
         check_fork().into_py(py)?;
-        let running = self.running.inner.lock().take();
-        let Some((mut cluster, runtime)) = running else {
-            return Err(exception(py, &Error::failed_precondition("the cluster was stopped")));
+        let was_stopped = || Error::failed_precondition("the cluster was stopped");
+        let mut stop = self.stopped.subscribe();
+        // The lock is not held while the worker starts, and handlers of Python run.
+        let starting = match self.running.inner.lock().as_ref() {
+            Some(((cluster, _), runtime)) => Ok((cluster.start_worker(), runtime.clone())),
+            None => Err(was_stopped()),
         };
-        let added = runtime.wait(py, cluster.0.add_worker());
-        *self.running.inner.lock() = Some((cluster, runtime));
-        added?.into_py(py)
+        let (start, runtime) = starting.into_py(py)?;
+        let start = async {
+            tokio::select! {
+                worker = start => worker,
+                _ = stop.wait_for(|stopped| *stopped) => Err(was_stopped()),
+            }
+        };
+        let worker = runtime.wait(py, start)?.into_py(py)?;
+        let joined = py.detach(|| {
+            if let Some(((cluster, _), _)) = self.running.inner.lock().as_mut() {
+                return Ok(cluster.join(worker));
+            }
+            runtime.finish(worker.shutdown());
+            Err(was_stopped())
+        });
+        joined.into_py(py)
     }
 
     /// The addresses of its workers.
@@ -150,6 +174,9 @@ impl Cluster {
 
 impl Cluster {
     fn end(&self) {
+        if check_fork().is_ok() {
+            self.stopped.send_replace(true);
+        }
         // The private folder is removed last, when nothing writes there any more.
         self.running.stop(|(cluster, private)| async move {
             cluster.stop().await;

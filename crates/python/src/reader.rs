@@ -1,6 +1,6 @@
 //! Reading an epoch: elements as NumPy arrays or as Arrow.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use arrow_array::{ArrayRef, RecordBatch};
@@ -34,6 +34,10 @@ pub(crate) struct Reader {
     open: OfProcess<Mutex<Option<Open>>>,
     /// The state at the end, once the reader is closed.
     last_state: Mutex<Option<Result<String>>>,
+    /// Elements that were taken for the loop. The last one may not have reached it.
+    taken: AtomicU64,
+    /// The last call took one.
+    took: AtomicBool,
     monitor: OfProcess<Monitor>,
     names: Vec<Py<PyString>>,
     schema: SchemaRef,
@@ -69,6 +73,8 @@ impl Reader {
             not_exact: reader.not_exact().map(str::to_owned),
             open: OfProcess::new(Mutex::new(Some(Open { reader, runtime }))),
             last_state: Mutex::default(),
+            taken: AtomicU64::new(0),
+            took: AtomicBool::new(false),
             schema,
         })
     }
@@ -87,6 +93,7 @@ impl Reader {
         arrived: impl Fn(&mut Open) -> Result<Option<T>>,
         poll: impl Fn(&mut Open) -> Result<Option<Result<Option<T>>>> + Sync,
     ) -> PyResult<Option<T>> {
+        self.took.store(false, Ordering::Relaxed);
         // Before any lock: in a forked child, a thread that no longer exists may hold it.
         check_fork().into_py(py)?;
         logging::deliver(py)?;
@@ -95,6 +102,7 @@ impl Reader {
             && let Some(open) = open.as_mut()
             && let Some(next) = arrived(open).into_py(py)?
         {
+            self.count_taken();
             return Ok(Some(next));
         }
         loop {
@@ -102,12 +110,23 @@ impl Reader {
                 check_fork()?;
                 self.open.lock().as_mut().map_or(Ok(Some(None)), |open| poll(open)?.transpose())
             });
+            // The epoch's own error comes before one of a handler of logs, which `close` calls.
+            let polled = polled.into_py(py)?;
+            if let Some(Some(_)) = polled {
+                self.count_taken();
+            }
             logging::deliver(py)?;
-            match polled.into_py(py)? {
+            match polled {
                 Some(next) => return Ok(next),
                 None => py.check_signals()?,
             }
         }
+    }
+
+    /// An element was taken. What fails from now on leaves it to [`Reader::give_back`].
+    fn count_taken(&self) {
+        self.taken.fetch_add(1, Ordering::Relaxed);
+        self.took.store(true, Ordering::Relaxed);
     }
 
     /// Whether the epoch has the columns of a schema. Metadata and nullability may differ.
@@ -158,7 +177,8 @@ impl Reader {
             let open = self.open.lock().take();
             if let Some(Open { reader, runtime }) = open {
                 self.iteration.store(reader.iteration().0, Ordering::Relaxed);
-                *self.last_state.lock() = Some(reader.position().and_then(|s| s.to_json()));
+                // Unless it is known already that there is none.
+                self.last_state.lock().get_or_insert_with(|| reader.position().and_then(|s| s.to_json()));
                 runtime.finish(async { tokio::time::timeout(timeout, reader.close()).await.is_ok() });
             }
         });
@@ -241,7 +261,30 @@ impl Reader {
         Ok(self.next_element(py)?.map(|batch| Batch { schema, batch }))
     }
 
-    /// The position of this reader, as JSON: the last element that it gave is part of it.
+    /// The last call failed, and the loop has got `delivered` elements of this reader. If one more was taken, it could not be
+    /// converted, or the thread was interrupted: no state counts it, and other readers of the job get it. The reader gives
+    /// nothing more then.
+    fn give_back(&self, py: Python<'_>, delivered: u64) {
+        let taken = self.taken.load(Ordering::Relaxed);
+        // An interrupt may have come before the reader was asked: then the loop has the last element.
+        if check_fork().is_err() || !self.took.swap(false, Ordering::Relaxed) || taken <= delivered {
+            return;
+        }
+        py.detach(|| {
+            if taken - delivered == 1
+                && let Some(open) = self.open.lock().as_mut()
+            {
+                return open.reader.give_back();
+            }
+            // The reader was closed meanwhile, or another thread took elements: the position counts the element.
+            *self.last_state.lock() = Some(Err(Error::failed_precondition(
+                "an element did not reach the loop while another thread read or closed the epoch: no state is known that does not \
+                 count this element; go on from an earlier state",
+            )));
+        });
+    }
+
+    /// The position of this reader, as JSON: the last element that it gave is part of it, unless it was given back.
     fn state(&self, py: Python<'_>) -> PyResult<String> {
         check_fork().into_py(py)?;
         let state = py.detach(|| {

@@ -7,6 +7,16 @@ from typing import Any
 KEEP = {"map", "with_columns", "select", "sleep", "burn", "inflate", "autocache", "shuffle", "prefetch", "parse_example"}
 
 
+def of_consumer(elements: int, consumer: tuple[int, int, str, str]) -> int:
+    """The number of elements of each consumer of a job whose epochs have `elements`. `consumer`: the number of consumers, which
+    one it is, `uneven` and `balance`.
+    """
+    count, _, uneven, balance = consumer
+    if balance != "none":
+        raise TypeError(f'under balance="{balance}" the number of elements depends on the lengths of the rows')
+    return -(-elements // count) if uneven == "pad" else elements // count
+
+
 class Cardinality:
     """The number of elements after each stage, and below a batch the number of their rows."""
 

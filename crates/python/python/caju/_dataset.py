@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _caju
 from ._bounds import Size
-from ._cardinality import Cardinality
+from ._cardinality import Cardinality, of_consumer
 from ._cluster import address_of, configured_bounds
 from ._epochs import Epochs
 from ._errors import InvalidPipeline
@@ -282,11 +282,15 @@ class Dataset(Stages, Epochs):
         return f"<caju.Dataset {' > '.join(names)}{where}>"
 
     def __len__(self) -> int:
-        """The number of elements of an epoch, where it follows from the definition. Elsewhere a `TypeError` says why not."""
+        """The number of elements of an epoch, where it follows from the definition. Elsewhere a `TypeError` says why not. Each
+        consumer (`num_consumers`) has its own elements alone.
+        """
         mode = self._service.mode if self._service else "dynamic"
         if mode != "dynamic":
             raise TypeError(f"under processing_mode=\"{mode}\" the number of elements depends on the workers")
-        return Cardinality.of(self._rows, self._tree()).elements()
+        elements = Cardinality.of(self._rows, self._tree()).elements()
+        consumer = self._service.consumer if self._service else None
+        return elements if consumer is None else of_consumer(elements, consumer)
 
     def __bool__(self) -> bool:
         return True
@@ -301,11 +305,13 @@ class Dataset(Stages, Epochs):
 
         return TorchDataset(self, **options)
 
-    def jax(self, device: Any = None) -> JaxView:
-        """The dataset as dicts of JAX arrays on a device."""
+    def jax(self, device: Any = None, *, world_size: int | None = None) -> JaxView:
+        """The dataset as dicts of JAX arrays on a device. `world_size=1`: this process reads all rows of the dataset, whatever other
+        processes `jax.distributed` has.
+        """
         from ._views import JaxView
 
-        return JaxView(self, device)
+        return JaxView(self, device, world_size=world_size)
 
     def arrow(self) -> ArrowView:
         """The dataset as pyarrow record batches, over the same memory."""

@@ -121,6 +121,7 @@ class DatasetIterator(Iterator[T], Generic[T]):
         self._ask_skipped = skipped  # None if no row may be skipped
         self._skipped: Skipped | None = None
         self._elements = 0
+        self._elements_before = 0  # those of them that came before the reader was opened
         self._exhausted = False
         self._stopped: str | None = None
         self._failure: Exception | None = refused
@@ -146,37 +147,45 @@ class DatasetIterator(Iterator[T], Generic[T]):
             if self._stopped is not None:
                 raise Cancelled(self._stopped)
             raise StopIteration
+        elements = self._elements
         try:
             element = self._take(reader)
+            if element is not None:
+                self._elements, self._loaded = elements + 1, None
+                return element
         except Exception as e:
+            self._give_back(reader, elements)
             self._failure = e
             self.close()
             raise
         except BaseException as e:  # Ctrl-C: no long waits
-            self._stopped = f"epoch {self._epoch} was interrupted ({type(e).__name__}) after {self._elements} elements"
+            self._give_back(reader, elements)
+            self._stopped = f"epoch {self._epoch} was interrupted ({type(e).__name__}) after {elements} elements"
             self._leave(0.2)
             raise
-        if element is None:
-            if self._stopped is not None:  # closed by another thread meanwhile
-                raise Cancelled(self._stopped)
-            self._exhausted = True
-            keep = self._keep
-            self.close()
-            if self._ask_skipped is not None:
-                said = self._ask_skipped(reader.iteration)
-                self._skipped = None if said is None else Skipped(*said)
-            del keep  # the cluster has to answer until here
-            raise StopIteration
-        self._elements += 1
-        self._loaded = None
-        return element
+        if self._stopped is not None:  # closed by another thread meanwhile
+            raise Cancelled(self._stopped)
+        self._exhausted = True
+        keep = self._keep
+        self.close()
+        if self._ask_skipped is not None:
+            said = self._ask_skipped(reader.iteration)
+            self._skipped = None if said is None else Skipped(*said)
+        del keep  # the cluster has to answer until here
+        raise StopIteration
+
+    def _give_back(self, reader: Reader, elements: int) -> None:
+        """A call failed before the loop got its element. If the reader had taken one by then, no state counts it."""
+        reader.give_back(elements - self._elements_before)
+        self._elements = elements
 
     def state_dict(self) -> dict[str, Any]:
         """The position of this iterator, for `load_state_dict` of an iterator of the same dataset, also in another process.
 
-        The elements that were given so far are before it, and what is left of the epoch behind it, whatever the order of
-        the elements. It consists of plain values, and does not depend on workers, ranks, batches or the cache. In a job of
-        several readers, such as ranks, the states of all of them at the same step are needed to go on.
+        The elements that `next` has returned are before it, and what is left of the epoch behind it, whatever the order of
+        the elements. If `next` raised, its element is behind it. It consists of plain values, and does not depend on workers,
+        ranks, batches or the cache. In a job of several readers, such as ranks, the states of all of them at the same step are
+        needed to go on.
 
         Functions of the dataset that draw from generators which are not caju's raise `Unimplemented` within an epoch.
         """
@@ -229,7 +238,8 @@ class DatasetIterator(Iterator[T], Generic[T]):
         alone = exhausted and not self._shared
         self._begin_again(union["epoch"], [] if alone else texts, not isinstance(state, Mapping), attempt, exhausted)
         # Within the epoch the reader has the state. Once another reader of the job has taken rows since, it names that reader.
-        self._elements, self._exhausted, self._loaded = union["elements"], exhausted, union if exhausted else None
+        self._elements = self._elements_before = union["elements"]
+        self._exhausted, self._loaded = exhausted, union if exhausted else None
         if exhausted:
             self.close()
 
@@ -284,7 +294,7 @@ class DatasetIterator(Iterator[T], Generic[T]):
                 "taken": EMPTY, "checksum": None,
             }
             self._begin_again(epoch, [json.dumps(begin)])
-        self._elements, self._exhausted = elements, exhausted
+        self._elements, self._elements_before, self._exhausted = elements, 0, exhausted
         if exhausted:
             self._loaded = json.loads(self._last.state()) | {"exhausted": True, "elements": elements, "checksum": None}
             self.close()

@@ -11,6 +11,7 @@ import json
 import sys
 import weakref
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any, NamedTuple
 
 from ._errors import FailedPrecondition
@@ -18,6 +19,12 @@ from ._iterator import DatasetIterator, record_final_state
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 """The two names under which Lightning is installed."""
+
+ROOTS = ("lightning.", "pytorch_lightning.", "lightning_fabric.")
+"""How the names of Lightning's modules begin."""
+
+LOADERS = ("torch.utils.data", "torchdata.")
+"""How the names of modules of loaders begin."""
 
 
 class Restored(NamedTuple):
@@ -72,6 +79,18 @@ def is_checkpoint() -> bool:
     frame = sys._getframe(2)
     inner = frame.f_back if frame.f_code.co_name == "<listcomp>" else frame
     return inner is not None and inner.f_code.co_name == "_state_dicts"
+
+
+def asks_for_length() -> bool:
+    """Whether Lightning asks for a length: of a dataset, or of a loader around it."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and _module(frame).startswith(LOADERS):
+        frame = frame.f_back
+    return frame is not None and _module(frame).startswith(ROOTS)
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
 
 
 def _classes(module: str, name: str) -> tuple[type, ...]:
@@ -173,4 +192,4 @@ class Feed(Iterator[Any]):
         record_final_state(self, getattr(self, "_ended", None))
 
 
-__all__ = ["Caller", "Feed", "caller", "is_checkpoint", "is_loader_check", "no_position"]
+__all__ = ["Caller", "Feed", "asks_for_length", "caller", "is_checkpoint", "is_loader_check", "no_position"]

@@ -11,11 +11,15 @@ from typing import Any, NamedTuple
 from . import _caju
 from ._cluster import LocalCluster, address_of, embedded, url_of
 from ._dataset import Dataset
-from ._errors import DeadlineExceeded, InvalidPipeline
+from ._errors import CajuError, DeadlineExceeded, InvalidPipeline
 from ._sources import _source
 
 _POLL_INTERVAL_S = 0.1
 """How often `wait` asks the dispatcher, in seconds: saves take seconds, and an answer costs a fraction of a millisecond."""
+
+
+_in_progress: set[Save] = set()
+"""Saves that the cluster of this process runs and that nobody waits for. They keep it until they are seen to have ended."""
 
 
 class SaveProgress(NamedTuple):
@@ -32,7 +36,7 @@ class SaveProgress(NamedTuple):
 
 class Save:
     """A save in progress. The dispatcher runs it, so it continues without this object, and without this process unless the
-    dispatcher is in it.
+    dispatcher is in it. The end of the process ends a save of its own.
     """
 
     def __init__(self, client: _caju.Client, url: str, keep: Any) -> None:
@@ -45,6 +49,8 @@ class Save:
     def progress(self) -> SaveProgress:
         """The current progress."""
         said = json.loads(self._client.save_status(self.url))
+        if said["state"] != "running":
+            _in_progress.discard(self)
 
         def known(name: str) -> int | None:
             return said[name] if said["state"] == "finished" else None
@@ -82,6 +88,15 @@ class Save:
         return f"<caju.Save {self.url}>"
 
 
+def _forget_ended() -> None:
+    """Lets go of clusters whose saves have ended."""
+    for one in list(_in_progress):
+        try:
+            one.progress  # noqa: B018, forgets one that has ended
+        except CajuError:  # the cluster was stopped, or belongs to the process that this one was forked from
+            _in_progress.discard(one)
+
+
 def save(
     dataset: Dataset,
     url: str | os.PathLike[str],
@@ -106,6 +121,7 @@ def save(
     else:
         keep = embedded()
         address = keep.address
+    is_embedded = service is None and known is None
     client = _caju.Client(address)
     here = isinstance(keep, LocalCluster)
     definition = dataset._json() if here else dataset._whole()
@@ -113,6 +129,9 @@ def save(
     out = Save(client, json.loads(begun)["url"], keep)
     if wait:
         out.wait()
+    elif is_embedded:
+        _forget_ended()
+        _in_progress.add(out)
     return out
 
 

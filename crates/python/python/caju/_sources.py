@@ -103,7 +103,10 @@ def zip(*datasets: Dataset) -> Dataset:  # noqa: A001  # tf.data's name
 def sample_from_datasets(
     datasets: Sequence[Dataset], weights: Sequence[float] | None = None, seed: int | None = None
 ) -> Dataset:
-    """Rows drawn from the datasets by weight (equal weights by default) until all datasets are at their end."""
+    """Rows drawn from the datasets by weight (equal weights by default) until all datasets are at their end.
+
+    A dataset may end with `repeat`, also without a count, if the rows of its splits are known before they are read.
+    """
     given = list(weights) if weights is not None else [1] * len(datasets)
     for i, weight in enumerate(given):
         if not isinstance(weight, (int, float)) and not hasattr(weight, "__float__"):
@@ -166,8 +169,18 @@ class _Registered(Dataset):
         return self.schema
 
     def _with(self, step: dict[str, Any]) -> Dataset:
-        raise InvalidPipeline(f"stages cannot be added to the registered dataset `{self._id}`; build the pipeline from its definition: "
-            "caju.from_yaml(dataset.to_yaml())")
+        raise self._fixed("given further stages")
+
+    def with_options(self, **options: Any) -> Dataset:
+        """Refused: the service has the options of the dataset with its definition."""
+        raise self._fixed("given other options", "; only the seed can be given here: caju.from_dataset_id(..., seed=7)")
+
+    def _fixed(self, what: str, possible: str = "") -> InvalidPipeline:
+        """The error of a change to what the service has."""
+        return InvalidPipeline(
+            f"the registered dataset `{self._id}` cannot be {what}{possible}; build the pipeline from its definition: "
+            "caju.from_yaml(dataset.to_yaml())"
+        )
 
     def _read(
         self,
@@ -205,6 +218,13 @@ def _child(dataset: Dataset) -> dict[str, Any]:
         listed = isinstance(dataset, (list, tuple)) and all(isinstance(d, Dataset) for d in dataset)
         hint = "; give the datasets as arguments of their own: `*datasets`" if listed else ""
         raise InvalidPipeline(f"{dataset!r} is not a caju.Dataset{hint}")
+    if isinstance(dataset, _Registered):
+        raise dataset._fixed("combined with other datasets")
+    if dataset._service is not None:
+        raise InvalidPipeline(
+            f"a dataset of the combination is distributed, to {dataset._service.address}, and the combined dataset would not be; call "
+            "distribute on the combined dataset, and combine the datasets as they were before"
+        )
     kept = {k: v for k, v in dataset._tree().items() if k in ("name", "source", "steps")}
     lost = set(dataset._options) - {"name"} - _DEFAULTS
     if lost:

@@ -14,7 +14,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from ._errors import FailedPrecondition, InvalidPipeline
 from ._iterator import _copy_of
-from ._lightning import Caller, Feed, caller, is_checkpoint, is_loader_check, no_position
+from ._lightning import Caller, Feed, asks_for_length, caller, is_checkpoint, is_loader_check, no_position
+from ._ranks import check_counted, check_shared, completed, of_torch
 from ._replicas import Replicas
 from ._views import refuse_nulls
 
@@ -57,15 +58,11 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
         replication: int = 1,
     ) -> None:
         super().__init__()
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            rank = torch.distributed.get_rank() if rank is None else rank
-            world_size = torch.distributed.get_world_size() if world_size is None else world_size
+        self._given = rank, world_size
+        self._rank, self._world_size = completed(rank, world_size, of_torch(torch))
         service = dataset._service
-        if (world_size or 1) > 1 and (service is None or not service.job_name):
-            raise InvalidPipeline(
-                f"rank {rank or 0} of {world_size}: every rank would read all rows; share them by "
-                'distribute("caju://host:7070", job_name="...") with the same name on every rank'
-            )
+        self._is_shared = service is not None and bool(service.job_name)
+        check_shared(self._is_shared, self._rank, self._world_size)
         if service is None:
             # Epochs are counted here, from 0: those that loops over the dataset itself have read, or other objects, are no part of them.
             dataset = dataset._copy()
@@ -73,12 +70,12 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
             # The workers of the loader need a common job.
             dataset = dataset._copy()
             dataset._service = service.renamed(f"torch-{uuid.uuid4().hex[:12]}")
-        self._replicas = Replicas(replication, rank or 0, world_size or 1)
+        self._replicas = Replicas(replication, self._rank, self._world_size)
         self._dataset = dataset
         self._copy = copy
         self._pin = pin_memory
-        self._rank, self._world_size = rank or 0, world_size or 1
         self._epochs = torch.zeros(PROCESSES, dtype=torch.int64).share_memory_()
+        self._placed_at = 0  # the epoch at which worker processes begin
         self._current: weakref.ref[DatasetIterator[Any] | Feed] | None = None
         self._ended: list[dict[str, Any] | Exception] = []
         self._to_load: dict[str, str] = {}
@@ -92,13 +89,28 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
         A job's epoch is read once: on a service, an epoch that was read has no rows left.
         """
         self._epochs.fill_(epoch)
+        self._placed_at = epoch
         self._is_placed, self._is_restored = True, bool(self._to_load)
         if self._dataset._service is None:
             self._dataset = self._dataset._copy()  # a new job, of which no epoch has been read
 
+    def _look_up_ranks(self) -> None:
+        """`torch.distributed` may have been initialised since this dataset was made. A worker process of a loader, where it is not,
+        has the ranks of its parent.
+        """
+        group = of_torch(torch)
+        if group is None or not self._replicas.is_alone:
+            return
+        ranks = completed(*self._given, group)
+        if ranks != (self._rank, self._world_size):
+            self._rank, self._world_size = ranks
+            self._replicas = Replicas(1, *ranks)
+
     def __iter__(self) -> Iterator[dict[str, Any]]:
         if is_loader_check():
             return iter(())
+        self._look_up_ranks()
+        check_shared(self._is_shared, self._rank, self._world_size)
         info = get_worker_info()
         place = 0 if info is None else 1 + info.id
         trainer = caller() if info is None else None
@@ -195,6 +207,7 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
 
         Lightning saves only what rank 0 returns, and asks all ranks. For its checkpoints each rank returns the states of all.
         """
+        self._look_up_ranks()
         if not (is_checkpoint() and self._world_size > 1 and torch.distributed.is_initialized()):
             return self._state()
         own: dict[str, Any] | Exception
@@ -214,7 +227,7 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
         """The position of this rank."""
         if get_worker_info() is not None:
             return {}  # in a worker process the position is that of its iterator
-        if self._epochs[1:].any():
+        if (self._epochs[1:] != self._placed_at).any():
             raise FailedPrecondition(
                 "worker processes of a DataLoader read this dataset, and their positions are not known here: use torchdata's "
                 "StatefulDataLoader, or num_workers=0 (caju computes on all cores without them)"
@@ -225,8 +238,10 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
         current = self._current() if self._current is not None else None
         if not self._replicas.reads:
             return {"epoch": int(self._epochs[0])}
-        states = self._ended if current is None else [current.state_dict()]
         name = f"{RANK}{self._rank}"
+        if current is None and self._is_placed:
+            return {"epoch": int(self._epochs[0]), name: ""}
+        states = self._ended if current is None else [current.state_dict()]
         if not states:
             if self._current is not None:
                 raise FailedPrecondition("the last loop over this dataset left no position")
@@ -250,15 +265,26 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
         self._attempt = attempt
         self._is_placed = self._is_restored = True
         self._epochs.zero_()
+        self._placed_at = 0
         self._epochs[0] = state["epoch"]
         self._current, self._ended = None, []
         if self._dataset._service is None:
             self._dataset = self._dataset._copy()  # a new job, of which no epoch has been read
 
     def __len__(self) -> int:
+        self._look_up_ranks()
+        service = self._dataset._service
+        consumer = None if service is None else service.consumer
+        if consumer is not None and consumer[0] > 1 and asks_for_length():
+            raise TypeError(
+                "Lightning ends an epoch at its length without asking for its end, and one of several consumers that leaves before "
+                "the end makes the others wait for it; give max_steps= where Lightning needs the number of steps"
+            )
+        check_counted(consumer is not None, self._replicas.num_readers)
         return len(self._dataset)
 
     def __getstate__(self) -> dict[str, Any]:
+        self._look_up_ranks()
         # A loop of this process stays here.
         return self.__dict__ | {"_current": None, "_ended": []}
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._errors import InvalidPipeline
 from ._iterator import DatasetIterator
+from ._ranks import check_counted, check_shared, completed, known_rank
 
 if TYPE_CHECKING:
     import pyarrow
@@ -48,14 +49,26 @@ class JaxView:
 
     Strings, bytes and dates stay NumPy; ragged columns are lists of arrays. As everywhere in JAX, 64-bit numbers become
     32-bit ones unless `jax_enable_x64` is set.
+
+    Several processes of `jax.distributed` (or `torch.distributed`) need a service and the same `job_name`: otherwise each would
+    read all rows, which is refused unless it says `world_size=1`.
     """
 
-    def __init__(self, dataset: Dataset, device: Any = None) -> None:
+    def __init__(self, dataset: Dataset, device: Any = None, *, world_size: int | None = None) -> None:
         self._dataset = dataset
         self._device = device
+        self._world_size = world_size
+
+    def _ranks(self) -> tuple[int, int]:
+        """The rank of this process, and how many there are."""
+        return completed(None, self._world_size, known_rank() if self._world_size is None else None)
 
     def __iter__(self) -> DatasetIterator[dict[str, Any]]:
         import jax
+
+        service = self._dataset._service
+        if service is None or not service.job_name:
+            check_shared(False, *self._ranks())
 
         def put(name: str, value: Any) -> Any:
             if isinstance(value, dict):
@@ -75,6 +88,9 @@ class JaxView:
         return self._dataset._open(take)
 
     def __len__(self) -> int:
+        service = self._dataset._service
+        if service is not None and service.job_name and service.consumer is None:
+            check_counted(False, self._ranks()[1])
         return len(self._dataset)
 
 

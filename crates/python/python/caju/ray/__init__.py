@@ -5,7 +5,7 @@
 ...     ds = caju.read_parquet("s3://bucket/train/*.parquet").batch(256).distribute(cluster, job_name="run-1")
 ...     for batch in ds: ...
 
-`pip install 'caju[ray]'` installs Ray with it.
+From a clone of the repository, `pip install '.[ray]'` installs Ray with it.
 """
 
 from ._cluster import RayCluster, RayStatus, RayWorker, start_cluster

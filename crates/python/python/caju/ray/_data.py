@@ -38,7 +38,8 @@ class CajuDatasource(Datasource):  # type: ignore[misc, unused-ignore]  # ray ma
         if service.consumer is not None:
             raise InvalidPipeline("num_consumers= has no meaning for Ray Data, which decides itself which task gets a row")
         self._dataset = dataset
-        self._schema = dataset.schema.arrow()
+        # The driver may not reach the source.
+        self._schema = dataset._schema_of_epochs().arrow()
 
     def get_name(self) -> str:
         """The name in Ray's plans."""
