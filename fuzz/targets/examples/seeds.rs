@@ -12,7 +12,7 @@ use caju_cache::{
     Cache, CacheOptions, Committed, Encoding, PartFacts, PutOutcome, ReadOptions, SnapshotDescription,
     write_plan_record,
 };
-use caju_fuzz::{CALLS, OF, SPLIT, corpus, part_input};
+use caju_fuzz::{CALLS, OF, PEER_CALLS, SPLIT, corpus, part_input};
 use caju_proto::v1;
 use caju_runtime::{Stores, SystemClock};
 use caju_types::{Error, SplitKey};
@@ -126,7 +126,36 @@ fn messages() {
     };
     let failure = v1::Failure { kind: "data loss".into(), message: "a file: it is damaged".into() };
     let definition_json = DEFINITION.to_string();
-    let calls: [(&str, Vec<u8>); 15] = [
+    let lagging = v1::ServeLaggingRequest { task_id: 1, request_no: 1, elements: 3, ..Default::default() };
+    let remainder = v1::AssignRemainderRequest {
+        task_id: 1,
+        wait_ms: 1,
+        elements: 1,
+        rows: 3,
+        batch_rows: 10,
+        lag: vec![1],
+        kinds: vec![v1::RemainderElement::default()],
+        row_widths: vec![7],
+        ..Default::default()
+    };
+    let rounds = v1::NextRoundsRequest {
+        client_id: 1,
+        iteration_id: 1,
+        wait_ms: 1,
+        request_no: 1,
+        position: 2,
+        waiting: vec![v1::TaskElements { task_id: 1, elements: 4 }],
+        recent: vec![v1::RoundStep::default()],
+        ..Default::default()
+    };
+    let boundaries = vec![v1::LearntBoundaries { stage: 0, boundaries: vec![8, 16], rows: 100 }];
+    let learnt = v1::ReportBoundariesRequest {
+        worker_id: 1,
+        dataset: "a".into(),
+        stages: boundaries,
+        ..Default::default()
+    };
+    let calls: [(&str, Vec<u8>); 19] = [
         (
             "RegisterWorker",
             v1::RegisterWorkerRequest { address: "127.0.0.1:9".into(), cores: 2, ..Default::default() }
@@ -219,10 +248,16 @@ fn messages() {
         ("GetSave", v1::GetSaveRequest { url: "memory://fuzz/saves/a".into() }.encode_to_vec()),
         ("GetStatus", Vec::new()),
         ("GetWorkerStatus", Vec::new()),
+        ("ServeBehind", lagging.encode_to_vec()),
+        ("DealTail", remainder.encode_to_vec()),
+        ("NextRounds", rounds.encode_to_vec()),
+        ("ReportBoundaries", learnt.encode_to_vec()),
     ];
-    for (name, body) in calls {
-        let call = CALLS.iter().position(|c| *c == name).unwrap();
-        save("message", &format!("good-{name}"), &[&[u8::try_from(call).unwrap()][..], &body].concat());
+    for (target, names) in [("message", &CALLS[..]), ("peer", &PEER_CALLS[..])] {
+        for (at, name) in (0u8..).zip(names) {
+            let (_, body) = calls.iter().find(|(call, _)| call == name).unwrap();
+            save(target, &format!("good-{name}"), &[&[at][..], body].concat());
+        }
     }
     let schema = schema_to_ipc(&rows().schema()).unwrap();
     save("messages", "good-schema", &schema);

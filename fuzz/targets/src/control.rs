@@ -32,7 +32,7 @@ use tonic::{Request, Status};
 use crate::environment::{POOL, REGISTRY, STORES, block_on, context};
 
 /// The dispatcher's calls, by the first byte of an input. New ones go to the end, so that seeds keep their meaning.
-pub const CALLS: [&str; 15] = [
+pub const CALLS: [&str; 19] = [
     "RegisterWorker",
     "WorkerHeartbeat",
     "GetTask",
@@ -48,6 +48,10 @@ pub const CALLS: [&str; 15] = [
     "GetSave",
     "GetStatus",
     "GetWorkerStatus",
+    "ServeBehind",
+    "DealTail",
+    "NextRounds",
+    "ReportBoundaries",
 ];
 
 struct Cluster {
@@ -80,7 +84,7 @@ async fn start() -> Cluster {
     Cluster { _dispatcher: dispatcher, worker, channel, at_worker }
 }
 
-async fn connect(address: &str) -> Channel {
+pub(crate) async fn connect(address: &str) -> Channel {
     Channel::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap()
 }
 
@@ -91,7 +95,7 @@ pub(crate) fn flight(data: &[u8]) {
         let command = || Request::new(FlightDescriptor::new_cmd(data.to_vec()));
         answered(client.get_flight_info(command()).await);
         answered(client.get_schema(command()).await);
-        still_serves(cluster).await;
+        still_serves(&cluster.channel).await;
     });
 }
 
@@ -113,7 +117,7 @@ pub(crate) fn ticket(data: &[u8]) {
                 }
             }
         }
-        still_serves(cluster).await;
+        still_serves(&cluster.channel).await;
     });
 }
 
@@ -134,15 +138,20 @@ pub(crate) fn message(data: &[u8]) {
     let service = if name == "GetWorkerStatus" { "Worker" } else { "Dispatcher" };
     let channel = if service == "Worker" { &cluster.at_worker } else { &cluster.channel };
     block_on(async {
-        let mut client = Grpc::new(channel.clone());
-        client.ready().await.unwrap();
-        let path = PathAndQuery::try_from(format!("/caju.v1.{service}/{name}")).unwrap();
-        answered(client.unary(Request::new(Bytes::copy_from_slice(body)), path, Raw).await);
-        still_serves(cluster).await;
+        make_call(channel, service, name, body).await;
+        still_serves(&cluster.channel).await;
     });
 }
 
-fn answered<T>(answer: Result<T, Status>) -> Option<T> {
+/// Makes a call with these bytes as its message.
+pub(crate) async fn make_call(channel: &Channel, service: &str, name: &str, body: &[u8]) {
+    let mut client = Grpc::new(channel.clone());
+    client.ready().await.unwrap();
+    let path = PathAndQuery::try_from(format!("/caju.v1.{service}/{name}")).unwrap();
+    answered(client.unary(Request::new(Bytes::copy_from_slice(body)), path, Raw).await);
+}
+
+pub(crate) fn answered<T>(answer: Result<T, Status>) -> Option<T> {
     answer.inspect_err(no_defect).ok()
 }
 
@@ -156,8 +165,8 @@ fn no_defect(status: &Status) {
     assert!(error.kind() != ErrorKind::Internal, "a defect of ours: {status:?}");
 }
 
-async fn still_serves(cluster: &Cluster) {
-    let mut client = DispatcherClient::new(cluster.channel.clone());
+pub(crate) async fn still_serves(dispatcher: &Channel) {
+    let mut client = DispatcherClient::new(dispatcher.clone());
     client.get_status(v1::GetStatusRequest {}).await.expect("the dispatcher serves other calls");
 }
 
@@ -230,16 +239,38 @@ pub(crate) fn decode(data: &[u8]) {
         RegisterWorkerRequest,
         RegisterWorkerResponse,
         WorkerHeartbeatRequest,
+        TunedSetting,
+        TaskServed,
+        SharedUse,
+        WorkerUsage,
+        SharingUsage,
         WorkerHeartbeatResponse,
+        BoundariesToLearn,
+        ReportBoundariesRequest,
+        ReportBoundariesResponse,
+        LearntBoundaries,
         TaskPlan,
         GetTaskRequest,
         GetTaskResponse,
         TaskDef,
         SplitLease,
         RowRange,
+        RowChecksum,
         NextSplitsRequest,
         NextSplitsResponse,
+        ServeLaggingRequest,
+        ServeLaggingResponse,
+        AssignRemainderRequest,
+        AssignRemainderResponse,
+        RemainderPiece,
+        RemainderElement,
+        NextRoundsRequest,
+        TaskElements,
+        RoundOrder,
+        RoundStep,
+        NextRoundsResponse,
         FinishTaskRequest,
+        SplitCount,
         FinishTaskResponse,
         DrainWorkerRequest,
         DrainWorkerResponse,
@@ -248,15 +279,25 @@ pub(crate) fn decode(data: &[u8]) {
         GetDatasetRequest,
         GetDatasetResponse,
         OpenIterationRequest,
+        Attempt,
+        ReaderState,
+        ReadingBase,
+        ReaderRows,
+        ConsumerSteps,
+        ListedSplits,
         StartSaveRequest,
         GetSaveRequest,
         SaveStatus,
         OpenIterationResponse,
+        EpochDraws,
+        Learning,
         TaskInfo,
         ClientHeartbeatRequest,
+        TaskCounts,
         LostTask,
         SplitRows,
         ClientHeartbeatResponse,
+        Incomplete,
         CloseClientRequest,
         CloseClientResponse,
         StageStats,
@@ -266,13 +307,16 @@ pub(crate) fn decode(data: &[u8]) {
         SplitModes,
         GetStatusRequest,
         GetStatusResponse,
+        ScalingStatus,
+        JobWorkers,
+        CacheSize,
         WorkerStatus,
+        ReaderStatus,
+        SplitStates,
         JobStatus,
         GetWorkerStatusRequest,
         GetWorkerStatusResponse,
         TaskStatus,
-        SplitCount,
-        Incomplete,
     );
     if let Some(failure) = round::<v1::Failure>(data) {
         let error = Error::from(&failure);
@@ -295,5 +339,54 @@ pub(crate) fn decode(data: &[u8]) {
         if let Err(e) = schema_from_ipc(message) {
             assert!(!e.message().is_empty());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{CALLS, PEER_CALLS};
+
+    const PROTO: &str = include_str!("../../../proto/caju/v1/caju.proto");
+
+    /// The words behind a keyword at the beginning of a line.
+    fn named(keyword: &str) -> Vec<&'static str> {
+        let lines = PROTO.lines().filter_map(|l| l.trim().strip_prefix(keyword)?.split([' ', '(']).next());
+        let names: Vec<_> = lines.collect();
+        assert!(names.len() > 15, "{names:?}");
+        names
+    }
+
+    #[test]
+    fn every_call_and_every_message_of_the_protocol_is_fuzzed() {
+        let here = include_str!("control.rs");
+        for name in named("rpc ") {
+            assert!(CALLS.contains(&name), "no input calls {name}");
+        }
+        for name in named("message ") {
+            let is_decoded =
+                here.contains(&format!("        {name},\n")) || here.contains(&format!("v1::{name}>"));
+            assert!(is_decoded, "no input is read as {name}");
+        }
+    }
+
+    #[test]
+    fn every_call_with_a_secret_of_a_worker_or_of_a_client_is_made_by_known_peers() {
+        // The secrets of these are not of a worker that runs a task, or of a client of an epoch.
+        let others = ["RegisterWorkerRequest", "TaskDef", "ReportBoundariesRequest"];
+        let with_secrets = PROTO.split("\nmessage ").skip(1).filter(|m| {
+            let body = m.split("\n}").next().unwrap_or_default();
+            body.contains(" bytes secret = ")
+        });
+        let names = with_secrets.filter_map(|m| m.split(' ').next()).filter(|n| n.ends_with("Request"));
+        let calls = |name: &&str| {
+            let rpc = PROTO.lines().find(|l| l.contains(&format!("({name})")));
+            rpc.and_then(|l| l.trim().strip_prefix("rpc ")?.split('(').next()).unwrap_or("none")
+        };
+        let missing: Vec<_> = names
+            .filter(|n| !others.contains(n))
+            .map(|n| calls(&n))
+            .filter(|call| !PEER_CALLS.contains(call))
+            .collect();
+        assert!(missing.is_empty(), "{missing:?}");
     }
 }

@@ -19,6 +19,7 @@ mod frame;
 mod image;
 pub mod mutate;
 mod part;
+mod peer;
 mod pipeline;
 mod profile;
 mod record;
@@ -26,6 +27,7 @@ mod record;
 pub use control::CALLS;
 pub use environment::{DEADLINE, corpus, seeds};
 pub use part::input as part_input;
+pub use peer::PEER_CALLS;
 pub use record::{OF, SPLIT};
 
 /// The most bytes that one input may have allocated at any moment, beyond what was allocated before it. Decoded images
@@ -42,7 +44,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 19] = [
+pub const TARGETS: [Target; 20] = [
     Target { name: "arrow", one: files::arrow },
     Target { name: "csv", one: files::csv },
     Target { name: "example", one: example::one },
@@ -56,6 +58,7 @@ pub const TARGETS: [Target; 19] = [
     Target { name: "messages", one: control::decode },
     Target { name: "parquet", one: files::parquet },
     Target { name: "part", one: part::one },
+    Target { name: "peer", one: peer::one },
     Target { name: "pipeline", one: pipeline::one },
     Target { name: "profile", one: profile::one },
     Target { name: "record", one: record::one },

@@ -107,5 +107,5 @@ macro_rules! targets {
 
 targets!(
     arrow, csv, example, expression, flight, frame, image, json, memory, message, messages, parquet, part,
-    pipeline, profile, record, tar, tfrecord, ticket,
+    peer, pipeline, profile, record, tar, tfrecord, ticket,
 );
