@@ -10,7 +10,7 @@ UNSUPERVISED = re.compile(
     r"|\bthread\s*::\s*(?:spawn\b|Builder\b|\{[^;]*?\b(?:spawn|Builder)\b)"
     r"|\b(?:JoinSet|AbortOnDropHandle|TaskTracker)\b|\bHandle\s*::\s*current\s*\(\s*\)\s*\.\s*spawn\w*"
     r"|\bdrop\s*\(\s*[\w.()&*:]*\.\s*spawn\w*(?=\s*\()"
-    r"|\blet\s+_\s*=[^;]*?\.\s*spawn\w*(?=\s*\()")
+    r"|\blet\s+(?:mut\s+)?_\w*\s*(?::[^=;]*)?=[^;]*?\.\s*spawn\w*(?=\s*\()")
 
 
 def unsupervised_lines(text):

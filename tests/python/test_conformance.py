@@ -39,10 +39,11 @@ def test_ops_02_off_gives_each_value_once_per_worker(cluster, threads):
     assert [sorted(column(p, "id")) for p in parts] == [list(range(10))] * 3
 
 
+@pytest.mark.parametrize("shuffle", [100, {"buffer": 100, "seed": 10}], ids=["no_seed", "seed"])
 @THREADS
-def test_ops_07_shuffles_of_two_workers_differ_under_off(cluster, threads):
+def test_ops_07_shuffles_of_two_workers_differ_under_off(cluster, threads, shuffle):
     c = cluster(workers=2)
-    definition = {"source": {"range": 100}, "steps": [{"shuffle": 100}]}
+    definition = {"source": {"range": 100}, "steps": [{"shuffle": shuffle}]}
     one, two = off_parts(c.dispatcher.address, definition, threads)
     one, two = column(one, "id"), column(two, "id")
     assert sorted(one) == sorted(two) == list(range(100))
@@ -116,12 +117,30 @@ def test_dyn_13_samples_follow_the_weights(cluster):
     assert chi < 20, counts
 
 
-def test_dyn_13_an_endless_dataset_of_a_sample_is_refused(caju, tmp_path):
-    endless = {"source": {"range": 50}, "steps": [{"repeat": {}}]}
+@pytest.mark.parametrize("weights", [[0.6, 0.3, 0.1], [1, 1, 1], [1, 2, 7]], ids=str)
+def test_dyn_13_endless_datasets_of_a_sample_follow_the_weights(cluster, weights):
+    c = cluster(workers=3)
+    part = lambda k: {"source": {"range": 4**k}, "steps": [{"map": {"k": str(k)}}, {"repeat": {}}]}
+    source = {"sample": {"datasets": [part(0), part(1), part(2)], "weights": weights}}
+    for rows in (200, 3000):
+        _, batches = read_flight(c.dispatcher.address, {"source": source, "steps": [{"take": rows}]}, job=f"take-{rows}")
+        kinds = column(batches, "k")
+        counts = [kinds.count(k) for k in range(3)]
+        assert sum(counts) == rows
+        expected = [rows * w / sum(weights) for w in weights]
+        assert sum((n - e) ** 2 / e for n, e in zip(counts, expected)) < 20, counts
+        if weights[0] == 0.6:
+            assert counts[0] > counts[1] > counts[2]
+
+
+def test_dyn_13_a_repeated_dataset_whose_rows_are_not_known_is_refused(caju, tmp_path):
+    (tmp_path / "x.csv").write_text("id\n1\n")
+    endless = {"source": {"csv": "x.csv"}, "steps": [{"repeat": {}}]}
     source = {"sample": {"datasets": [endless, {"source": {"range": 50}}], "weights": [0.5, 0.5]}}
     file = write_pipeline(tmp_path, {"source": source, "steps": [{"take": 20}]})
     errors = caju("run", file, code=2).stderr
-    assert "source.sample.datasets[0].steps[0].repeat" in errors and "put `repeat` after the `sample`" in errors
+    assert "source.sample.datasets[0].source: a `sample` with a `repeat` inside of it" in errors
+    assert "or put `repeat` after the `sample`" in errors
 
 
 def test_dyn_17_concatenation_in_order(cluster):
@@ -129,15 +148,6 @@ def test_dyn_17_concatenation_in_order(cluster):
     source = {"concatenate": [{"source": {"range": 100}}, {"source": {"range": {"start": 100, "end": 200}}}]}
     _, batches = read_flight(c.dispatcher.address, {"source": source, "deterministic": True})
     assert column(batches, "id") == list(range(200))
-
-
-def test_det_02_source_order_without_shuffle(cluster):
-    c = cluster(workers=1)
-    for drop, count in ((False, 117), (True, 116)):
-        definition = {"source": {"range": 117}, "steps": [{"batch": {"size": 4, "drop_remainder": drop}}],
-                      "deterministic": True}
-        _, batches = read_flight(c.dispatcher.address, definition)
-        assert column(batches, "id") == list(range(count))
 
 
 def test_det_03_shuffles_move_most_rows_and_depend_on_the_seed(cluster):
@@ -168,7 +178,7 @@ def test_cli_06_a_reader_that_stops_early_does_not_hold_up_the_worker(cluster):
     c.workers[0].stop()
 
 
-def test_ops_04_a_handle_gives_five_ordered_passes(cluster):
+def test_ops_04_five_epochs_of_a_job_are_ordered_passes(cluster):
     c = cluster(workers=1)
     passes = [read_flight(c.dispatcher.address, {"source": {"range": 10}}, job="five", epoch=e)[1] for e in range(5)]
     assert [column(p, "id") for p in passes] == [list(range(10))] * 5

@@ -108,6 +108,16 @@ def test_shf_04_datasets_are_taken_whole_or_several_times():
     assert Counter(values(mixed)) == Counter(values(repeated))
 
 
+def test_shf_04_a_dataset_may_be_repeated_where_it_is_sampled():
+    mixed = cj.sample_from_datasets([cj.range(3).repeat(4), cj.range(3, 5)], [2, 1])
+    assert Counter(values(mixed)) == Counter({0: 4, 1: 4, 2: 4, 3: 1, 4: 1})
+    endless = cj.sample_from_datasets([cj.range(3).repeat(), cj.range(3, 5).repeat()], [1, 1]).take(100)
+    counts = Counter(values(endless))
+    assert sum(counts.values()) == 100 and set(counts) == set(range(5))
+    with pytest.raises(cj.InvalidPipeline, match="infinite dataset"):
+        cj.sample_from_datasets([cj.range(3).repeat()]).save("memory://nowhere/endless")
+
+
 def test_shf_05_rows_of_datasets_that_are_not_taken_whole_come_equally_often():
     epochs = 300
     chosen = cj.range(2).repeat(2).shuffle(4, seed=3).take(3)

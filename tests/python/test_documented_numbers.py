@@ -90,7 +90,7 @@ ROWS = [
     (CLI, r"the dispatcher's `--worker-wait` \((N) by default", f"{FLAGS}/service.rs", "worker_wait"),
     (CLI, r"its own `--worker-wait` \((N)\)", f"{FLAGS}/mod.rs", "worker_wait"),
     (GUARANTEES, r"\(a heartbeat, (N) by default\)", f"{FLAGS}/service.rs", "heartbeat"),
-    (GUARANTEES, "of rows above (N) only the first", "crates/engine/src/row_checks.rs", r"const LARGE_ROW_BYTES: usize = (N);"),
+    (GUARANTEES, "of rows above (N) \\(the mean of a chunk\\) only the first", "crates/engine/src/row_checks.rs", r"const LARGE_ROW_BYTES: usize = (N);"),
     (CACHING, r"the memory tier \((N)\) has space", "cache/src/options.rs", r"memory_tier_bytes: (N),"),
     (CACHING, r"A budget below (N), in which", "cache/src/options.rs", r"MIN_BUDGET_BYTES: u64 = (N);"),
     (CACHING, r"its lease has not changed for (N),", "cache/src/options.rs", r"lease_ttl: Duration::(N),"),

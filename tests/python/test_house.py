@@ -89,6 +89,8 @@ fn fs(io: u64, env: u64) -> u64 { io + env }
     ('drop(tasks.spawn("x", f));', "drop(tasks.spawn"),
     ('drop(\n    self.tasks.clone().spawn("x", f),\n);', "drop( self.tasks.clone().spawn"),
     ('let _ = tasks.spawn("x", f);', "let _ = tasks.spawn"),
+    ('let _task = tasks.spawn("x", f);', "let _task = tasks.spawn"),
+    ('let _task: Task<()> =\n    self.tasks.spawn_graceful("x", f);', "let _task: Task<()> = self.tasks.spawn_graceful"),
 ])
 def test_work_whose_failure_nobody_notices_is_found(line, what):
     before = "//! tokio::spawn is banned.\nfn f() {\n"
@@ -100,6 +102,8 @@ def test_work_whose_failure_nobody_notices_is_found(line, what):
 
 @pytest.mark.parametrize("line", [
     'let task = tasks.spawn("x", f);',
+    'let my_task = tasks.spawn("x", f);',
+    'let _guard = lock(); let task = tasks.spawn("x", f);',
     'tasks.background("x", log_failure, f);',
     'tasks.spawn_graceful("x", f).await.unwrap_or_else(log_failure);',
     'blocking("x", work).await?;',

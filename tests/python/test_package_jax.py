@@ -66,6 +66,22 @@ def test_nulls_have_no_place():
         list(cj.from_arrow(pa.table({"a": [1, None]})).batch(2).jax())
 
 
+def test_a_batch_that_could_not_be_converted_is_in_no_state():
+    import pyarrow as pa
+
+    rows = cj.from_arrow(pa.table({"id": range(6), "a": pa.array([1, 2, None, 4, 5, 6], pa.int32())}))
+    rows = rows.batch(2).with_options(deterministic=True)
+    epoch = iter(rows.jax())
+    assert next(epoch)["id"].tolist() == [0, 1]
+    with pytest.raises(cj.InvalidPipeline, match="coalesce"):
+        next(epoch)
+    state = epoch.state_dict()
+    assert state["elements"] == 1
+    again = iter(rows)
+    again.load_state_dict(state)
+    assert [b["id"].tolist() for b in again] == [[2, 3], [4, 5]]
+
+
 def test_ragged_columns_are_lists_of_arrays():
     import pyarrow as pa
 

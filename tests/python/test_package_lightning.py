@@ -142,6 +142,19 @@ def test_a_stateful_loader_keeps_its_position_for_lightning(tmp_path, kind):
     assert rows_of(first, Trained(tmp_path, loader(), goes_on=True)) == list(range(2_000))
 
 
+def test_lightning_gets_no_length_of_one_of_several_consumers():
+    """It would end an epoch there without asking for its end, and leave before the others."""
+    sized_len = pytest.importorskip("lightning.fabric.utilities.data").sized_len
+
+    def data(count):
+        rows = cj.range(2_000).batch(16).distribute("h:1", job_name="j", num_consumers=count, consumer_index=0)
+        return rows.torch(rank=0, world_size=count)
+
+    assert len(data(2)) == 62 and len(data(1)) == 125
+    assert [sized_len(loader) for loader in (data(2), DataLoader(data(2), batch_size=None))] == [None, None]
+    assert [sized_len(loader) for loader in (data(1), DataLoader(data(1), batch_size=None))] == [125, 125]
+
+
 def test_batches_of_a_loader_that_lightning_holds_back_are_refused(tmp_path):
     data = cj.range(2_000).filter("id >= 0").torch()
     Trained(tmp_path, DataLoader(data, batch_size=16), max_steps=3)

@@ -80,6 +80,25 @@ def test_a_file_that_was_cut_between_two_epochs_is_reported(on, caplog, tmp_path
     assert "files of the source are others than in epoch 1, in 2 splits as before" in changed.getMessage()
 
 
+def test_a_reader_that_finds_its_epoch_read_is_reported(caplog):
+    with cj.LocalCluster() as cluster:
+        def epoch(rows):
+            return iter(cj.range(rows).batch(10).distribute(cluster, job_name=f"of-{rows}"))
+
+        first = epoch(100)
+        assert len([next(first) for _ in range(4)]) == 4
+        state = first.state_dict()
+        assert len(list(first)) == 6
+        late = epoch(100)
+        late.load_state_dict(state)
+        assert len(list(late)) == 6
+        assert list(epoch(0)) == [] and list(epoch(0)) == [], "there were no rows"
+        assert "gave this reader nothing" not in caplog.text
+        assert list(epoch(100)) == []
+    [warned] = [r for r in caplog.records if "gave this reader nothing" in r.getMessage()]
+    assert warned.levelno == logging.WARNING and "epoch 0 of job `of-100`" in warned.getMessage()
+
+
 def test_what_a_loop_raises_is_not_reported_twice():
     done = python("""
 import caju
@@ -131,6 +150,36 @@ def test_handlers_may_use_caju(caplog):
         assert handler.rows == 3
     finally:
         logger.removeHandler(handler)
+
+
+def test_a_handler_may_stop_the_cluster_while_a_worker_starts():
+    """What another thread may do, too, and a signal handler: here it comes for certain before the worker is one of the cluster's."""
+
+    class Handler(logging.Handler):
+        workers = None
+
+        def emit(self, record):
+            if self.workers is None:
+                self.workers = cluster.workers
+                cluster.stop()
+
+    cluster = cj.LocalCluster()
+    before = cluster.workers
+    handler, logger = Handler(), logging.getLogger("caju")
+    logger.setLevel(logging.DEBUG)
+    _logging.sync_level()
+    logger.addHandler(handler)
+    try:
+        with pytest.raises(cj.FailedPrecondition, match="the cluster was stopped"):
+            cluster.add_worker()
+    finally:
+        logger.removeHandler(handler)
+    assert len(before) == 1 and handler.workers == before, "those of before"
+    assert cluster.workers == []
+    with pytest.raises(cj.FailedPrecondition, match="the cluster was stopped"):
+        cluster.add_worker()
+    with pytest.raises(cj.Unavailable):
+        list(cj.range(3).distribute(cluster, connect_timeout=0.2))
 
 
 def test_more_events_than_are_kept_are_counted(caplog):

@@ -193,7 +193,10 @@ def test_num_consumers_gives_every_rank_as_many_steps():
     with cj.LocalCluster(workers=2) as cluster:
         for uneven, steps in ((None, 26), ("drop", 26), ("pad", 27)):
             with cj.start_dispatcher() as dispatcher, cj.start_worker(dispatcher), cj.start_worker(dispatcher):
-                got = ranks(cj.range(2_635).shuffle(100).batch(25), dispatcher, 4, uneven, epochs=2)
+                rows = cj.range(2_635).shuffle(100).batch(25)
+                got = ranks(rows, dispatcher, 4, uneven, epochs=2)
+            own = {"num_consumers": 4, "consumer_index": 1, "uneven": uneven}
+            assert len(rows.distribute("h:1", job_name="ranks", **own)) == steps
             for epoch in range(2):
                 assert [len(rank[epoch][0]) for rank in got] == [steps] * 4
                 assert sum(rank[epoch][1] for rank in got) == (2 if uneven == "pad" else 0)
@@ -268,7 +271,7 @@ def test_cli_09_a_prefetcher_restarts_and_can_be_shut_down_twice(dispatcher):
         next(epoch)
 
 
-LIMITED = """
+COMPUTED = """
 import resource
 import caju
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
@@ -277,10 +280,58 @@ assert len(kept) == 200 and sorted(int(i) for b in kept for i in b["id"]) == lis
 print("kept", len(kept))
 """
 
+IN_SHARED_MEMORY = """
+import resource, sys
+import numpy as np
+import caju
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+rows = caju.range(8_000_000).batch(40_000).with_options(deterministic=True)
+epoch = iter(rows.distribute(sys.argv[1], job_name="kept", sharing="exact"))
+kept = list(epoch)
+assert np.array_equal(np.concatenate([batch["id"] for batch in kept]), np.arange(8_000_000))
+assert epoch.stats.mapped_bytes > 100 * 40_000 * 8, epoch.stats
+print("kept", len(kept))
+"""
+
+IN_MAPPED_PARTS = """
+import pathlib, resource, sys
+import caju
+rows = caju.read_csv(f"{sys.argv[1]}/*.csv", schema={"id": "int64"}).autocache("ids").batch(1000).with_options(deterministic=True)
+with caju.LocalCluster(workers=1, cpu_threads=1, cache=f"{sys.argv[1]}/cache") as cluster:
+    epochs = rows.distribute(cluster, job_name="kept", policy="hint:ids", epochs=2)
+    assert sum(len(batch["id"]) for batch in epochs) == 200_000
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+    kept = list(epochs)
+    assert [int(i) for batch in kept for i in batch["id"]] == list(range(200_000))
+    maps = [line.split()[-1] for line in pathlib.Path("/proc/self/maps").read_text().splitlines()]
+    mapped = {name for name in maps if name.startswith(f"{sys.argv[1]}/cache/")}
+    assert 0 < len(mapped) <= 25, mapped
+    print("kept", len(kept))
+"""
+
+
+def keep(script, *arguments):
+    """Runs a program that keeps its batches; what it says at its end."""
+    done = subprocess.run([sys.executable, "-c", script, *map(str, arguments)], capture_output=True, text=True,
+                          timeout=PATIENCE_S, check=False)
+    assert done.stdout == "kept 200\n", done.stderr
+
 
 def test_cli_10_batches_that_are_kept_take_no_open_files():
-    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    assert done.stdout == "kept 200\n", done.stderr
+    keep(COMPUTED)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such files")
+def test_cli_10_batches_in_shared_memory_that_are_kept_take_no_open_files(cluster):
+    keep(IN_SHARED_MEMORY, cluster(workers=1).dispatcher.address)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems map no parts")
+def test_cli_10_batches_of_mapped_parts_that_are_kept_leave_most_open_files_to_others(tmp_path):
+    for n in range(200):
+        ids = range(n * 1000, (n + 1) * 1000)
+        (tmp_path / f"{n:03}.csv").write_text("\n".join(["id", *map(str, ids)]) + "\n")
+    keep(IN_MAPPED_PARTS, tmp_path)
 
 
 # ---- what cannot be shipped ----------------------------------------------------------------------------------------

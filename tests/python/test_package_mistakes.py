@@ -226,6 +226,9 @@ def test_a_pool_whose_pipe_is_gone_says_nothing(tmp_path):
 
 # ---- arguments of another kind --------------------------------------------------------------------------------------
 
+AWAY = cj.range(3).distribute("h:1")
+REGISTERED = cj.from_dataset_id("h:1", "x")
+
 
 @pytest.mark.parametrize(("mistake", "says"), [
     (lambda: cj.read_parquet(""), "the path is empty"),
@@ -236,6 +239,14 @@ def test_a_pool_whose_pipe_is_gone_says_nothing(tmp_path):
     (lambda: cj.concatenate([cj.range(3), cj.range(4)]), "arguments of their own"),
     (lambda: cj.zip((cj.range(3),)), "arguments of their own"),
     (lambda: cj.range(3).concatenate(range(3)), "is not a caju.Dataset"),
+    (lambda: cj.concatenate(cj.range(3), AWAY), "distributed, to h:1.*distribute on the combined"),
+    (lambda: AWAY.concatenate(cj.range(3)), "distributed, to h:1.*distribute on the combined"),
+    (lambda: cj.zip(AWAY, cj.range(3)), "distributed, to h:1.*distribute on the combined"),
+    (lambda: cj.sample_from_datasets([cj.range(3), AWAY]), "distributed, to h:1.*distribute on the combined"),
+    (lambda: cj.concatenate(REGISTERED, cj.range(3)), "registered dataset `x` cannot be combined.*to_yaml"),
+    (lambda: REGISTERED.with_options(seed=7), r"registered dataset `x` cannot be given other options.*from_dataset_id\(..., seed=7\)"),
+    (lambda: REGISTERED.with_options(), "registered dataset `x` cannot be given other options"),
+    (lambda: REGISTERED.batch(2), "registered dataset `x` cannot be given further stages.*to_yaml"),
     (lambda: iter(cj.range(3)).load_state_dict(None), "None is not a state"),
     (lambda: iter(cj.range(3)).load_state_dict(3), "3 is not a state"),
     (lambda: iter(cj.range(3)).load_state_dict("state"), "'state' is not a state"),

@@ -179,6 +179,16 @@ def test_mistakes(local_ray, arguments, part):
         caju.ray.start_cluster(**arguments)
 
 
+def test_ray_data_reads_a_source_that_the_driver_does_not_reach(local_ray, monkeypatch):
+    def schema(_):
+        raise cj.NotFound("the driver does not reach the source")
+
+    monkeypatch.setattr(cj.Dataset, "schema", property(schema))
+    with caju.ray.start_cluster(1) as cluster:
+        rows = caju.ray.read(cj.range(100).map(x="id * 2").batch(10).distribute(cluster), override_num_blocks=2)
+        assert rows.schema().names == ["x"] and rows.sum("x") == 2 * sum(range(100))
+
+
 def test_ray_data_reads_and_writes(local_ray, tmp_path):
     with pytest.raises(cj.InvalidPipeline, match="distribute"):
         caju.ray.read(cj.range(3))

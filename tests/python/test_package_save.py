@@ -1,9 +1,12 @@
 """Saves and loads from Python, by their ids in docs/conformance.md where they have one."""
 
+import gc
+
 import numpy as np
 import pytest
 
 import caju as cj
+from caju import _save
 
 
 def ids(dataset):
@@ -68,6 +71,18 @@ def test_a_save_that_fails_says_why(tmp_path):
         bad.save(tmp_path / "s")
     with pytest.raises(cj.FailedPrecondition, match="failed"):
         next(iter(cj.load(tmp_path / "s")))
+
+
+def test_a_save_in_this_process_needs_no_reference_to_it(tmp_path):
+    gc.collect()                                              # a cluster that other tests have left would run it, too
+    slow = cj.from_yaml("source: { range: 400 }\nsteps: [ { sleep: { per_row: 1ms } } ]")
+    slow.save(tmp_path / "s", wait=False, chunk_bytes=80)
+    del slow
+    gc.collect()
+    assert sorted(ids(cj.load(tmp_path / "s"))) == list(range(400))
+    [running] = [one for one in _save._in_progress if str(tmp_path) in one.url]
+    running.wait(60)
+    assert running not in _save._in_progress, "it does not keep the cluster longer"
 
 
 def test_a_load_of_very_many_repetitions_begins_at_once(tmp_path):

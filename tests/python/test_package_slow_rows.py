@@ -86,18 +86,25 @@ SPLIT_ROWS = 1024
 """The rows of a split of `range`, at least."""
 
 
-@pytest.mark.parametrize("kind", ["filter", "flat_map", "stored"])
+@pytest.mark.parametrize("kind", ["filter", "flat_map", "stored", "skips bad rows", "shared"])
 def test_where_rows_are_numbered_a_slow_one_holds_back_its_own_split_alone(cluster, tmp_path, kind):
-    go, rows = tmp_path / "go", cj.range(2 * SPLIT_ROWS)
+    go, rows, job = tmp_path / "go", cj.range(2 * SPLIT_ROWS), {}
     held = held_at([40], go)
     if kind == "filter":
         rows = rows.filter(lambda row: int(held(row)["id"]) % 2 == 0, timeout=PATIENCE_S)
     elif kind == "flat_map":
         rows = rows.flat_map(lambda row: [held(row)] * (int(row["id"]) % 2), schema={"id": "int64"}, timeout=PATIENCE_S)
     else:
-        rows = rows.map(held, schema={"id": "int64"}, timeout=PATIENCE_S).cache("stored")
-    wanted = [i for i in range(2 * SPLIT_ROWS) if kind == "stored" or i % 2 == (kind == "flat_map")]
-    epoch = iter(rows.distribute(cluster))
+        rows = rows.map(held, schema={"id": "int64"}, timeout=PATIENCE_S)
+        if kind == "stored":
+            rows = rows.cache("stored")
+        elif kind == "shared":
+            job = {"job_name": "shares", "sharing": "exact", "policy": "compute"}
+        else:
+            rows = rows.with_options(on_error="skip")
+    drops = kind in ("filter", "flat_map")
+    wanted = [i for i in range(2 * SPLIT_ROWS) if not drops or i % 2 == (kind == "flat_map")]
+    epoch = iter(rows.distribute(cluster, **job))
     free = [i for i in wanted if i < 40 or i >= SPLIT_ROWS]
     assert sorted(take(epoch, len(free))) == free
     go.touch()

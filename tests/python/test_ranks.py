@@ -1,4 +1,6 @@
-"""Ranks that frameworks know: as stand-ins here; test_package_torch.py and test_package_jax.py have the real ones."""
+"""Ranks that frameworks know: as stand-ins here; test_package_torch.py, test_package_torch_ranks.py and test_package_jax.py
+have the real ones.
+"""
 
 import sys
 import types
@@ -72,3 +74,28 @@ def test_frameworks_must_agree_and_are_not_started(frameworks):
     with pytest.raises(cj.InvalidPipeline, match="needs consumer_index="):
         consumer(num_consumers=2)
     assert "torch" not in sys.modules and "jax" not in sys.modules, "neither is imported"
+
+
+def test_processes_of_jax_that_share_no_job_are_refused(frameworks):
+    frameworks(jax=jax_of(1, 2))
+    rows = cj.range(12).batch(4)
+    for alone in (rows, rows.distribute("h:1")):
+        with pytest.raises(cj.InvalidPipeline, match="rank 1 of 2: every rank would read all rows.*job_name.*world_size=1"):
+            iter(alone.jax())
+    iter(rows.jax(world_size=1)).close()
+    frameworks(jax=jax_of(0, 1))
+    iter(rows.jax()).close()
+
+
+def test_the_length_is_that_of_the_elements_of_this_rank(frameworks):
+    frameworks(jax=jax_of(1, 2))
+    rows = cj.range(50).batch(10)
+    shared = rows.distribute("h:1", job_name="j")
+    with pytest.raises(TypeError, match="whichever of the 2 readers is ready"):
+        len(shared.jax())
+    assert len(rows.jax()) == len(shared.jax(world_size=1)) == 5
+    for uneven, elements in (("drop", 2), ("pad", 3)):
+        own = rows.distribute("h:1", job_name="j", uneven=uneven)
+        assert len(own) == len(own.jax()) == elements
+    with pytest.raises(TypeError, match='balance="tokens".*depends on the lengths'):
+        len(rows.distribute("h:1", job_name="j", balance="tokens"))

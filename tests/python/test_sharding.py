@@ -247,6 +247,20 @@ def test_sta_22_every_mode_runs_to_the_end(five, files, mode, tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["file", "data"])
+def test_det_12_each_worker_has_the_same_batches_in_three_epochs(cluster, files, mode):
+    c = cluster(2, "--workers", "127.0.0.1:%port%,127.0.0.1:%port%")
+    definition = {"source": files, "steps": [{"batch": 5}], "deterministic": True}
+
+    def batches(epoch):
+        info = flight_info(c.dispatcher.address, definition, mode=mode, job="three", epoch=epoch)
+        return [[column([b], "record") for b in read_endpoint(endpoint_of(c, k, info))] for k in range(2)]
+
+    first = batches(0)
+    assert sorted(r.decode() for worker in first for batch in worker for r in batch) == of_files(*range(10))
+    assert all(worker for worker in first) and [batches(epoch) for epoch in (1, 2)] == [first, first]
+
+
+@pytest.mark.parametrize("mode", ["file", "data"])
 def test_two_epochs_and_the_checksum_of_all_shards(five, files, mode, tmp_path):
     once = five.report({"source": files}, tmp_path)["epochs"][0]["rows_checksum"]
     epochs = five.report({"source": files}, tmp_path, "--processing-mode", mode, "--epochs", "2")["epochs"]

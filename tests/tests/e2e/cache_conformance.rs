@@ -136,7 +136,7 @@ fn snp_20_an_interrupted_first_pass_is_no_loss() {
 }
 
 /// `caju` with the settings of a store in its environment.
-fn with_env(p: &Pipeline, env: &[(String, String)], args: &[&str]) -> Ended {
+pub(crate) fn with_env(p: &Pipeline, env: &[(String, String)], args: &[&str]) -> Ended {
     let mut command = Command::new(caju_binary());
     command.args(args).current_dir(p.folder()).env_remove("CAJU_CONFIG");
     command.envs(env.iter().map(|(k, v)| (k.as_str(), v.as_str())));

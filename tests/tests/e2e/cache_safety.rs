@@ -5,11 +5,15 @@ use std::cell::Cell;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use caju_testkit::s3::{S3Server, ServerFault};
 use caju_tests::pipeline::Report;
 use caju_tests::process::TEST_TIMEOUT;
 use caju_tests::{Pipeline, Process, caju_in, files};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
+
+use crate::cache_commands::doubled;
+use crate::cache_conformance::with_env;
 
 fn numbers(cost: &str) -> Pipeline {
     Pipeline::of(
@@ -166,4 +170,52 @@ fn splits_of_a_killed_run_are_stored_by_the_next_one() {
     let next = p.report(&["--policy", "hint:h", "--cache", "cache"]);
     let splits = &next.0["epochs"][0]["splits"];
     assert_eq!(splits["compute"], json!(0), "{splits}");
+}
+
+/// The store serves reads and refuses writes, as for a user who may only read a bucket.
+#[test]
+fn a_cache_that_cannot_be_written_is_read_and_each_process_warns_once() {
+    let threads = tokio::runtime::Runtime::new().unwrap();
+    let s3 = threads.block_on(S3Server::start(&["bucket"])).unwrap();
+    let env: Vec<_> = s3.options().into_iter().map(|(k, v)| (k.to_uppercase(), v)).collect();
+    let p = doubled();
+    let caju = |args: &[&str]| {
+        let ended = with_env(&p, &env, &[args, &["--cache", "s3://bucket/cache"]].concat());
+        ended.expect_code(0);
+        ended
+    };
+    let run = |args: &[&str]| {
+        let ended = caju(&[&["run", "pipeline.yaml", "--report", "r.json"], args].concat());
+        (Report::load(&p.folder().join("r.json")), ended.stderr.matches("the cache is read only").count())
+    };
+    let (stored, warnings) = run(&["--policy", "full"]);
+    let want = stored.checksums();
+    assert_eq!((stored.splits(0), warnings), ([0, 3, 0], 0));
+    let objects = files::below(&s3.bucket("bucket"));
+    s3.inject(ServerFault::Denied, &["PUT", "POST", "DELETE"], 1, 0);
+
+    let json = |args: &[&str]| -> Value {
+        let ended = caju(&[args, &["--format", "json"]].concat());
+        serde_json::from_str(&ended.stdout).unwrap_or_else(|e| panic!("{e}: {}", ended.stdout))
+    };
+    let list = json(&["cache", "ls"]);
+    let of = list["snapshots"][0]["fingerprint"].as_str().unwrap();
+    assert_eq!(list["snapshots"][0]["rows"], json!(600));
+    assert_eq!(json(&["cache", "inspect", of])["parts"].as_array().unwrap().len(), 3);
+    assert_eq!(json(&["cache", "verify"])["parts"], json!(3));
+    let hints = json(&["explain", "pipeline.yaml"])["hints"].clone();
+    assert_eq!((&hints[0]["state"], &hints[1]["state"]), (&json!("miss"), &json!("hit")));
+
+    let (read, warnings) = run(&["--policy", "full"]);
+    assert_eq!((read.checksums(), read.splits(0), warnings), (want.clone(), [0, 0, 3], 1));
+    assert!(read.0["not_stored"].is_null(), "{}", read.0);
+    // What is not stored is computed, and the report says why it stays so.
+    let (computed, warnings) = run(&["--policy", "hint:raw"]);
+    assert_eq!((computed.checksums(), computed.splits(0), warnings), (want.clone(), [3, 0, 0], 1));
+    let why = computed.0["not_stored"].as_str().unwrap();
+    assert!(why.contains("s3://bucket/cache") && why.contains("cannot be written"), "{why}");
+    std::fs::remove_dir_all(p.folder().join("data")).unwrap();
+    let (alone, warnings) = run(&["--cache-only"]);
+    assert_eq!((alone.checksums(), alone.splits(0), warnings), (want, [0, 0, 3], 1));
+    assert!(s3.requests().failed > 0 && files::below(&s3.bucket("bucket")) == objects, "nothing was written");
 }

@@ -2,8 +2,10 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::Instant;
 
-use caju_tests::caju_in;
+use caju_tests::process::{Process, TEST_TIMEOUT};
+use caju_tests::{Pipeline, caju_in};
 use serde_json::{Value, json};
 
 use crate::cache_commands::{cache, cache_json, doubled, expensive_and_cheap, only, parts, store};
@@ -69,6 +71,29 @@ fn places_without_a_cache_are_refused() {
             ended.expect_code(2).expect_error(&["no cache at", "check --cache"]);
         }
     }
+}
+
+/// `--cache-lease`: what a writer that was killed has left is removed once the writer counts as dead.
+#[test]
+fn gc_takes_a_process_for_dead_after_the_cache_lease() {
+    let p = Pipeline::of(
+        json!({ "range": 200_000 }),
+        json!([{ "sleep": { "per_row": "1ms" } }, "autocache", { "batch": 10 }]),
+    );
+    let leases_removed = |lease: &str| {
+        let would = cache_json(&p, &["gc", "--dry-run", "--grace", "0s", "--cache-lease", lease]);
+        let objects = would["objects"].as_array().unwrap().clone();
+        objects.iter().filter(|o| o["object"].as_str().unwrap().contains("writers/")).count()
+    };
+    let job = Process::caju(p.folder(), &["run", "pipeline.yaml", "--policy", "full", "--cache", "cache"]);
+    job.wait_for_error_line("rows/s");
+    let deadline = Instant::now() + TEST_TIMEOUT;
+    while leases_removed("0s") == 0 {
+        assert!(Instant::now() < deadline, "the job stores nothing");
+    }
+    job.signal("KILL");
+    job.wait_for_end();
+    assert_eq!((leases_removed("1h"), leases_removed("0s")), (0, 1));
 }
 
 /// A cheap job must not evict rows that are expensive to compute: the two would evict each other

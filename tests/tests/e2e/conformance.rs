@@ -230,21 +230,37 @@ fn dyn_09_shuffle_and_repeat() {
 
 #[test]
 fn dyn_10_and_12_zip_is_aligned_or_refused() {
-    let zip = |n: u64, inner: Value| {
-        Pipeline::of(
-            json!({ "zip": [
-                { "source": { "range": 200 }, "steps": [{ "map": { "a": "id" } }] },
-                { "source": { "range": n }, "steps": inner },
-            ] }),
-            json!([{ "filter": "a = b" }]),
-        )
+    let b = json!([{ "map": { "b": "id" } }]);
+    let zip = |second: Value, matches: &str| {
+        let first = json!({ "source": { "range": 200 }, "steps": [{ "map": { "a": "id" } }] });
+        Pipeline::of(json!({ "zip": [first, second] }), json!([{ "filter": matches }]))
+    };
+    let numbers = |n: u64, steps: Value| json!({ "source": { "range": n }, "steps": steps });
+    let copies = |n: usize| {
+        let ten = json!({ "source": { "range": 10 } });
+        json!({ "source": { "concatenate": vec![ten; n] }, "steps": &b })
     };
     let cluster = Cluster::start(3);
-    let aligned = zip(200, json!([{ "map": { "b": "id" } }]));
-    assert_eq!(cluster.report(&aligned, &[]).rows(), [200]);
-    zip(1000, json!([{ "map": { "b": "id" } }])).run(&[]).expect_code(2).expect_error(&["zip"]);
-    let filtered = zip(200, json!([{ "map": { "b": "id" } }, { "filter": "b < 100" }]));
-    filtered.run(&[]).expect_code(2).expect_error(&["zip"]);
+    for aligned in [zip(numbers(200, b.clone()), "a = b"), zip(copies(20), "a % 10 = b")] {
+        assert_eq!(cluster.report(&aligned, &[]).rows(), [200]);
+    }
+    let filtered = json!([{ "map": { "b": "id" } }, { "filter": "b < 100" }]);
+    // Rows are numbered above the stages of the datasets inside, whatever these drop.
+    let inside = numbers(200, json!([{ "filter": "id >= 0" }]));
+    let repeated = json!([{ "map": { "b": "id" } }, { "repeat": 20 }]);
+    for refused in [
+        numbers(1000, b.clone()),
+        numbers(200, filtered),
+        copies(10),
+        copies(21),
+        json!({ "source": { "concatenate": [inside] }, "steps": &b }),
+        // Of the right length, but a repetition is one of the whole zip.
+        numbers(10, repeated),
+    ] {
+        let p = zip(refused, "a = b");
+        p.run(&[]).expect_code(2).expect_error(&["zip"]);
+        cluster.read(&p, &[]).expect_code(2).expect_error(&["zip"]);
+    }
     cluster.stop();
 }
 

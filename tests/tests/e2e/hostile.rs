@@ -188,8 +188,9 @@ async fn strangers_calls(
     };
     let answer = rpc.worker_heartbeat(report).await.unwrap().into_inner();
     assert!(answer.register_again && answer.decided.is_empty(), "{answer:?}");
-    // A process that knows a job's name may join it, and one that reaches the dispatcher may register a worker: the port is
-    // for trusted processes. A reader that joins and vanishes is noticed (`lost_readers.rs`).
+    // A process that knows a job's name may join it, and one that reaches the dispatcher may register as a new worker: the port
+    // is for trusted processes ("Who joins" in `docs/guarantees.md`). A reader that joins and vanishes is noticed
+    // (`lost_readers.rs`).
     let status = format!("{:?}", rpc.get_status(v1::GetStatusRequest {}).await.unwrap());
     let operator = std::fs::read_to_string(cluster.operator_secret_file()).unwrap();
     assert!(!status.contains(operator.trim()));

@@ -443,6 +443,11 @@ fn former_names_still_work() {
     };
     settings("[bench.policies]\nfinals = 2\n").expect_code(2).expect_error(&["none.yaml"]);
     settings("[bench.policies]\nfinals = \"many\"\n").expect_code(2).expect_error(&["finals", "many"]);
+    for (list, count) in [("[2, 3]", "the list has 2"), ("[]", "the list has 0")] {
+        let ended = settings(&format!("[bench.policies]\nfinals = {list}\n"));
+        ended.expect_code(2).expect_error(&["finals: the option takes one value", count]);
+    }
+    settings("[bench.policies]\nfinals = [2]\n").expect_code(2).expect_error(&["none.yaml"]);
     settings("[bench.policies]\nfinale = 2\n").expect_code(2).expect_error(&["finale", "unknown setting"]);
     let mut command = Command::new(caju_binary());
     command.args(["bench", "policies", "none.yaml"]).current_dir(folder.path()).env("CAJU_FINALS", "many");

@@ -73,21 +73,46 @@ fn silent_connections_lock_no_reader_out() {
     cluster.stop();
 }
 
+/// The address of a dispatcher's HTTP port.
+fn http_address(server: &Server) -> String {
+    let lines = server.process.wait_for_lines(2);
+    let http = lines[1].strip_prefix("caju dispatcher serves http://").unwrap();
+    http.strip_suffix("/metrics").unwrap().to_owned()
+}
+
 /// Kubernetes restarts a dispatcher whose probe waits for 5 s.
 #[test]
 fn silent_connections_to_the_http_port_hold_up_no_probe() {
     let folder = tempdir().unwrap();
     let args = ["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--handshake-timeout", "1m"];
     let server = Server::start(folder.path(), "dispatcher", &args);
-    let lines = server.process.wait_for_lines(2);
-    let http = lines[1].strip_prefix("caju dispatcher serves http://").unwrap();
-    let http = http.strip_suffix("/metrics").unwrap();
+    let http = &http_address(&server);
     let silent: Vec<TcpStream> = (0..200).map(|_| TcpStream::connect(http).unwrap()).collect();
     // 32 are open. Those before them were closed, so the probe is not the one that is.
     closed(&silent[0]);
     let asked = Instant::now();
     assert_eq!(get(http, "GET", "/healthz").1, "ok\n");
     assert!(asked.elapsed() < Duration::from_secs(5), "{:?}", asked.elapsed());
+    server.terminate().expect_code(0);
+}
+
+/// `--http-connections`: one connection more closes the oldest one, and no other.
+#[test]
+fn as_many_http_connections_are_open_as_are_set() {
+    let folder = tempdir().unwrap();
+    let args = ["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--http-connections", "2"];
+    let server =
+        Server::start(folder.path(), "dispatcher", &[&args[..], &["--handshake-timeout", "1m"]].concat());
+    let http = http_address(&server);
+    let mut open: Vec<TcpStream> = (0..3).map(|_| TcpStream::connect(&http).unwrap()).collect();
+    closed(&open[0]);
+    for stream in &mut open[1..] {
+        stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
+        write!(stream, "GET /healthz HTTP/1.1\r\nHost: {http}\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.ends_with("ok\n"), "{answer}");
+    }
     server.terminate().expect_code(0);
 }
 

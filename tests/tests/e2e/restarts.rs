@@ -117,6 +117,21 @@ fn a_worker_says_that_its_dispatcher_is_gone_and_waits_for_it() {
     cluster.stop();
 }
 
+/// `--absence-timeout`: a worker whose dispatcher does not come back ends, and names it.
+#[test]
+fn a_worker_ends_when_its_dispatcher_is_away_for_the_absence_timeout() {
+    let mut cluster = Cluster::start_with(0, &["--state-dir", "state"], &[]);
+    cluster.add_worker(&["--absence-timeout", "400ms"]);
+    cluster.add_worker(&["--dispatcher-timeout", "400ms"]);
+    kill(&cluster);
+    let ended = cluster.workers.remove(0).process.wait();
+    ended.expect_code(3).expect_error(&[cluster.address(), "has not answered for", "--absence-timeout"]);
+    // The other one waits for as long as it runs.
+    cluster.workers[0].process.wait_for_error_line("registers again");
+    assert!(!cluster.workers[0].process.has_ended());
+    drop(cluster);
+}
+
 /// What is done to the state folder while the dispatcher is away.
 fn spoil(state: &Path, how: &str) {
     let database = journals(state, "journal").remove(0).join("db");

@@ -383,6 +383,31 @@ async fn a_status_call_leaves_out_the_size_of_a_cache_that_does_not_answer() {
     assert!(short < long && long >= Duration::from_secs(6), "{short:?} and {long:?}");
 }
 
+/// `--cache-request-timeout`: a command on a cache waits for a request for this time, and names the store.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_command_gives_up_a_silent_cache_after_the_cache_request_timeout() {
+    for (command, silent) in [("ls", "GET"), ("gc", "PUT")] {
+        let s3 = S3Server::start(&["bucket"]).await.unwrap();
+        let folder = s3.bucket("bucket").join("cache/v1/plans");
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("one.json"), "{}").unwrap();
+        let env: Vec<_> = s3.options().into_iter().map(|(k, v)| (k.to_uppercase(), v)).collect();
+        s3.inject(ServerFault::Silence, &[silent], 1, 0);
+        let began = Instant::now();
+        #[expect(clippy::disallowed_methods, reason = "a panic of a test is a panic")]
+        let ended = tokio::task::spawn_blocking(move || {
+            let mut caju = Command::new(caju_binary());
+            caju.args(["cache", command, "--cache", "s3://bucket/cache", "--cache-request-timeout", "300ms"]);
+            caju.env_remove("CAJU_CONFIG").envs(env);
+            Process::start(caju, format!("caju cache {command}")).wait()
+        });
+        let ended = ended.await.unwrap();
+        ended.expect_code(3).expect_error(&["bucket", "the store did not answer within 300.0 ms"]);
+        // A minute is the default.
+        assert!(began.elapsed() < Duration::from_secs(40), "{command}: {:?}", began.elapsed());
+    }
+}
+
 /// How long a status call of a dispatcher takes whose cache does not answer.
 async fn status_of_a_silent_cache(cache_wait: &'static str) -> Duration {
     let s3 = S3Server::start(&["bucket"]).await.unwrap();
