@@ -376,18 +376,6 @@ impl Reader {
         Some(chunk)
     }
 
-    /// At the end of an epoch that gave nothing. It may be a mistake: the program was started again under the same job name.
-    fn warn_if_late(&self) {
-        if self.came_late && self.elements == 0 {
-            tracing::warn!(
-                "epoch {} of job `{}` gave this reader nothing: others had read it to its end before this reader opened it; \
-                 take another job name to read the data again",
-                self.origin.epoch,
-                self.job
-            );
-        }
-    }
-
     /// The next item of the queue; `None` is its end.
     async fn arrived(&mut self) -> Result<Option<Item>> {
         if let Some(item) = self.shared.queue.try_pop() {

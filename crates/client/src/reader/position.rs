@@ -102,6 +102,18 @@ impl Reader {
         self.shared.acks.give_back();
     }
 
+    /// At the end of an epoch that gave nothing. It may be a mistake: the program was started again under the same job name.
+    pub(super) fn warn_if_late(&self) {
+        if self.came_late && self.elements == 0 {
+            tracing::warn!(
+                "epoch {} of job `{}` gave this reader nothing: others had read it to its end before this reader opened it; \
+                 take another job name to read the data again",
+                self.origin.epoch,
+                self.job
+            );
+        }
+    }
+
     fn position_in(&self, reading: Reading<'_>) -> Result<ReaderState> {
         let Reading { shared, origin, iteration, client, taken } = reading;
         let (elements, rows) = if taken.is_some() { (self.elements, self.rows) } else { (0, 0) };
