@@ -164,7 +164,8 @@ impl BoundExprs {
     /// # Errors
     /// The error names a row if it belongs to one. `DataLoss` and `InvalidArgument` for data that the expressions cannot
     /// process, and for a row that alone needs more memory than
-    /// [`Limits::chunk_bytes`](crate::limits::Limits::chunk_bytes). `ResourceExhausted`, without a row, if all rows together
+    /// [`Limits::chunk_bytes`](crate::limits::Limits::chunk_bytes). `FailedPrecondition` for a row whose time was measured and
+    /// is too long: it is the same on no two machines, so such a row is not skipped. `ResourceExhausted`, without a row, if all rows together
     /// need more or do not fit one batch: evaluate fewer rows at a time. `Internal` if `batch` or `keys` are invalid.
     pub fn evaluate(
         &self,
@@ -231,10 +232,14 @@ impl BoundExprs {
     /// evaluated alone first. If it does not fail, the batch is bisected.
     fn locate(&self, batch: &RecordBatch, first: Fault) -> RowError {
         let unknown = |error| RowError { row: None, error };
-        let exhausted = first.error.kind() == ErrorKind::ResourceExhausted;
-        if exhausted && batch.num_rows() == 1 {
+        match (first.error.kind(), batch.num_rows()) {
             // Splitting the batch does not help: this row alone needs too much.
-            return RowError { row: Some(0), error: Error::invalid(first.error.message()) };
+            (ErrorKind::ResourceExhausted, 1) => {
+                return RowError { row: Some(0), error: Error::invalid(first.error.message()) };
+            }
+            (TOO_SLOW, 1) => return RowError { row: Some(0), error: first.error },
+            (TOO_SLOW, _) => return unknown(Error::exhausted(first.error.message())),
+            _ => {}
         }
         if !first.error.is_data_error() || batch.num_rows() == 0 {
             return unknown(first.error);
@@ -278,6 +283,9 @@ fn sort_reads(
     let is_hash = expr.downcast_ref::<ScalarFunctionExpr>().is_some_and(|f| f.fun().name() == "hash_bucket");
     expr.children().into_iter().for_each(|child| sort_reads(child, is_hash, hashed, others));
 }
+
+/// The kind of the error of a call whose measured time is too long.
+pub(crate) const TOO_SLOW: ErrorKind = ErrorKind::FailedPrecondition;
 
 /// The error of a function of a library for which a value is out of range: it belongs to a row.
 fn out_of_range(text: &str) -> Fault {

@@ -8,7 +8,9 @@
 //!
 //! Calls and casts whose result would not fit its type without an error are guarded, too ([`GuardedCast`]).
 
+mod automaton;
 mod cast;
+mod matches;
 mod patterns;
 mod range;
 mod rule;

@@ -7,6 +7,8 @@ use caju_types::Result;
 use datafusion_common::ScalarValue;
 use datafusion_expr::{BinaryExpr, Expr, Operator};
 
+use super::automaton::{BYTES_PER_STEP, MAX_STATES, states};
+use super::matches::Matches;
 use super::patterns;
 use super::size::Arg;
 
@@ -19,8 +21,11 @@ pub(crate) enum Steps {
     Needle,
     /// Each value of one list is compared with each value of another.
     Lists,
-    /// A regular expression: the product of the text and the automaton.
+    /// A regular expression that is searched once: the product of the text and the automaton.
     Regexp,
+    /// A regular expression of which several matches are looked for: as [`Steps::Regexp`], and the time of what the searches read
+    /// again.
+    Matches(Matches),
     /// A pattern with `%` and `_`: the product of the text and the pattern.
     Like,
 }
@@ -31,17 +36,13 @@ pub(crate) fn steps(name: &str) -> Option<Steps> {
         "levenshtein" | "btrim" | "ltrim" | "rtrim" => Steps::Texts,
         "strpos" => Steps::Needle,
         "array_has_all" | "array_has_any" => Steps::Lists,
-        "regexp_count" | "regexp_instr" | "regexp_like" | "regexp_match" | "regexp_replace" => Steps::Regexp,
+        "regexp_like" | "regexp_match" => Steps::Regexp,
+        "regexp_count" => Steps::Matches(Matches::Count),
+        "regexp_instr" => Steps::Matches(Matches::Nth),
+        "regexp_replace" => Steps::Matches(Matches::Replace),
         _ => return None,
     })
 }
-
-/// The bytes that an automaton handles with all its states in one step: most texts take a nanosecond a byte, whatever the size
-/// of the automaton.
-const BYTES_PER_STEP: u64 = 8;
-
-/// The most states of an automaton: a regular expression that needs more is refused when it is compiled.
-const MAX_STATES: u64 = 1 << 18;
 
 /// The steps that compiling one state takes.
 const COMPILE_STEPS: u64 = 64;
@@ -55,6 +56,10 @@ impl Steps {
         budget::charge_steps(self.count(args, rows), &what)?;
         match (self, args) {
             (Steps::Regexp, [_, pattern, ..]) => patterns::charge(pattern, rows, what),
+            (Steps::Matches(matches), [_, pattern, ..]) => {
+                patterns::charge(pattern, rows, &what)?;
+                matches.charge(args, rows, &what)
+            }
             _ => Ok(()),
         }
     }
@@ -76,7 +81,7 @@ impl Steps {
                 let right = b.list_len(row).saturating_mul(a.bytes(row));
                 left.min(right) / BYTES_PER_STEP
             }),
-            Steps::Regexp => {
+            Steps::Regexp | Steps::Matches(_) => {
                 let of_pattern = |row| b.text(row).map_or(0, |p| states(p).min(MAX_STATES));
                 let once = b.is_scalar().then(|| of_pattern(0));
                 let matched = each(&|row| {
@@ -93,57 +98,6 @@ impl Steps {
 /// Whether the automaton of a `like` pattern may have more states than the pattern has characters.
 fn is_costly(pattern: Option<&str>) -> bool {
     pattern.is_some_and(|p| p.contains('%') && p.contains('_'))
-}
-
-/// About the states of the automaton of a regular expression: its characters, as often as counted repetitions repeat them.
-fn states(pattern: &str) -> u64 {
-    // For each open group: the states before its last atom, and those of the last atom.
-    let (mut open, mut before, mut last) = (Vec::new(), 0u64, 0u64);
-    let mut chars = pattern.chars().peekable();
-    while let Some(c) = chars.next() {
-        match c {
-            '(' => {
-                open.push((before.saturating_add(last), 1));
-                (before, last) = (0, 0);
-            }
-            ')' => {
-                let inner = before.saturating_add(last).max(1);
-                (before, last) = open.pop().map_or((0, inner), |(outer, _): (u64, u64)| (outer, inner));
-            }
-            '{' => {
-                let count: String = chars.by_ref().take_while(|c| *c != '}').collect();
-                let most = count.split(',').filter_map(|n| n.trim().parse::<u64>().ok()).max();
-                last = last.saturating_mul(most.unwrap_or(1).max(1));
-            }
-            '*' | '+' | '?' => {}
-            _ => {
-                before = before.saturating_add(last);
-                last = 1;
-                match c {
-                    '\\' => {
-                        // `\p{Greek}` is one atom.
-                        let class = chars.next().is_some_and(|c| matches!(c, 'p' | 'P' | 'x' | 'u'));
-                        if class && chars.peek() == Some(&'{') {
-                            chars.by_ref().take_while(|c| *c != '}').for_each(drop);
-                        }
-                    }
-                    '[' => {
-                        let mut escaped = false;
-                        let mut first = true;
-                        for c in chars.by_ref() {
-                            if c == ']' && !escaped && !first {
-                                break;
-                            }
-                            first = first && c == '^';
-                            escaped = c == '\\' && !escaped;
-                        }
-                    }
-                    _ => {}
-                }
-            }
-        }
-    }
-    open.into_iter().fold(before.saturating_add(last), |sum, (outer, _)| sum.saturating_add(outer))
 }
 
 /// The text and the pattern of an operator that matches one by the other, if that may take more than linear time.
@@ -178,32 +132,5 @@ fn constant_text(expr: &Expr) -> Option<&str> {
             v.as_deref()
         }
         _ => None,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::states;
-
-    #[test]
-    fn counted_repetitions_multiply_the_states_of_what_they_repeat() {
-        for (pattern, expected) in [
-            ("abc", 3),
-            ("a.c*", 3),
-            ("a{10}b", 11),
-            ("(ab){10}", 20),
-            ("(a{10}b){2,100}c", 1101),
-            ("((a{10}){10}){10}", 1000),
-            ("[0-9a-f]{8}-[0-9a-f]{4}", 13),
-            (r"\p{Greek}{3}\{", 4),
-            ("[]a]{2}", 2),
-            ("(a|b)*a(a|b){500}", 3 + 1 + 1500),
-            ("a{", 1),
-            ("(((", 0),
-            (")", 1),
-        ] {
-            assert_eq!(states(pattern), expected, "{pattern}");
-        }
-        assert_eq!(states(&"(a{1000}){1000}".repeat(3)), 3_000_000);
     }
 }

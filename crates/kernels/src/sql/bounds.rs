@@ -60,7 +60,7 @@ fn call(f: &Function, builtins: &Builtins, patterns: &Patterns) -> Result<()> {
         };
     }
     match steps(name) {
-        Some(Steps::Regexp) => {
+        Some(Steps::Regexp | Steps::Matches(_)) => {
             let is_flags = |of: &String| of.len() <= MAX_FLAGS && of.contains('i');
             count(second, args.filter_map(text).any(|of| is_flags(&of)), patterns)
         }

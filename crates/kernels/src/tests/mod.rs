@@ -8,6 +8,7 @@ mod fingerprint;
 mod golden;
 mod images;
 mod logic;
+mod regexps;
 mod tables;
 
 use std::sync::Arc;
