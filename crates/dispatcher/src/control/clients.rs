@@ -47,12 +47,14 @@ impl Clients {
         targets::check_local(&request.local_workers, &self.context.config.memory)?;
         let lost = parse_lost(&request.lost_tasks)?;
         let mut reported = Some(Reported::parse(&request)?);
+        let has_rows = reported.as_ref().is_some_and(Reported::has_rows);
         let deadline = self.context.deadline(request.wait_ms);
         let (recorded, numbers) = self.context.step(|txn| {
             self.context.reports.record_heartbeat(txn, &request, &lost, reported.take().unwrap_or_default())
         });
-        let acknowledged = recorded.as_ref().is_ok_and(|r| r.acknowledged);
-        // What is acknowledged does not come again, whatever becomes of this process.
+        // What is acknowledged does not come again, whatever becomes of this process. A repeated call waits, too: the first one may
+        // have given up before the journal had its rows.
+        let acknowledged = recorded.as_ref().is_ok_and(|r| r.acknowledged || has_rows);
         self.context.store.durable(if acknowledged { numbers.all } else { numbers.except_leases }).await?;
         let recorded = recorded?;
         if !recorded.is_member {

@@ -50,8 +50,9 @@ enum Size {
 /// Complete splits that a client or a task has not been notified of.
 #[derive(Debug, Default)]
 struct News {
-    /// How many were listed before `splits`.
-    before: u64,
+    /// How many were listed before `splits`; none before this process has heard how many its peer knows. That may be of an
+    /// earlier process.
+    before: Option<u64>,
     splits: VecDeque<u64>,
 }
 
@@ -59,23 +60,21 @@ impl News {
     fn push(&mut self, split: u64) {
         if self.splits.len() == MAX_NEWS {
             self.splits.pop_front();
-            self.before += 1;
+            self.before = self.before.map(|before| before + 1);
         }
         self.splits.push_back(split);
     }
 
     /// What is listed next to who knows the first `seen`, and how many it knows then.
     fn next(&mut self, seen: u64) -> (Vec<u64>, u64) {
-        match usize::try_from(seen.saturating_sub(self.before)) {
-            Ok(known) if known <= self.splits.len() => {
-                self.splits.drain(..known);
-            }
-            // They were listed before the dispatcher was restarted.
-            _ => {}
+        let before = self.before.unwrap_or(seen);
+        if let Ok(known) = usize::try_from(seen.saturating_sub(before)) {
+            self.splits.drain(..known.min(self.splits.len()));
         }
-        self.before = self.before.max(seen);
+        let before = before.max(seen);
+        self.before = Some(before);
         let listed: Vec<u64> = self.splits.iter().take(MAX_LISTED).copied().collect();
-        let up_to = self.before.saturating_add(listed.len() as u64);
+        let up_to = before.saturating_add(listed.len() as u64);
         (listed, up_to)
     }
 }
@@ -113,10 +112,16 @@ impl CompletedSplits {
 
     /// How many rows a split has, if users may have taken all of them.
     pub(super) fn size_if_taken(&mut self, iteration: &Iteration, task: &Task, split: u64) -> Option<u64> {
-        let open = self.open.get_mut(&iteration.id)?.get_mut(&split)?;
-        let Size::Rows(size) = open.size else { return None };
+        let lease = task.leases.get(&split)?;
+        let open = self.open(iteration.id, split);
+        let size = match open.size {
+            Size::Rows(size) => size,
+            // Readers said it of a task that is lost.
+            Size::Unknown => lease.size?,
+            Size::Disputed => return None,
+        };
         let acknowledged = *open.acknowledged.get_or_insert_with(|| most_acknowledged(iteration, split));
-        let done = task.leases.get(&split)?.done.len();
+        let done = lease.done.len();
         let received = task.received.get(&split).map_or(0, RowRanges::len);
         (acknowledged.saturating_add(done).saturating_add(received) >= size).then_some(size)
     }
@@ -213,6 +218,10 @@ mod tests {
         news.push(7);
         assert_eq!(news.next(100), (vec![7], 101), "none of the first 100 is in the list");
         assert_eq!(news.next(101), (Vec::new(), 101));
+        let mut news = News::default();
+        (0..5).for_each(|split| news.push(split));
+        assert_eq!(news.next(2), (vec![0, 1, 2, 3, 4], 7), "the first two are others than these");
+        assert_eq!(news.next(4), (vec![2, 3, 4], 7));
     }
 
     #[test]
@@ -220,7 +229,7 @@ mod tests {
         let mut news = News::default();
         (0..MAX_NEWS as u64 + 5).for_each(|split| news.push(split));
         let (listed, up_to) = news.next(0);
-        assert_eq!((listed.len(), listed[0], up_to), (MAX_LISTED, 5, 5 + MAX_LISTED as u64));
+        assert_eq!((listed.len(), listed[0], up_to), (MAX_LISTED, 5, MAX_LISTED as u64));
         assert_eq!(news.splits.len(), MAX_NEWS);
     }
 }

@@ -32,7 +32,8 @@ impl Reports {
         let mut news = Vec::new();
         for size in sizes {
             let split = size.split_index;
-            let is_open = self.holders.task_of(iteration, split).is_some();
+            let waits = || iteration.feeds.values().any(|feed| feed.pending.contains_key(&split));
+            let is_open = self.holders.task_of(iteration, split).is_some() || waits();
             if is_open && self.completed_splits.add_size(iteration, split, size.rows) {
                 news.push(split);
             }
@@ -101,6 +102,17 @@ impl Reports {
         self.completed_splits.complete(id, task, &indexes);
         self.task_speeds.skipped(id, task, indexes.len());
         txn.apply(Update::SplitsSkipped { task, splits });
+    }
+
+    /// A task got splits. Users may have taken all rows of some that come back from a lost task: rows that were on their way when
+    /// its worker died, and were taken since.
+    pub(super) fn complete_leased(&mut self, txn: &mut Txn<'_>, id: TaskId) {
+        let Some((iteration, task)) = txn.state.task(id).filter(|(i, _)| i.completes_splits) else { return };
+        let returned = |split: &&u64| task.leases.get(split).is_some_and(|lease| !lease.done.is_empty());
+        let splits: BTreeSet<u64> = task.last_answer.iter().filter(returned).copied().collect();
+        if !splits.is_empty() {
+            self.complete_splits(txn, iteration.id, &splits);
+        }
     }
 
     /// Ends the leases of those of these splits of which users have taken all rows.

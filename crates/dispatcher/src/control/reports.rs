@@ -275,10 +275,12 @@ impl Reports {
         sum
     }
 
-    /// Whether a reader of the iteration waits for rows for at least this fraction of its time.
+    /// Whether a reader of the iteration has waited for rows for at least this fraction of its time, or waits for some now. At the
+    /// end of a long epoch that hardly waited before, the fraction says nothing.
     pub(super) fn awaits_rows(&self, iteration: &Iteration, fraction: f64) -> bool {
-        let mut clients = self.clients.iter().filter(|((i, _), _)| *i == iteration.id);
-        clients.any(|(_, c)| c.wait_fraction >= fraction)
+        let all = (iteration.id, ClientId(0))..=(iteration.id, ClientId(u64::MAX));
+        let waits_now = |c: &ClientReport| c.rows > 0 && c.rows_waiting == 0 && c.user_busy.is_zero();
+        self.clients.range(all).any(|(_, c)| c.wait_fraction >= fraction || waits_now(c))
     }
 
     /// The consumer, if it hardly ever waits; else the stage that works most.

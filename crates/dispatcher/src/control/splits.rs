@@ -114,10 +114,13 @@ impl SplitLeases {
                 return Err(fail(txn, iteration_id, e));
             }
         }
-        let Some((iteration, task)) = txn.state.task(id) else { return Ok(None) };
         let mut reports = self.context.reports.lock();
-        reports.holders.leased(iteration, task);
-        reports.sharing.leased(iteration.id, task);
+        if let Some((iteration, task)) = txn.state.task(id) {
+            reports.holders.leased(iteration, task);
+            reports.sharing.leased(iteration.id, task);
+        }
+        reports.complete_leased(txn, id);
+        let Some((iteration, task)) = txn.state.task(id) else { return Ok(None) };
         if let Some(checksums) = reports.row_checksums.get_mut(&iteration.id) {
             let given = task.last_answer.iter();
             checksums.begin_again(given.filter_map(|index| task.leases.get_key_value(index)));

@@ -7,15 +7,19 @@
 //! them, as when a task is lost. A split is taken over once: if it is the split that is slow, nothing is gained by moving it
 //! again.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
+
+use caju_types::WorkerId;
 
 use super::reports::Reports;
 use super::sharing;
 use super::task_speeds::{TaskSpeed, has_finished};
 use crate::config::Timers;
-use crate::state::{FeedId, Iteration, Mode, State, Task, TaskState, Update};
+use crate::state::{FeedId, Iteration, Mode, State, Task, TaskState, Update, Worker};
 
-/// Readers that wait for less than this fraction of their time are what the epoch waits for: a task of theirs is not late.
+/// Readers that have waited for less than this fraction of their time, and do not wait now, are what the epoch waits for: no task
+/// of theirs is late.
 const WAITING_READER: f64 = 0.2;
 
 /// What taking splits over costs at least: readers say what they have, new tasks are opened, and sources read again.
@@ -61,10 +65,11 @@ fn late_tasks(
     }
     let speed = |t: &Task| reports.task_speeds.of(t.id, iteration);
     let running = |t: &&Task| t.state == TaskState::Active && !t.leases.is_empty() && !has_finished(t);
-    let is_idle = |w: &caju_types::WorkerId| {
-        state.workers.get(w).is_some_and(crate::state::Worker::is_active)
+    let busy: BTreeSet<WorkerId> = iteration.tasks.values().filter(running).map(|t| t.worker).collect();
+    let is_idle = |w: &WorkerId| {
+        state.workers.get(w).is_some_and(Worker::is_active)
             && !iteration.stragglers.contains(w)
-            && !iteration.tasks.values().filter(running).any(|t| t.worker == *w)
+            && !busy.contains(w)
     };
     // Before its worker's report it is not known how many splits such a task has skipped.
     let may_skip = sharing::is_relaxed(state, iteration);

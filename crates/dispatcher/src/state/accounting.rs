@@ -105,7 +105,7 @@ impl Iteration {
     /// Tasks whose rows can be compared with what clients acknowledged: no further report of them will come.
     pub fn to_settle(&self) -> Vec<TaskId> {
         let taken = |t: &Task| self.own_members().all(|c| self.has_taken(c, t));
-        let flight = |w: WorkerId| self.members.values().any(|m| m.flight == Some(w));
+        let flight = |w: WorkerId| self.flight_readers && self.members.values().any(|m| m.flight == Some(w));
         let ready =
             |t: &&Task| t.state == TaskState::Ended && t.is_reported() && taken(t) && !flight(t.worker);
         self.tasks.values().filter(ready).map(|t| t.id).collect()
@@ -189,7 +189,10 @@ impl Iteration {
 
     /// Whether every present reader has all that an ended task emitted: its worker is needed no more.
     pub fn is_delivered(&self, task: &Task) -> bool {
-        let flight = self.members.values().any(|m| m.flight == Some(task.worker));
-        task.state == TaskState::Ended && !flight && self.readers_of(task).all(|c| task.read_by.contains(&c))
+        // In this order: each check asks this of every task of every iteration, and most tasks run.
+        let flight = || self.flight_readers && self.members.values().any(|m| m.flight == Some(task.worker));
+        task.state == TaskState::Ended
+            && !flight()
+            && self.readers_of(task).all(|c| task.read_by.contains(&c))
     }
 }

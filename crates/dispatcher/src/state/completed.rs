@@ -16,11 +16,7 @@ impl Iteration {
     pub fn may_complete(&self, lease: &Lease) -> bool {
         let writes = |plan: &CachePlan| plan.save.is_some() || matches!(plan.set, Some(SetPlan::Write(_)));
         let writes_set = self.plan_of(lease).is_some_and(|plan| plan.value().is_none_or(writes));
-        self.completes_splits
-            && self.failure.is_none()
-            && !self.flight_readers
-            && !writes_set
-            && lease.held.is_empty()
+        self.completes_splits && self.failure.is_none() && !self.flight_readers && !writes_set
     }
 
     /// Splits of a running task are complete.

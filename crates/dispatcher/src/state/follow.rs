@@ -137,11 +137,11 @@ fn shared_tasks(iteration: &Iteration, eligible: &[&Worker], limits: LossLimits)
     if feed.is_some_and(|f| !f.has_work()) {
         return Vec::new();
     }
-    let open = || iteration.tasks.values().filter(|t| t.is_open());
-    let open_tasks = open().count();
-    let busy: BTreeSet<WorkerId> = open().map(|t| t.worker).collect();
+    let open = iteration.tasks.values().filter(|t| t.is_open());
+    let busy: BTreeSet<WorkerId> = open.map(|t| t.worker).collect();
+    // An open task may not ask for a split for long: it has a slow one, or its reader takes no rows.
     let room = match feed {
-        Some(f) if f.exhausted => f.pending.len().saturating_sub(open_tasks),
+        Some(f) if f.exhausted => f.pending.len(),
         _ => usize::MAX,
     };
     let idle = preferred(iteration, eligible, limits).into_iter().filter(|w| !busy.contains(&w.id));

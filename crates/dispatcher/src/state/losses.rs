@@ -269,14 +269,7 @@ impl Iteration {
         let had_rows = !task.leases.is_empty();
         self.unreported_tasks += u64::from(had_rows && !task.is_reported());
         task.state = TaskState::Lost { awaiting };
-        if let Some(incarnation) = incarnation {
-            for (index, lease) in &mut task.leases {
-                lease.lost_with.insert((worker, incarnation));
-                if lease.lost_with.len() >= SUSPECTED {
-                    self.suspects.insert(*index);
-                }
-            }
-        }
+        task.lost_incarnation = incarnation;
         self.last_loss = Some(reason.to_string());
         let flight = self.members.values().any(|m| m.flight == Some(worker));
         if flight && had_rows {
@@ -315,6 +308,15 @@ impl Iteration {
             lease.size = lease.size.or(size.filter(|rows| self.acknowledged_rows(index) == *rows));
             if let Some(rows) = task.received.get(&index) {
                 lease.done.extend(rows);
+            }
+            lease.rows = lease.rows.or(size);
+            // A split is not to blame for the death of a worker that had delivered all of it.
+            let has_arrived = lease.rows.is_some_and(|rows| lease.done.len() >= rows);
+            if let Some(incarnation) = task.lost_incarnation.filter(|_| !has_arrived) {
+                lease.lost_with.insert((task.worker, incarnation));
+                if lease.lost_with.len() >= SUSPECTED {
+                    self.suspects.insert(index);
+                }
             }
             for (client, held) in &task.held {
                 if let Some(rows) = held.get(&index) {

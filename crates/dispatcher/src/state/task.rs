@@ -35,6 +35,9 @@ pub struct Task {
     /// It is lost because a reader left: its splits are not suspected of it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub blameless: bool,
+    /// Of a lost task: the incarnation of its worker, if one of its splits may be to blame.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lost_incarnation: Option<u32>,
     /// Clients that have read it to its end and whose users took every row of it.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub taken_by: BTreeSet<ClientId>,
@@ -130,6 +133,7 @@ impl Task {
             read_by: BTreeSet::new(),
             received: BTreeMap::new(),
             blameless: false,
+            lost_incarnation: None,
             taken_by: BTreeSet::new(),
             held: BTreeMap::new(),
             emitted: None,

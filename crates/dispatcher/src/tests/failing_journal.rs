@@ -1,5 +1,8 @@
 //! Every write of the journal fails in turn: nothing is answered that was not stored, and what was answered is there afterwards.
 
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
 use caju_proto::v1;
 use caju_types::{Error, Result};
 use serde_json::json;
@@ -167,5 +170,82 @@ fn every_write_that_fails_ends_the_journal_and_loses_nothing_that_was_answered()
             }
             assert!(failures >= 6, "{left:?}: only {failures} writes could fail");
         }
+    });
+}
+
+/// Whether writes wait.
+#[derive(Default)]
+struct Gate {
+    is_closed: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Gate {
+    fn set_closed(&self, is_closed: bool) {
+        *self.is_closed.lock().unwrap() = is_closed;
+        self.changed.notify_all();
+    }
+}
+
+/// Stores nothing while its gate is closed.
+struct Gated {
+    stored: MemoryJournal,
+    gate: Arc<Gate>,
+}
+
+impl Journal for Gated {
+    fn replay(&mut self) -> Result<Vec<Vec<Update>>> {
+        self.stored.replay()
+    }
+
+    fn append(&mut self, groups: &[Vec<Update>]) -> Result<u64> {
+        let closed = self.gate.is_closed.lock().unwrap();
+        // A test that fails leaves it closed.
+        let bound = Duration::from_secs(20);
+        drop(self.gate.changed.wait_timeout_while(closed, bound, |closed| *closed).unwrap());
+        self.stored.append(groups)
+    }
+
+    fn stored(&self) -> Result<Box<dyn StoredGroups>> {
+        self.stored.stored()
+    }
+
+    fn describe(&self) -> String {
+        "gated".into()
+    }
+}
+
+/// The first call may have given up, or its connection may be broken.
+#[test]
+fn a_repeated_acknowledgement_is_answered_when_the_first_one_is_stored() {
+    run(async {
+        let gate = Arc::new(Gate::default());
+        let w = World::over(|stored| Box::new(Gated { stored, gate: Arc::clone(&gate) }));
+        let worker = w.worker("a:1").await;
+        let opened = w.open(&json!({"splits": 2}), "j").await;
+        w.next(opened.tasks[0].task_id, worker, 1, 1).await.unwrap();
+        let beat = async |rows| {
+            let request = v1::ClientHeartbeatRequest {
+                client_id: opened.client_id,
+                iteration_id: opened.iteration_id,
+                secret: opened.client_secret.clone(),
+                acknowledged: vec![split_rows(&rows)],
+                ..Default::default()
+            };
+            w.core.clients.client_heartbeat(request).await
+        };
+        let waits = async |rows| {
+            tokio::select! {
+                biased;
+                _ = beat(rows) => false,
+                () = async { for _ in 0..100 { tokio::task::yield_now().await } } => true,
+            }
+        };
+        beat((0, 0, 1)).await.unwrap();
+        gate.set_closed(true);
+        assert!(waits((0, 1, 3)).await);
+        assert!(waits((0, 1, 3)).await, "rows were answered that are not in the journal");
+        gate.set_closed(false);
+        beat((0, 1, 3)).await.unwrap();
     });
 }

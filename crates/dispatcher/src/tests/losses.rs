@@ -5,7 +5,7 @@ use std::time::Duration;
 use caju_proto::v1;
 use serde_json::json;
 
-use super::fake::{World, lost, run};
+use super::fake::{World, indices, lost, run};
 use crate::state::LossLimits;
 
 const S: Duration = Duration::from_secs(1);
@@ -93,6 +93,56 @@ fn a_split_at_which_a_process_hangs_again_and_again_fails_its_epoch() {
         w.worker("a:1").await;
         let failure = w.beat(open.client_id, open.iteration_id, &[], &[]).await.failure.unwrap();
         assert!(failure.message.contains("was lost with 2 workers that died"), "{failure:?}");
+    });
+}
+
+/// One task reads all splits of an epoch in order, and keeps those that it has delivered.
+#[test]
+fn a_split_that_has_arrived_is_not_to_blame_for_later_deaths() {
+    run(async {
+        let w = with_losses(LossLimits { splits: 2, ..LossLimits::default() });
+        let open = w.open(&json!({"splits": 2, "single": true}), "j").await;
+        for n in 0..4 {
+            let worker = w.worker(&format!("w{n}:1")).await;
+            let view = w.beat(open.client_id, open.iteration_id, &[], &[]).await;
+            assert!(view.failure.is_none(), "{n} workers died: {:?}", view.failure);
+            let gone: Vec<_> = view.tasks.iter().filter(|t| t.lost).map(|t| lost(t.task_id, &[])).collect();
+            let view = w.beat(open.client_id, open.iteration_id, &[], &gone).await;
+            let task = view.tasks.iter().find(|t| !t.lost).unwrap().task_id;
+            w.next(task, worker, 1, 1).await.unwrap();
+            // The reader has all five rows of split 0 since the first time.
+            let report = match n {
+                0 => v1::LostTask {
+                    sizes: vec![v1::SplitCount { split_index: 0, rows: 5 }],
+                    ..lost(task, &[(0, 0, 5)])
+                },
+                _ => lost(task, &[]),
+            };
+            w.beat(open.client_id, open.iteration_id, &[], &[report]).await;
+            w.silence(S * 7, &[], &[(open.client_id, open.iteration_id)]).await;
+        }
+        let view = w.beat(open.client_id, open.iteration_id, &[], &[]).await;
+        assert!(view.failure.is_none(), "{:?}", view.failure);
+    });
+}
+
+/// The worker with the open task may have a slow split, or a reader that takes no rows.
+#[test]
+fn a_split_that_comes_back_goes_to_an_idle_worker_although_another_task_is_open() {
+    run(async {
+        let w = World::new();
+        let [a, b, c] = [w.worker("a:1").await, w.worker("b:1").await, w.worker("c:1").await];
+        let open = w.open(&json!({"splits": 2}), "j").await;
+        let task_of = |worker| open.tasks.iter().find(|t| t.worker_id == worker).unwrap().task_id;
+        assert_eq!(indices(&w.next(task_of(a), a, 1, 1).await.unwrap()), [0]);
+        assert_eq!(indices(&w.next(task_of(b), b, 1, 1).await.unwrap()), [1]);
+        assert!(w.next(task_of(c), c, 1, 1).await.unwrap().end);
+        w.finish(task_of(c), c).await;
+        let view = w.beat(open.client_id, open.iteration_id, &[task_of(c)], &[lost(task_of(a), &[])]).await;
+        let old = [task_of(a), task_of(b), task_of(c)];
+        let new = view.tasks.iter().find(|t| !old.contains(&t.task_id));
+        let new = new.unwrap_or_else(|| panic!("nobody reads split 0: {:?}", view.tasks));
+        assert_eq!(indices(&w.next(new.task_id, new.worker_id, 1, 1).await.unwrap()), [0]);
     });
 }
 

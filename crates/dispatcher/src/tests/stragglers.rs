@@ -50,6 +50,11 @@ impl AtTheEnd {
 
     /// Lets time pass in which all peers report, with a reader that waits for this fraction of it.
     async fn pass(&self, time: Duration, wait_fraction: f64) {
+        self.pass_with(time, v1::ClientHeartbeatRequest { wait_fraction, ..Default::default() }).await;
+    }
+
+    /// Lets time pass in which all peers report, the reader with these figures.
+    async fn pass_with(&self, time: Duration, figures: v1::ClientHeartbeatRequest) {
         for _ in 0..time.as_secs() {
             let all = [(self.fast, "a:1"), (self.slow, "b:1")];
             self.world.silence(SECOND, &all, &[]).await;
@@ -57,8 +62,7 @@ impl AtTheEnd {
                 client_id: self.client,
                 iteration_id: self.iteration,
                 secret: self.world.client_secret(self.client, self.iteration),
-                wait_fraction,
-                ..Default::default()
+                ..figures.clone()
             };
             self.world.core.clients.client_heartbeat(request).await.unwrap();
         }
@@ -116,5 +120,25 @@ fn nothing_is_taken_over_where_it_would_not_help() {
         let patient = AtTheEnd::new(40).await;
         patient.pass(SECOND * 8, 0.9).await;
         assert!(!patient.is_taken_over(), "6.5 s a split are not 40 times 0.5 s");
+    });
+}
+
+/// The fraction is one of the whole epoch.
+#[test]
+fn a_reader_that_waits_at_the_end_of_a_long_epoch_alone_is_waited_for() {
+    run(async {
+        let end = AtTheEnd::new(3).await;
+        let figures = |rows_waiting, user_busy_ms| v1::ClientHeartbeatRequest {
+            wait_fraction: 0.01,
+            rows: 100,
+            rows_waiting,
+            user_busy_ms,
+            ..Default::default()
+        };
+        end.pass_with(SECOND * 10, figures(3, 0)).await;
+        end.pass_with(SECOND * 10, figures(0, 500)).await;
+        assert!(!end.is_taken_over(), "the reader has rows, or its user computes");
+        end.pass_with(SECOND * 2, figures(0, 0)).await;
+        assert!(end.is_taken_over());
     });
 }

@@ -5,7 +5,7 @@ use caju_types::{ClientId, ErrorKind, IterationId, TaskId};
 use serde_json::json;
 
 use super::Two;
-use crate::tests::fake::{World, run, split_rows};
+use crate::tests::fake::{World, lost, run, split_rows};
 
 /// A heartbeat that says what the user took, and how many rows splits have.
 async fn says(
@@ -176,5 +176,35 @@ fn a_task_that_counts_rows_keeps_its_splits() {
         let next = view.tasks.iter().find(|t| !t.lost).unwrap();
         let again = w.next(next.task_id, worker, 1, 9).await.unwrap();
         assert_eq!(again.splits.iter().map(|s| s.index).collect::<Vec<_>>(), [0, 1, 2]);
+    });
+}
+
+#[test]
+fn rows_that_a_reader_had_of_a_lost_task_complete_their_split_when_they_are_taken() {
+    run(async {
+        for taken_before_it_is_leased in [false, true] {
+            let mut t = Two::new(3, "").await;
+            t.worker = t.w.worker("a:1").await;
+            t.w.beat(t.b, t.iteration, &[], &[lost(t.task, &[])]).await;
+            let view = t.w.beat(t.a, t.iteration, &[], &[lost(t.task, &[(0, 0, 5)])]).await;
+            t.task = view.tasks.iter().find(|task| !task.lost).unwrap().task_id;
+            if taken_before_it_is_leased {
+                says(&t, t.a, &[(0, 0, 5)], &[(0, 5)], 0).await;
+            }
+            let leased = t.lease(t.task).await.into_iter().map(|(split, _)| split).collect::<Vec<_>>();
+            if taken_before_it_is_leased {
+                assert_eq!(leased, [1, 2]);
+            } else {
+                assert_eq!(
+                    (leased, leases(&t).0),
+                    (vec![0, 1, 2], vec![0, 1, 2]),
+                    "its user may not take them"
+                );
+                says(&t, t.a, &[(0, 0, 4)], &[(0, 5)], 0).await;
+                assert_eq!(leases(&t).0, [0, 1, 2], "one row is left");
+                says(&t, t.a, &[(0, 4, 5)], &[], 0).await;
+            }
+            assert_eq!(leases(&t), (vec![1, 2], [0, 0]));
+        }
     });
 }
