@@ -16,6 +16,7 @@ mod deadlines;
 mod delivered;
 mod delivery;
 mod element_count;
+mod epoch_columns;
 mod exact;
 mod follow;
 mod gate;

@@ -403,8 +403,15 @@ mod tests {
 
     use super::*;
     use crate::config::ClientConfig;
+    use crate::epoch_columns::EpochColumns;
     use crate::state::ReaderState;
     use crate::task::Outcome;
+    use crate::transfer::Transfer;
+
+    fn shared() -> Arc<Shared> {
+        let columns = EpochColumns::none();
+        Arc::new(Shared::new(ClientConfig::default(), Transfer::default(), false, columns))
+    }
 
     /// A session of which no call leaves, as its dispatcher opened it.
     fn session(shared: &Arc<Shared>) -> Session {
@@ -424,7 +431,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_task_that_ended_before_it_was_known_is_taken_when_earlier_rows_are() {
-        let shared = Arc::new(Shared::new(ClientConfig::default(), crate::Transfer::default(), false));
+        let shared = shared();
         let mut session = session(&shared);
         // Six rows of a task that is lost; another reader had received the remaining rows of its successor before this one
         // knew of the successor.
@@ -450,7 +457,7 @@ mod tests {
 
     #[tokio::test]
     async fn tasks_that_fail_or_whose_loss_is_not_reported_are_cut_off() {
-        let shared = Arc::new(Shared::new(ClientConfig::default(), crate::Transfer::default(), false));
+        let shared = shared();
         let mut session = session(&shared);
         let task =
             |task_id| v1::TaskInfo { task_id, address: "127.0.0.1:1".to_string(), ..Default::default() };

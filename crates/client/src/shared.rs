@@ -14,6 +14,7 @@ use crate::config::{ClientConfig, ReaderEvent};
 use crate::credit::{Credit, Shares};
 use crate::delivered::EpochFacts;
 use crate::delivery::{Delivery, QueuedBytes};
+use crate::epoch_columns::EpochColumns;
 use crate::gate::Gate;
 use crate::receipts::{NewRows, Receipts};
 use crate::rounds::Staging;
@@ -34,6 +35,7 @@ const ELEMENTS: LockRank = LockRank::leaf("the elements of tasks");
 pub(crate) struct Shared {
     pub(crate) config: ClientConfig,
     pub(crate) transfer: Transfer,
+    pub(crate) columns: EpochColumns,
     pub(crate) queue: Arc<ByteQueue<Item>>,
     pub(crate) acks: Acks,
     pub(crate) shares: Arc<Shares>,
@@ -101,11 +103,17 @@ impl Shared {
         self.open_gates();
     }
 
-    pub(crate) fn new(config: ClientConfig, transfer: Transfer, in_turn: bool) -> Self {
+    pub(crate) fn new(
+        config: ClientConfig,
+        transfer: Transfer,
+        in_turn: bool,
+        columns: EpochColumns,
+    ) -> Self {
         let bound = config.prefetch_bytes;
         Self {
             config,
             transfer,
+            columns,
             queue: Arc::new(ByteQueue::new(bound)),
             acks: Acks::default(),
             shares: Arc::new(Shares::new(bound)),
@@ -211,7 +219,7 @@ impl Shared {
 
     /// The state of the same reader in an epoch that is opened again.
     pub(crate) fn successor(&self, in_turn: bool) -> Self {
-        let new = Self::new(self.config.clone(), self.transfer, in_turn);
+        let new = Self::new(self.config.clone(), self.transfer, in_turn, self.columns.clone());
         Self {
             queue: Arc::clone(&self.queue),
             shares: Arc::clone(&self.shares),
@@ -324,7 +332,8 @@ mod tests {
 
     #[test]
     fn rows_that_come_twice_are_skipped() {
-        let shared = Shared::new(ClientConfig::default(), Transfer::default(), false);
+        let columns = EpochColumns::none();
+        let shared = Shared::new(ClientConfig::default(), Transfer::default(), false, columns);
         shared.receive(TaskId(1), 0, chunk(0, &[2, 2]), 8, None);
         shared.receive(TaskId(2), 0, chunk(2, &[1, 3, 2]), 8, None);
         shared.receive(TaskId(2), 0, chunk(0, &[2, 2]), 8, None);

@@ -100,6 +100,9 @@ async fn read_local(
     worker: Arc<dyn LocalWorker>,
 ) -> Result<Option<Counts>> {
     let mut task = worker.open(target.task, target.client, &target.ticket, target.consumer).await?;
+    if let Some(columns) = task.schema() {
+        shared.columns.check(target, &columns)?;
+    }
     shared.opened(target)?;
     // The queue must have space first: a chunk that is taken from the worker is received and must not be dropped.
     while shared.queue.writable().await {
@@ -286,7 +289,12 @@ async fn receive<R: AsyncRead + Unpin>(
             }
             Kind::Schema => {
                 let header = frame.message::<SchemaHeader>().map_err(broken)?;
-                schema = Some(decode_schema(&header).map_err(broken)?);
+                let sent = decode_schema(&header).map_err(broken)?;
+                // The first one has the columns that the task was bound to. Later ones say how the next rows are encoded.
+                if schema.is_none() {
+                    shared.columns.check(target, &sent)?;
+                }
+                schema = Some(sent);
             }
             Kind::Ping => {}
             Kind::End => {

@@ -144,7 +144,8 @@ pub struct Bound {
     pub payloads: Option<Fingerprint>,
     /// The schema of its elements' rows.
     pub schema: SchemaRef,
-    /// The schema of its source; without fields if it has several sources.
+    /// The schema of its source. For several sources it holds the schemas of all of them ([`caju_sources::source_schema`]), or has
+    /// no fields.
     pub source_schema: SchemaRef,
     /// The seed that the definition gives.
     pub seed: Option<u64>,

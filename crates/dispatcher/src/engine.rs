@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use arrow_schema::{Schema, SchemaRef};
+use arrow_schema::SchemaRef;
 use async_trait::async_trait;
 use caju_autocache::HintDef;
 use caju_cache::SourceListing;
@@ -111,7 +111,7 @@ impl EngineCatalog {
             root,
             source: source_of(def),
             part: part_of_source(def),
-            columns: bound.source_schema()?,
+            columns: bound.source_columns()?,
             wait: self.cache_wait,
         })
     }
@@ -255,7 +255,7 @@ impl Catalog for EngineCatalog {
         };
         let identity = self.registry.run_isolated("reading the definition", read).await?;
         let def = definition.read()?;
-        // Combinators have no schema of their own; the journal keeps an empty one for them.
+        // Older journals have a schema without fields for combinators.
         let known = source_schema.filter(|s| !s.fields().is_empty());
         let recorded = if def.options.cache_only { Some(self.recorded_listing(def).await?) } else { None };
         let (ctx, columns) = match &recorded {
@@ -264,16 +264,17 @@ impl Catalog for EngineCatalog {
         };
         let known = if recorded.is_some() { columns } else { known.or(columns) };
         let bound = Arc::new(Box::pin(bind(def, &self.registry, &ctx, known)).await?);
-        let at_hints = {
+        let found = {
             let (definition, bound, registry) =
                 (definition.clone(), Arc::clone(&bound), self.registry.clone());
             move || {
                 let def = definition.read()?;
-                Ok((hints(def, &registry, &bound)?, set_bases(def, &registry, &bound)?))
+                let hints = hints(def, &registry, &bound)?;
+                Ok((hints, set_bases(def, &registry, &bound)?, bound.source_schema()))
             }
         };
-        let (hints, set_bases) =
-            self.registry.run_isolated("naming the hints of the definition", at_hints).await?;
+        let (hints, set_bases, source_schema) =
+            self.registry.run_isolated("naming the hints of the definition", found).await?;
         let shuffle = def.stages.iter().find_map(|s| match &s.op {
             StageOp::Shuffle { seed, .. } => Some(SplitShuffle { seed: *seed }),
             _ => None,
@@ -285,7 +286,7 @@ impl Catalog for EngineCatalog {
             identity,
             payloads: self.registry.payloads(def),
             schema: bound.schema(),
-            source_schema: bound.source_schema().unwrap_or_else(|| Arc::new(Schema::empty())),
+            source_schema,
             seed: def.options.seed,
             single_task: bound.single_task(),
             counts_by_file: bound.counts_by_file(),

@@ -5,7 +5,8 @@
 //!
 //! The text contains: the source's kind and the options of its reader; the stages above the hint with their arguments in
 //! canonical spelling; the versions of our stages, of the functions that they call, and of the libraries on which those
-//! depend; whether bad rows are skipped; the seed, if anything above the hint draws from it.
+//! depend; whether bad rows are skipped, and then the version of what makes a row bad; the seed, if anything above the hint
+//! draws from it.
 //!
 //! The text does not contain: paths, listings and split sizes (they are in the split keys, so that growing data and other
 //! subsets reuse matching parts); names; hints; memory bounds; the order of keys in maps. The latter include the columns of
@@ -203,6 +204,7 @@ fn canonical(
     out.insert("engines".into(), engines.into());
     if matches!(def.options.on_error, OnError::Skip { .. }) {
         out.insert("on_error".into(), "skip".into());
+        out.insert("bad_rows".into(), BAD_ROWS_VERSION.into());
     }
     if canonicalizer.seeded {
         out.insert("seed".into(), def.options.seed.unwrap_or(0).into());
@@ -404,6 +406,13 @@ const VERSIONS: &[(&str, u32)] = &[
     // Each dataset draws for itself. In version 1 those of the same splits drew the same random numbers.
     ("zip", 2),
 ];
+
+/// The version of what makes a row bad, for pipelines that skip bad rows. The version is raised whenever such a pipeline may skip
+/// other rows than before, unless the version of a stage or a source is raised for it.
+///
+/// In version 1 a value of a CSV or JSON file was checked only if a stage needed its column, and the size of an image file only
+/// if a stage needed its bytes. Columns that a stage passed on counted for the largest size of a row if they were read.
+const BAD_ROWS_VERSION: u32 = 2;
 
 /// The version of our own code behind a stage or a source.
 fn own_version(name: &str) -> u32 {

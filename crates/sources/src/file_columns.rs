@@ -54,6 +54,9 @@ impl FileColumns {
             let Some((at, field)) = found.column_with_name(want.name()) else {
                 return Err(differs(format!("it has no column `{}`", want.name())));
             };
+            if found.fields().iter().filter(|other| other.name() == want.name()).nth(1).is_some() {
+                return Err(differs(format!("it has several columns `{}`", want.name())));
+            }
             let is = read_as(field.data_type());
             if &is != want.data_type() {
                 let what = format!("column `{}` is {is} instead of {}", want.name(), want.data_type());

@@ -94,20 +94,22 @@ impl Source for ImagesSource {
         };
         let wanted = options.columns(self.schema.fields().len());
         let (ctx, with_data) = (self.ctx.clone(), wanted.contains(&1));
+        // Under `on_error: skip` a file that is too large is a bad row also where no stage needs its bytes.
+        let checks_size = with_data || options.skip.is_some();
         let most_file = ctx.limits.max_record_bytes;
         let files = stream::iter(files.clone())
             .map(move |file| {
                 let ctx = ctx.clone();
                 async move {
-                    if !with_data {
-                        return Ok((file, Bytes::new()));
-                    }
                     let size = file.version.size;
-                    if size > most_file {
+                    if checks_size && size > most_file {
                         return Err(Error::data_loss(format!(
                             "{}: has {size} bytes, more than the {most_file} that a row may have; {RAISE_MAX_RECORD}",
                             file.url
                         )));
+                    }
+                    if !with_data {
+                        return Ok((file, Bytes::new()));
                     }
                     let data = SourceFile::new(&ctx, &file)?.read(0..size).await?;
                     Ok((file, data))

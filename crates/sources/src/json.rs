@@ -26,10 +26,22 @@ pub(crate) struct Json {
 const VALUE_BYTES: u64 = 48;
 
 impl Json {
-    /// Refuses a line whose values could take more memory than a chunk may. Two bytes are enough for a value, so a short line
-    /// is not looked at.
-    fn check_memory(&self, line: &[u8]) -> Result<(), String> {
-        if (line.len() as u64 / 2).saturating_mul(VALUE_BYTES) <= self.memory {
+    /// Refuses lines if the values of one of them could take more memory than a chunk may. Each line is checked by itself: the
+    /// other lines of a batch do not matter.
+    fn check_memory(&self, lines: &[u8]) -> Result<(), String> {
+        if self.admits(lines) {
+            return Ok(());
+        }
+        lines.split_inclusive(|b| *b == b'\n').try_for_each(|line| self.check_line(line))
+    }
+
+    /// Whether the values of a text fit, whatever they are: a value has at least two bytes.
+    fn admits(&self, text: &[u8]) -> bool {
+        (text.len() as u64 / 2).saturating_mul(VALUE_BYTES) <= self.memory
+    }
+
+    fn check_line(&self, line: &[u8]) -> Result<(), String> {
+        if self.admits(line) {
             return Ok(());
         }
         let values = line.iter().filter(|b| matches!(b, b',' | b':' | b'[' | b'{')).count() as u64;
@@ -40,7 +52,7 @@ impl Json {
         Err(budget::too_much(&format_args!("a line of {values} values"), needed, self.memory).to_string())
     }
 
-    /// What the decoder would not report. Keys without a column are errors if all columns are read and were found in the rows.
+    /// What the decoder would not report. Keys without a column are errors if all columns are decoded and were found in the rows.
     fn scan(&self, schema: &SchemaRef, projection: &[usize], lines: &[u8]) -> Result<(), String> {
         let is_checked = |of: &DataType| of.is_numeric() || of.is_nested();
         let root = (!self.is_given || schema.fields().iter().any(|f| is_checked(f.data_type())))
@@ -94,9 +106,7 @@ impl Text for Json {
         lines: &[u8],
         rows: usize,
     ) -> Result<Vec<RecordBatch>, String> {
-        if rows == 1 {
-            self.check_memory(lines)?;
-        }
+        self.check_memory(lines)?;
         self.scan(schema, projection, lines)?;
         let none = projection.is_empty();
         let columns = if none { &[0] } else { projection };
@@ -183,6 +193,9 @@ mod tests {
             why.contains("a line of 30003 values needs 1.37 MiB") && why.contains("--chunk-memory"),
             "{why}"
         );
+        // The other lines of a batch do not matter.
+        let both = dense(1) + &line;
+        assert_eq!(json.decode(&schema, &[0], both.as_bytes(), 2).unwrap_err(), why);
         assert_eq!(json.diagnose(&schema, &[0], line.as_bytes()), Some(why));
         // A long text is one value.
         let text = format!("{{\"t\": \"{}\"}}\n", "x".repeat(4 << 20));

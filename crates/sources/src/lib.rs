@@ -4,6 +4,8 @@
 //! canonical order, and reads the rows of one split as a stream of record batches bounded in rows and in bytes. Reads are
 //! bound to the version of the file that was listed: a file that changed since is an error, never other rows.
 
+#[cfg(test)]
+mod bad_rows_tests;
 mod caches;
 mod combine;
 mod context;
@@ -22,6 +24,7 @@ mod ipc;
 mod ipc_bounds;
 mod json;
 mod json_scan;
+mod leaf_schemas;
 mod line_reader;
 mod lines;
 mod listing_cache;
@@ -62,6 +65,7 @@ pub use dictionary_keys::with_wide_keys;
 pub use example::{feature_field, parse_example};
 pub use guard::read_split;
 pub use inline_table::{InlineTable, WriteIpc, register_batches, register_inline_table};
+pub use leaf_schemas::source_schema;
 pub use listing_cache::ListingCache;
 pub use open::open_source;
 pub use read_observer::{ReadObserver, with_read_observer};

@@ -45,7 +45,11 @@ pub(crate) struct LineReader<T> {
     within_line: bool,
     /// The number of lines before `at`, once it was counted.
     line: Option<u64>,
+    /// The columns that are decoded. Under `on_error: skip` these are all: a bad value in any column makes its row bad, whichever
+    /// columns the stages need.
     projection: Vec<usize>,
+    /// The decoded columns that the batches have; all if absent.
+    output: Option<Vec<usize>>,
     options: ReadOptions,
     max_record: usize,
 }
@@ -62,7 +66,11 @@ impl<T: Text> LineReader<T> {
         let (start, end) = range.unwrap_or((0, u64::MAX));
         // The byte before the start shows whether a line starts there.
         let from = start.saturating_sub(1);
-        let projection = options.projection.clone().unwrap_or_else(|| (0..schema.fields().len()).collect());
+        let width = schema.fields().len();
+        let (projection, output): (Vec<usize>, _) = match (&options.skip, &options.projection) {
+            (Some(_), Some(wanted)) => ((0..width).collect(), Some(wanted.clone())),
+            _ => (options.columns(width), None),
+        };
         Self {
             feed: Feed::open(&file, codec, from, end),
             text,
@@ -79,6 +87,7 @@ impl<T: Text> LineReader<T> {
             within_line: false,
             line: (start == 0).then_some(0),
             projection,
+            output,
             options,
             max_record: usize::try_from(max_record).unwrap_or(usize::MAX),
         }
@@ -287,7 +296,10 @@ impl<T: Text> SplitReader for LineReader<T> {
         if piece.rows == 0 {
             return Ok(None);
         }
-        let batches = self.decode(&piece).await?;
+        let mut batches = self.decode(&piece).await?;
+        if let Some(columns) = &self.output {
+            batches = projected(&batches, columns)?;
+        }
         self.count_lines(piece.bytes);
         self.drop_front(piece.bytes);
         let (rows, bytes) = (self.options.batch_rows, self.options.batch_bytes);
@@ -299,6 +311,12 @@ impl<T: Text> SplitReader for LineReader<T> {
                 .collect(),
         ))
     }
+}
+
+/// The batches with only these of their columns.
+fn projected(batches: &[RecordBatch], columns: &[usize]) -> Result<Vec<RecordBatch>> {
+    let picked = batches.iter().map(|batch| batch.project(columns));
+    picked.collect::<Result<Vec<_>, _>>().map_err(|e| Error::internal(e.to_string()))
 }
 
 fn newlines(bytes: &[u8]) -> u64 {

@@ -10,6 +10,7 @@ use futures::future::BoxFuture;
 use futures::stream::StreamExt;
 
 use crate::context::SourceContext;
+use crate::leaf_schemas::LeafSchemas;
 use crate::source::Source;
 use crate::split::FileRef;
 use crate::{
@@ -40,25 +41,30 @@ async fn first_file(def: &FileSource, ctx: &SourceContext) -> Result<FileRef> {
 
 /// Opens a definition's source, recursively, and finds its schema.
 ///
-/// `schema`: the schema that the dispatcher found. It is trusted without opening a file.
+/// `schema`: the [`source_schema`](crate::source_schema) that the dispatcher found. It is trusted without opening a file.
 ///
 /// # Errors
 /// `NotFound` for a missing file or a glob without a match, `InvalidArgument` for files of another shape
-/// than the definition says, and what the stores report.
+/// than the definition says, `FailedPrecondition` for a schema of other datasets, and what the stores report.
 pub async fn open_source(
     def: &SourceDef,
     ctx: &SourceContext,
     schema: Option<SchemaRef>,
 ) -> Result<Arc<dyn Source>> {
-    open(def, ctx, schema).await
+    let mut known = LeafSchemas::of(def, schema)?;
+    let source = open(def, ctx, &mut known).await?;
+    known.check_all_taken()?;
+    Ok(source)
 }
 
+/// `known`: the schemas of the sources from this one on.
 fn open<'a>(
     def: &'a SourceDef,
     ctx: &'a SourceContext,
-    schema: Option<SchemaRef>,
+    known: &'a mut LeafSchemas,
 ) -> BoxFuture<'a, Result<Arc<dyn Source>>> {
     Box::pin(async move {
+        let schema = if def.children().is_empty() { known.take_next()? } else { None };
         Ok(match def {
             SourceDef::Files(files) => open_files(files, ctx, schema).await?,
             SourceDef::Range { start, end, step } => Arc::new(plain::RangeSource::new(*start, *end, *step)?),
@@ -72,19 +78,19 @@ fn open<'a>(
                 checked(path, load::LoadSource::open(path, *wait, ctx, schema).await?)?
             }
             SourceDef::Concatenate(datasets) => {
-                let children = open_children(datasets, ctx).await?;
+                let children = open_children(datasets, ctx, known).await?;
                 Arc::new(combine::Concatenated { children })
             }
             SourceDef::Sample { datasets, weights, .. } => {
                 if datasets.len() != weights.len() || weights.iter().any(|w| !w.is_finite() || *w <= 0.0) {
                     return Err(Error::invalid("source sample: give one positive weight per dataset"));
                 }
-                let children = open_children(datasets, ctx).await?;
+                let children = open_children(datasets, ctx, known).await?;
                 let repetitions = datasets.iter().map(DatasetDef::repetitions).collect();
                 Arc::new(combine::Sampled { children, weights: weights.clone(), repetitions })
             }
             SourceDef::Zip(datasets) => {
-                Arc::new(zip::Zipped::new(datasets, open_children(datasets, ctx).await?)?)
+                Arc::new(zip::Zipped::new(datasets, open_children(datasets, ctx, known).await?)?)
             }
         })
     })
@@ -96,10 +102,15 @@ fn checked<S: Source + 'static>(place: &str, source: S) -> Result<Arc<dyn Source
     Ok(Arc::new(source))
 }
 
-async fn open_children(datasets: &[DatasetDef], ctx: &SourceContext) -> Result<Vec<Arc<dyn Source>>> {
+async fn open_children(
+    datasets: &[DatasetDef],
+    ctx: &SourceContext,
+    known: &mut LeafSchemas,
+) -> Result<Vec<Arc<dyn Source>>> {
     let mut children = Vec::with_capacity(datasets.len());
     for (i, dataset) in datasets.iter().enumerate() {
-        children.push(open(&dataset.source, ctx, None).await.map_err(|e| e.context(format!("dataset {i}")))?);
+        let child = open(&dataset.source, ctx, known).await;
+        children.push(child.map_err(|e| e.context(format!("dataset {i}")))?);
     }
     Ok(children)
 }

@@ -36,6 +36,9 @@ pub struct ReadOptions {
     /// The nominal most bytes of a batch; a single larger row is a batch of its own.
     pub batch_bytes: usize,
     /// Under `on_error: skip`: called for every bad row that is skipped. Absent: bad rows are errors.
+    ///
+    /// Which rows are bad does not depend on `projection`: a reader that skips rows checks all columns. A reader without `skip`
+    /// may read a row of which a column that is not asked for is bad.
     pub skip: Option<SkipFn>,
     /// Text columns (indices of [`Source::schema`]) that are read as `Dictionary(Int32, Utf8)` instead of `Utf8`, by sources for
     /// which [`Source::keeps_dictionaries`] is true. Empty by default.

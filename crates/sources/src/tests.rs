@@ -171,8 +171,17 @@ async fn siblings_of_another_schema_are_refused() {
     ])
     .unwrap();
     let lacks = ids(Arc::new(Int64Array::from(vec![1])));
-    for (other, what) in [(texts, "column `id` is Utf8 instead of Int64"), (lacks, "it has no column `name`")]
-    {
+    let twice = RecordBatch::try_from_iter([
+        ("id", Arc::clone(lacks.column(0))),
+        ("id", Arc::clone(lacks.column(0))),
+        ("name", Arc::clone(texts.column(1))),
+    ])
+    .unwrap();
+    for (other, what) in [
+        (texts, "column `id` is Utf8 instead of Int64"),
+        (lacks, "it has no column `name`"),
+        (twice, "it has several columns `id`"),
+    ] {
         type Write = fn(&RecordBatch, usize) -> Vec<u8>;
         for (format, extension, write) in
             [(parquet_format(), "parquet", to_parquet as Write), (arrow_format(), "arrow", to_ipc as Write)]

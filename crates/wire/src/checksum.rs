@@ -415,7 +415,7 @@ fn quiet_nans(bytes: &[u8], width: usize) -> Vec<u8> {
 /// The encoding of the padding of a list column; none for columns that padding leaves alone.
 #[expect(clippy::cast_possible_truncation, reason = "the padding of a float32 column is rounded likewise")]
 fn padding_of(dtype: &DataType, value: Option<&serde_json::Value>) -> Option<Vec<u8>> {
-    let DataType::List(item) = dtype else { return None };
+    let (DataType::List(item) | DataType::LargeList(item)) = dtype else { return None };
     let int = value.map_or(Some(0), serde_json::Value::as_i64);
     let float = value.map_or(Some(0.0), serde_json::Value::as_f64);
     let text = value.map_or(Some(""), serde_json::Value::as_str);

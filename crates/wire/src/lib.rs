@@ -24,6 +24,9 @@
 //!   Ack                          ->
 //! ```
 //!
+//! `Schema` says which columns the task was bound to. A reader refuses a task whose columns are not those of its epoch
+//! ([`check_task_columns`]). A later `Schema` says how the next rows are encoded.
+//!
 //! A worker sends while fewer than `window` bytes are on their way or unused at the reader, so at least one chunk
 //! always is, however large. `Ack` reports to the worker that the reader has everything.
 //!
@@ -60,6 +63,7 @@ mod same_host;
 mod schema;
 mod segment;
 mod split_facts;
+mod task_columns;
 #[cfg(test)]
 mod tests;
 mod transport;
@@ -87,6 +91,7 @@ pub use same_host::{FileBody, PassedFiles, can_share_memory};
 pub use schema::{decode_schema, encode_schema, schema_from_ipc, schema_to_ipc};
 pub use segment::Segment;
 pub use split_facts::SplitFacts;
+pub use task_columns::check_task_columns;
 pub use transport::{
     ByteStream, IN_PROCESS, Listener, Network, ReadHalf, SimulatedNetwork, SimulatedStream, Stream,
     WriteHalf, connect, connect_same_host, is_in_process, new_in_process_address, tune,

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use arrow_schema::SchemaRef;
 use async_trait::async_trait;
 use caju_proto::v1::SplitCount;
 use caju_types::{ClientId, Result, TaskId};
@@ -36,6 +37,9 @@ pub trait LocalTask: Send {
     /// # Errors
     /// The task's failure.
     async fn next(&mut self) -> Result<Option<Chunk>>;
+
+    /// The columns that the task was bound to; none if it sends no rows any more.
+    fn schema(&self) -> Option<SchemaRef>;
 
     /// Rows that the task emitted, per split, to all of its readers; known at its end.
     fn emitted(&self) -> Option<Vec<SplitCount>>;

@@ -13,7 +13,7 @@ use arrow_flight::{
 use arrow_schema::SchemaRef;
 use caju_proto::{Bytes, mode_from_name, read_flight_ticket, to_status, v1};
 use caju_types::{ClientId, Error, Result, TaskId, WorkerId};
-use caju_wire::{ElementCursor, OpenTimeouts, Run, schema_from_ipc};
+use caju_wire::{ElementCursor, OpenTimeouts, Run, check_task_columns, schema_from_ipc};
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use serde_json::Value;
 use tonic::{Request, Response, Status, Streaming};
@@ -40,7 +40,9 @@ async fn open(manager: &Arc<Manager>, request: v1::OpenIterationRequest) -> Resu
             .ok_or_else(|| Error::internal("the dispatcher sent no schema of the rows"))?;
         let Some(task) = task else { return Ok((schema, Found::Over)) };
         let reader = Credentials { client: ClientId(opened.client_id), ticket: &task.ticket, consumer: None };
-        Ok((schema, manager.open(TaskId(task.task_id), &reader).await?))
+        let found = manager.open(TaskId(task.task_id), &reader).await?;
+        let found = with_columns_of(&schema, found, &manager.identity.address)?;
+        Ok((schema, found))
     };
     let result: Result<_> = open.await;
     if let (Err(error), Some(task)) = (&result, task.map(|t| TaskId(t.task_id)))
@@ -52,6 +54,23 @@ async fn open(manager: &Arc<Manager>, request: v1::OpenIterationRequest) -> Resu
         manager.report(task, &Finished::before_it_began(error), None, timeout).await;
     }
     result
+}
+
+/// The task, if it sends the columns of its epoch. Otherwise it ends, because no other reader can continue a Flight stream.
+fn with_columns_of(epoch: &SchemaRef, found: Found, address: &str) -> Result<Found> {
+    let attachment = match found {
+        Found::Running(attachment) => attachment,
+        Found::Over => return Ok(Found::Over),
+    };
+    let worker = format!("worker {address} ({})", attachment.task.id);
+    let checked = check_task_columns(epoch, &attachment.task.schema, (&attachment.task.job, &worker));
+    match checked {
+        Ok(()) => Ok(Found::Running(attachment)),
+        Err(e) => {
+            drop(attachment.only());
+            Err(e)
+        }
+    }
 }
 
 /// The Flight service, over the tasks of this worker.

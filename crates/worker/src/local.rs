@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use arrow_schema::SchemaRef;
 use async_trait::async_trait;
 use caju_proto::v1::SplitCount;
 use caju_types::{ClientId, Result, TaskId};
@@ -41,6 +42,10 @@ impl LocalTask for Attachment {
         Ok(chunk)
     }
 
+    fn schema(&self) -> Option<SchemaRef> {
+        Some(Arc::clone(&self.task.schema))
+    }
+
     fn emitted(&self) -> Option<Vec<SplitCount>> {
         self.task.emitted()
     }
@@ -57,6 +62,10 @@ struct Over;
 impl LocalTask for Over {
     async fn next(&mut self) -> Result<Option<Chunk>> {
         Ok(None)
+    }
+
+    fn schema(&self) -> Option<SchemaRef> {
+        None
     }
 
     fn emitted(&self) -> Option<Vec<SplitCount>> {

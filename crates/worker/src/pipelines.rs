@@ -27,13 +27,14 @@ impl Pipelines {
         Self { registry, ctx, recent: Mutex::default() }
     }
 
-    /// The bound pipeline of a task.
+    /// The bound pipeline of a task, with the columns that the dispatcher found in its sources. An older dispatcher sends none for a
+    /// combinator: its datasets then have the columns that their files have now, and are bound again for each task.
     ///
     /// # Errors
     /// Those of binding, and `FailedPrecondition` if this worker's fingerprint differs from the dispatcher's, as with another
     /// version of caju.
     pub(crate) async fn get(&self, task: &TaskDef) -> Result<Arc<BoundPipeline>> {
-        // A fingerprint does not cover the location of the data, so it does not identify a dataset.
+        // A fingerprint covers neither the location of the data nor its columns, so it does not identify a dataset.
         let key = hash128(task.definition_json.as_bytes()) ^ hash128(&task.source_schema_ipc).rotate_left(64);
         // Rows are shared at hints, too.
         let has_hints = task.caching || !task.sharing.is_empty();
@@ -45,6 +46,7 @@ impl Pipelines {
         let read = move || DatasetDef::from_json_str(&text);
         let def = self.registry.run_isolated("reading the definition", read).await?;
         let schema = schema_from_ipc(&task.source_schema_ipc)?.filter(|s| !s.fields().is_empty());
+        let has_columns = schema.is_some() || def.source.children().is_empty();
         let hints = if has_hints { Hints::Active } else { Hints::Ignored };
         let bound =
             Arc::new(bind_with(&def, &self.registry, &self.ctx, schema, hints, shard_by(task)?).await?);
@@ -56,10 +58,12 @@ impl Pipelines {
                 task.fingerprint
             )));
         }
-        let mut recent = self.recent.lock();
-        recent.push_back((key, Arc::clone(&bound)));
-        if recent.len() > MAX_PIPELINES {
-            recent.pop_front();
+        if has_columns {
+            let mut recent = self.recent.lock();
+            recent.push_back((key, Arc::clone(&bound)));
+            if recent.len() > MAX_PIPELINES {
+                recent.pop_front();
+            }
         }
         Ok(bound)
     }

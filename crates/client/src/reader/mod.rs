@@ -15,6 +15,7 @@ use caju_wire::{Chunk, DispatcherLink, ElementCursor, Run, schema_from_ipc};
 use crate::assembly::{Arrival, Assembly, Ready};
 use crate::config::ClientConfig;
 use crate::delivered::Delivered;
+use crate::epoch_columns::EpochColumns;
 use crate::exact::{check_exact, why_not_exact};
 use crate::reattach::Reopening;
 use crate::session::{LEAVE_TIMEOUT, Session};
@@ -105,7 +106,8 @@ impl Reader {
             .ok_or_else(|| Error::internal("the dispatcher sent no schema of the rows"))?;
         let def = DatasetDef::from_json_str(&opened.definition_json)?;
         let not_exact = why_not_exact(&def);
-        let shared = Shared::new(config, transfer, opened.in_turn);
+        let columns = EpochColumns { job: opened.job.clone(), schema: Arc::clone(&schema) };
+        let shared = Shared::new(config, transfer, opened.in_turn, columns);
         let is_in_rounds = !matches!(request.balance.as_str(), "" | "none");
         let shared = Arc::new(if is_in_rounds { shared.in_rounds() } else { shared });
         shared.on_opened(&opened)?;

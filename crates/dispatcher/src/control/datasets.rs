@@ -162,7 +162,7 @@ impl Datasets {
     ) -> Result<Dataset> {
         if let Some(id) = chosen {
             if let Some(known) = txn.state.datasets.get(&id) {
-                return if known.identity == dataset.identity {
+                return if known.identity == dataset.identity || is_of_older_version(known, &dataset) {
                     let known = known.clone();
                     self.renewed(txn, known, dataset)
                 } else {
@@ -190,10 +190,11 @@ impl Datasets {
     }
 
     /// A known dataset, with the new definition if nobody reads it: functions of the user's own are named by their code, or by a
-    /// version, and the newest form runs.
+    /// version, and the newest form runs. A dataset of an older version gets the columns of its sources.
     fn renewed(&self, txn: &mut Txn<'_>, known: Dataset, new: Dataset) -> Result<Dataset> {
         self.usage.lock().use_dataset(&known.id, self.context.clock.now());
-        if known.definition == new.definition || is_read(txn.state, &known) {
+        let is_same = known.definition == new.definition && known.source_schema_ipc == new.source_schema_ipc;
+        if is_same || is_read(txn.state, &known) {
             return Ok(known);
         }
         let dataset = Dataset { id: known.id, ..new };
@@ -225,8 +226,8 @@ impl Datasets {
         Ok(self.catalog.bind(definition, None).await?.schema)
     }
 
-    /// The binding of a registered dataset; made again after a restart, with the schema known then (one without
-    /// fields if it has several sources, which the catalog takes as unknown).
+    /// The binding of a registered dataset; made again after a restart, with the schema known then. The catalog takes a schema
+    /// without fields as unknown: older versions kept one for a dataset of several sources.
     pub(super) async fn bound(&self, id: &DatasetId) -> Result<Arc<Bound>> {
         if let Some(bound) = self.cached(id) {
             return Ok(bound);
@@ -256,6 +257,15 @@ fn known<'a>(state: &'a State, new: &Dataset, job: Option<&JobName>) -> Option<&
 
 fn is_read(state: &State, dataset: &Dataset) -> bool {
     state.iterations.values().any(|i| i.dataset == dataset.id && !i.is_drained() && !i.members.is_empty())
+}
+
+/// Whether an older version registered this dataset. It kept no columns of several sources, so its identity is another one.
+fn is_of_older_version(known: &Dataset, new: &Dataset) -> bool {
+    let kept = stored_schema(&known.source_schema_ipc);
+    kept.is_ok_and(|schema| schema.fields().is_empty())
+        && known.fingerprint == new.fingerprint
+        && known.definition == new.definition
+        && known.schema_ipc == new.schema_ipc
 }
 
 fn conflict(known: &Dataset, new: &Dataset) -> Error {

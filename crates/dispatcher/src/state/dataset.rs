@@ -37,7 +37,8 @@ pub struct Dataset {
     /// The schema of its elements' rows, as an Arrow IPC stream.
     #[serde(with = "hex")]
     pub schema_ipc: Vec<u8>,
-    /// The schema of its source, as an Arrow IPC stream; without fields if it has several.
+    /// The schema of its source, as an Arrow IPC stream. For several sources it holds the schemas of all of them; older versions
+    /// kept one without fields.
     #[serde(with = "hex")]
     pub source_schema_ipc: Vec<u8>,
     /// The seed that the definition gives.

@@ -1,7 +1,9 @@
 //! Definitions in the journal, among them those that this version cannot read.
 
+use arrow_schema::Schema;
 use caju_proto::v1;
-use caju_types::{DatasetId, ErrorKind};
+use caju_types::{DatasetId, ErrorKind, Fingerprint};
+use caju_wire::schema_to_ipc;
 use serde_json::json;
 
 use super::fake::{World, open_request, run};
@@ -80,4 +82,33 @@ fn a_definition_of_an_older_journal_says_itself_whether_it_is_cache_only() {
     assert!(dataset(&definition(r#", "cache_only": true"#)).is_cache_only());
     assert!(!dataset(&definition("")).is_cache_only());
     assert!(!dataset(UNREADABLE).is_cache_only());
+}
+
+/// What an older version journaled of a dataset of several sources: no columns of these sources.
+fn without_source_columns(update: &mut Update) {
+    if let Update::DatasetRegistered { dataset } = update {
+        dataset.source_schema_ipc = schema_to_ipc(&Schema::empty()).unwrap();
+        dataset.identity = Fingerprint(1);
+    }
+}
+
+#[test]
+fn a_dataset_of_an_older_journal_gets_the_columns_of_its_sources_when_it_is_registered_again() {
+    run(async {
+        let mut w = World::new();
+        let id = DatasetId("old".into());
+        let columns = |w: &World| w.core.snapshot().datasets.get(&id).unwrap().source_schema_ipc.clone();
+        let register = || v1::RegisterDatasetRequest {
+            definition_json: json!({"splits": 2}).to_string(),
+            dataset_id: "old".into(),
+        };
+        w.core.datasets.register_dataset(register()).await.unwrap();
+        let found = columns(&w);
+        w.restart_with(without_source_columns);
+        assert_ne!(columns(&w), found);
+        w.core.datasets.register_dataset(register()).await.unwrap();
+        assert_eq!(columns(&w), found);
+        w.restart();
+        assert_eq!(columns(&w), found);
+    });
 }

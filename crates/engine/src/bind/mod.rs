@@ -326,9 +326,14 @@ impl BoundPipeline {
         self.root.output()
     }
 
-    /// The source's schema, for binding the definition again elsewhere; `None` for combinators, whose datasets each have
-    /// their own.
-    pub fn source_schema(&self) -> Option<SchemaRef> {
+    /// The source's schema, for binding the definition again elsewhere. For a combinator it holds the schemas of the sources of all
+    /// its datasets ([`caju_sources::source_schema`]).
+    pub fn source_schema(&self) -> SchemaRef {
+        caju_sources::source_schema(self.root.source.as_ref())
+    }
+
+    /// The columns of the source; `None` for combinators, whose datasets each have their own.
+    pub fn source_columns(&self) -> Option<SchemaRef> {
         (self.root.kind == BranchKind::Leaf).then(|| self.root.source.schema())
     }
 

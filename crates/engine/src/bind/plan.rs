@@ -134,10 +134,12 @@ impl SplitPlan {
 
     /// Whether the short batches at the ends of tasks go to the reader, who merges them. `at`: the index of the stage that makes
     /// them. The tasks have applied the stages below it already. That these saw another batch matters where they compute on
-    /// padded lists.
+    /// padded lists, and where a `shard` counts batches.
     pub(crate) fn merges(&self, def: &DatasetDef, at: usize) -> bool {
         let last_unbatch = def.stages.iter().rposition(|s| matches!(s.op, StageOp::Unbatch));
+        let last_shard = def.stages.iter().rposition(|s| matches!(s.op, StageOp::Shard { .. }));
         !self.counts
+            && last_shard.is_none_or(|shard| shard < at)
             && last_unbatch.is_none_or(|unbatch| unbatch < at)
             && def.computes_on_padding(at).is_none()
     }

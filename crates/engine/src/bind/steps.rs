@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use arrow_schema::{DataType, Field, Fields, Schema, SchemaRef};
 use caju_kernels::{BoundExprs, Registry, check_columns};
-use caju_pipeline::{Boundaries, Cost, DatasetDef, StageOp};
+use caju_pipeline::{Boundaries, Cost, DatasetDef, PythonKind, SourceDef, StageOp};
 use caju_sources::feature_field;
 use caju_types::{Error, Result, did_you_mean, format_bytes, format_count};
 use caju_wire::Padding;
@@ -153,13 +153,15 @@ pub(crate) fn bind_stages(
                 at.place
             )));
         }
-        if streaming && matches!(stage.op, StageOp::Unnest { .. } | StageOp::FlatMap { .. }) {
+        if streaming && multiplies(&stage.op) {
             return Err(Error::invalid(format!(
                 "{}: rows cannot be multiplied below a stream stage; put it above the first shuffle, batch, take, skip, repeat or prefetch",
                 at.place
             )));
         }
-        streaming |= !stage.op.is_split_local() && !matches!(stage.op, StageOp::Shard { .. });
+        // A `shard` divides the rows of a `sample` in the order in which they are drawn.
+        let is_drawn = matches!(def.source, SourceDef::Sample { .. });
+        streaming |= !stage.op.is_split_local() && (is_drawn || !matches!(stage.op, StageOp::Shard { .. }));
         let step = match stage.op {
             StageOp::Shard { num_shards, index } => {
                 Some(shard(ShardNumbers::new(num_shards, index), Some(at.stats)))
@@ -191,6 +193,15 @@ pub(crate) fn bind_stages(
         first_to_front(&mut steps);
     }
     Ok((steps, schemas))
+}
+
+/// Whether a stage may give several rows for one.
+fn multiplies(op: &StageOp) -> bool {
+    match op {
+        StageOp::Unnest { .. } | StageOp::FlatMap { .. } => true,
+        StageOp::Python(function) => function.kind == PythonKind::FlatMap,
+        _ => false,
+    }
 }
 
 /// Moves the planned shards of the processing mode `data` to the front: the stages above pass on row for row, so they need

@@ -258,7 +258,7 @@ impl RowStage {
     ) -> Result<Made, RowError> {
         let done =
             budget::scope(ctx.chunk_bytes, || self.apply(ctx, batch, runs, reclaimer)).and_then(|made| {
-                let bytes = caju_wire::batch_bytes(&made.batch) as u64;
+                let bytes = self.limited_bytes(ctx, &made);
                 if bytes <= ctx.chunk_bytes || made.batch.num_rows() == 0 {
                     return Ok(made);
                 }
@@ -277,6 +277,26 @@ impl RowStage {
             (ErrorKind::ResourceExhausted, _) => whole(e.error),
             _ => e,
         })
+    }
+
+    /// The bytes of a result that count for the memory limit of a chunk.
+    ///
+    /// Under `on_error: skip` a single row above the limit is skipped. Of such a row, columns that the stage passes on unchanged
+    /// do not count: it depends on hints and policies which of them are read, and which rows there are must not depend on these.
+    fn limited_bytes(&self, ctx: &TaskContext, made: &Made) -> u64 {
+        let all = caju_wire::batch_bytes(&made.batch);
+        if !ctx.skips() || made.ran.len() != 1 {
+            return all as u64;
+        }
+        let columns = made.batch.num_columns();
+        let is_passed_on = |column: usize| match &self.op {
+            RowOp::Filter(_) | RowOp::Check(_) => true,
+            RowOp::Inflate { column: inflated, .. } => column != *inflated,
+            RowOp::Project { out, .. } => matches!(out.get(column), Some(OutColumn::Input(_))),
+            RowOp::Parse { .. } | RowOp::Unnest { .. } | RowOp::Python(_) => false,
+        };
+        let computed: Vec<usize> = (0..columns).filter(|column| !is_passed_on(*column)).collect();
+        made.batch.project(&computed).map_or(all, |computed| caju_wire::batch_bytes(&computed)) as u64
     }
 
     /// Whether rows that need too much memory together may be run again in two halves. Users' functions may have side

@@ -16,4 +16,5 @@ mod reordered;
 mod rows;
 mod sets;
 mod shared;
+mod skipped_columns;
 mod skips;

@@ -84,7 +84,7 @@ impl Pair {
         let io = Arc::new(IoCounters::new());
         let ctx = SourceContext::new(Arc::new(Stores::default()), Arc::clone(&io));
         let plain = Arc::new(bind(def, &registry, &ctx, None).await?);
-        let schema = plain.source_schema();
+        let schema = Some(plain.source_schema());
         let kept = Arc::new(bind_with(def, &registry, &ctx, schema, Hints::Active, None).await?);
         let splits = kept.splits().try_collect().await?;
         let hints = prefix_fingerprints(def, &registry)?

@@ -186,6 +186,13 @@ fn padding_does_not_show() {
     let b = padded(list(vec![Some(vec![1, 9, 2, 9]), Some(vec![3, 9, 9, 9]), Some(vec![9, 9, 9, 9])]));
     assert_eq!(a, b);
     assert_ne!(a, padded(list(vec![Some(vec![1, 9, 2]), Some(vec![3, 0]), None])));
+    let large = |rows: Vec<Vec<i64>>| -> RecordBatch {
+        let rows = rows.into_iter().map(|r| Some(r.into_iter().map(Some).collect::<Vec<_>>()));
+        batch(vec![Arc::new(LargeListArray::from_iter_primitive::<Int64Type, _, _>(rows))])
+    };
+    let a = padded(large(vec![vec![1, 9, 2], vec![3]]));
+    assert_eq!(a, padded(large(vec![vec![1, 9, 2, 9], vec![3, 9, 9, 9]])));
+    assert_eq!(a, padded(list(vec![Some(vec![1, 9, 2]), Some(vec![3])])));
 }
 
 type Row = (Option<i32>, Option<String>, Vec<Option<u8>>);

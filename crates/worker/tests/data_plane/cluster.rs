@@ -7,7 +7,7 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
 use arrow_array::{Array, RecordBatch};
 use caju_client::{Client, ClientConfig, ReadRequest, Reader};
-use caju_dispatcher::{Dispatcher, DispatcherConfig, DispatcherHandle, EngineCatalog, Timers};
+use caju_dispatcher::{Catalog, Dispatcher, DispatcherConfig, DispatcherHandle, EngineCatalog, Timers};
 use caju_kernels::{Limits, Registry};
 use caju_pipeline::DatasetDef;
 use caju_runtime::{CpuPool, IoCounters, Stores};
@@ -51,6 +51,15 @@ impl Cluster {
     ) -> Self {
         let ctx = SourceContext::new(Arc::clone(&stores), Arc::new(IoCounters::new()));
         let catalog = EngineCatalog::new(registry.clone(), ctx);
+        Self::start_on(Arc::new(catalog), (stores, registry), change).await
+    }
+
+    /// As [`Cluster::start_over`], with this catalog.
+    pub(crate) async fn start_on(
+        catalog: Arc<dyn Catalog>,
+        (stores, registry): (Arc<Stores>, Registry),
+        change: impl FnOnce(&mut DispatcherConfig),
+    ) -> Self {
         let timers = Timers {
             heartbeat: Duration::from_millis(50),
             worker_timeout: Duration::from_millis(800),
@@ -59,7 +68,7 @@ impl Cluster {
         };
         let mut config = DispatcherConfig { timers, ..DispatcherConfig::default() };
         change(&mut config);
-        let dispatcher = Dispatcher::start(config, Arc::new(catalog)).await.unwrap();
+        let dispatcher = Dispatcher::start(config, catalog).await.unwrap();
         let pool = CpuPool::new(2).unwrap();
         Self { dispatcher, workers: Vec::new(), local: LocalWorkers::new(), stores, registry, pool }
     }

@@ -10,7 +10,7 @@ use tonic::transport::Channel;
 
 use crate::cluster::{Cluster, TEST_TIMEOUT, assert_once, ids, range};
 
-async fn connect(address: &str) -> FlightClient {
+pub(crate) async fn connect(address: &str) -> FlightClient {
     let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
     let inner = FlightServiceClient::new(channel).max_decoding_message_size(usize::MAX);
     FlightClient::new_from_inner(inner)

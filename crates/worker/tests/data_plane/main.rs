@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "tests")]
 
+mod changed_columns;
 mod cluster;
 mod conformance;
 mod consumer_states;

@@ -67,6 +67,7 @@ pub(super) fn compare(here: &Value, there: &Value, steps: &[usize]) -> Option<Co
     for (key, place) in [
         ("seed", "seed"),
         ("on_error", "on_error"),
+        ("bad_rows", "version of what makes a row bad"),
         ("deterministic", "deterministic"),
         ("schema", "version of fingerprints"),
     ] {
