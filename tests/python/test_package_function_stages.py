@@ -55,6 +55,22 @@ def test_batched_stages_and_flat_map():
     assert [r["w"] for r in words] == ["w0", "w0", "w1", "w0", "w1", "w2"]
 
 
+def test_rows_are_not_multiplied_below_stages_of_the_stream():
+    def both(row):
+        return [{"v": row["id"]}, {"v": -row["id"]}]
+
+    schema, rows = {"v": "int64"}, cj.range(1000)
+    twice = rows.flat_map(both, schema=schema)
+    assert len(list(twice.shuffle(10))) == 2000
+    drawn = cj.sample_from_datasets([rows, rows]).with_columns(v="make_array(id, 0 - id)")
+    assert len(list(drawn.unnest("v"))) == 4000
+    for below in (rows.shuffle(10), rows.repeat(2), rows.shuffle(10).take(900), rows.batch(4).unbatch()):
+        with pytest.raises(cj.InvalidPipeline, match="rows cannot be multiplied below a stream stage"):
+            list(below.flat_map(both, schema=schema))
+    with pytest.raises(cj.InvalidPipeline, match="rows cannot be multiplied below a stream stage"):
+        list(drawn.shard(2, 0).unnest("v"))
+
+
 def test_functions_have_their_name_and_get_batches():
     def length(batch):
         return {"n": np.full(len(batch["id"]), len(batch["id"]))}

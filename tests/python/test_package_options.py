@@ -184,6 +184,8 @@ def test_hints_have_the_names_given():
     ds = cj.range(3).autocache("one").autocache().with_columns(x="id")
     assert "hint 'one'" in ds.explain() and "hint 'hint-1'" in ds.explain()
     assert cj.range(3).autocache().cache("two")._policy == "hint:two" and cj.range(3).autocache().cache()._policy == "hint:hint-1"
+    with pytest.raises(cj.InvalidPipeline, match="at the hint 'one' are stored already"):
+        cj.range(3).cache("one").cache("two")
 
 
 def test_stages_of_the_stream():

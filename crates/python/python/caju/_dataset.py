@@ -288,7 +288,7 @@ class Dataset(Stages, Epochs):
         mode = self._service.mode if self._service else "dynamic"
         if mode != "dynamic":
             raise TypeError(f"under processing_mode=\"{mode}\" the number of elements depends on the workers")
-        elements = Cardinality.of(self._rows, self._tree()).elements()
+        elements = Cardinality.of(self._rows, self._tree(), is_alone=self._service is None).elements()
         consumer = self._service.consumer if self._service else None
         return elements if consumer is None else of_consumer(elements, consumer)
 

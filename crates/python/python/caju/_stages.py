@@ -146,8 +146,15 @@ class Stages:
         return self._with({"autocache": {} if name is None else {"name": name}})
 
     def cache(self, name: str | None = None) -> Dataset:
-        """A hint at which rows are stored and read in any case, without measurements."""
+        """A hint at which rows are stored and read in any case, without measurements. One point of a pipeline is stored, so it
+        has one `cache`.
+        """
         hints = sum("autocache" in step for step in self._steps)
+        if self._policy.startswith("hint:"):
+            raise InvalidPipeline(
+                f"the rows at the hint {self._policy.removeprefix('hint:')!r} are stored already, and one point of a pipeline is: "
+                "remove one `cache`, or put `autocache` in its place"
+            )
         out = self.autocache(name)
         out._policy = f"hint:{name or f'hint-{hints}'}"
         return out
