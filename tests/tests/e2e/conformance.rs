@@ -283,6 +283,7 @@ fn dyn_17_concatenation() {
 fn sta_16_an_empty_dataset_is_an_empty_stream() {
     let cluster = Cluster::start_with(2, &["--workers", "127.0.0.1:%port%,127.0.0.1:%port%"], &[]);
     let nothing = range(0, json!([]));
+    let hinted = range(0, json!([{ "shard": { "num_shards": "HINT", "index": "HINT" } }]));
     let files = Pipeline::of(json!({ "csv": "*.csv" }), json!([]))
         .with_file("a.csv", b"id\n")
         .with_file("b.csv", b"id\n");
@@ -290,6 +291,7 @@ fn sta_16_an_empty_dataset_is_an_empty_stream() {
         (&nothing, "dynamic"),
         (&nothing, "data"),
         (&nothing, "file_or_data"),
+        (&hinted, "hint"),
         (&files, "file"),
         (&files, "data"),
         (&files, "file_or_data"),
