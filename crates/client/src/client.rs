@@ -28,7 +28,8 @@ impl Client {
     /// `InvalidArgument` if the address is none, `Unavailable` if no dispatcher answers.
     pub async fn connect(dispatcher: &str, config: ClientConfig) -> Result<Self> {
         let link = DispatcherLink::over(config.network.clone(), dispatcher)?;
-        let probe = |mut d: caju_wire::Dispatcher| async move { d.get_status(v1::GetStatusRequest {}).await };
+        let probe =
+            |mut d: caju_wire::Dispatcher| async move { d.get_status(v1::GetStatusRequest::default()).await };
         link.retry(config.connect_timeout, Duration::ZERO, probe).await?;
         Ok(Self { link, config })
     }
@@ -43,7 +44,11 @@ impl Client {
     /// # Errors
     /// `Unavailable` if the dispatcher does not answer.
     pub async fn status(&self) -> Result<v1::GetStatusResponse> {
-        let call = |mut d: caju_wire::Dispatcher| async move { d.get_status(v1::GetStatusRequest {}).await };
+        self.status_of(v1::GetStatusRequest::default()).await
+    }
+
+    async fn status_of(&self, request: v1::GetStatusRequest) -> Result<v1::GetStatusResponse> {
+        let call = |mut d: caju_wire::Dispatcher| async move { d.get_status(request).await };
         self.link.retry(self.config.connect_timeout, Duration::ZERO, call).await
     }
 
@@ -52,7 +57,8 @@ impl Client {
     pub async fn final_status(&self, iteration: IterationId, bound: Duration) -> Option<v1::JobStatus> {
         let until = Instant::now() + bound;
         loop {
-            let status = tokio::time::timeout(bound, self.status()).await.ok()?.ok()?;
+            let request = v1::GetStatusRequest { iteration_id: iteration.0 };
+            let status = tokio::time::timeout(bound, self.status_of(request)).await.ok()?.ok()?;
             let job = status.jobs.into_iter().find(|j| j.iteration_id == iteration.0)?;
             let over = job.state != "running" && job.tasks == 0 && !job.stages.is_empty();
             if over || job.clients > 0 || Instant::now() > until {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use caju_proto::v1::dispatcher_server::Dispatcher;
 use caju_proto::{put_version, to_status, v1};
-use caju_types::{DatasetId, Result};
+use caju_types::{DatasetId, IterationId, Result};
 use tonic::{Request, Response, Status};
 
 use crate::control::Core;
@@ -150,8 +150,11 @@ impl Dispatcher for DispatcherService {
 
     async fn get_status(
         &self,
-        _: Request<v1::GetStatusRequest>,
+        request: Request<v1::GetStatusRequest>,
     ) -> Result<Response<v1::GetStatusResponse>, Status> {
-        respond(self.core.status.get_status()).await
+        match request.into_inner().iteration_id {
+            0 => respond(self.core.status.get_status()).await,
+            id => respond(self.core.status.get_epoch_status(IterationId(id))).await,
+        }
     }
 }

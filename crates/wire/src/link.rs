@@ -218,7 +218,7 @@ mod tests {
         let address = listener.local_addr().unwrap().to_string();
         let link = DispatcherLink::new(&address).unwrap();
         let began = std::time::Instant::now();
-        let status = |mut d: Dispatcher| async move { d.get_status(GetStatusRequest {}).await };
+        let status = |mut d: Dispatcher| async move { d.get_status(GetStatusRequest::default()).await };
         let e = link.retry(Duration::from_millis(50), Duration::ZERO, status).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::DeadlineExceeded);
         assert!(
@@ -235,7 +235,7 @@ mod tests {
         let link = DispatcherLink::new(&format!("caju://127.0.0.1:{port}")).unwrap();
         let e = link
             .retry(Duration::from_millis(50), Duration::ZERO, |mut d| async move {
-                d.get_status(GetStatusRequest {}).await
+                d.get_status(GetStatusRequest::default()).await
             })
             .await
             .unwrap_err();

@@ -167,7 +167,7 @@ fn no_defect(status: &Status) {
 
 pub(crate) async fn still_serves(dispatcher: &Channel) {
     let mut client = DispatcherClient::new(dispatcher.clone());
-    client.get_status(v1::GetStatusRequest {}).await.expect("the dispatcher serves other calls");
+    client.get_status(v1::GetStatusRequest::default()).await.expect("the dispatcher serves other calls");
 }
 
 /// Messages as the bytes that they are.

@@ -191,7 +191,7 @@ async fn strangers_calls(
     // A process that knows a job's name may join it, and one that reaches the dispatcher may register as a new worker: the port
     // is for trusted processes ("Who joins" in `docs/guarantees.md`). A reader that joins and vanishes is noticed
     // (`lost_readers.rs`).
-    let status = format!("{:?}", rpc.get_status(v1::GetStatusRequest {}).await.unwrap());
+    let status = format!("{:?}", rpc.get_status(v1::GetStatusRequest::default()).await.unwrap());
     let operator = std::fs::read_to_string(cluster.operator_secret_file()).unwrap();
     assert!(!status.contains(operator.trim()));
 }

@@ -57,6 +57,22 @@ impl Status {
             .await
     }
 
+    /// The status of one epoch, without anything else. Readers ask for it at the end of their epochs: its cost does not grow with the
+    /// other epochs and jobs.
+    pub(crate) async fn get_epoch_status(&self, id: IterationId) -> Result<v1::GetStatusResponse> {
+        self.context
+            .read_durable(|state| {
+                let known = state.iterations.get(&id);
+                let jobs = known.map(|i| self.job_status(state, &Profiles::of_job(state, &i.job), i));
+                v1::GetStatusResponse {
+                    version: env!("CARGO_PKG_VERSION").to_string(),
+                    jobs: jobs.into_iter().collect(),
+                    ..Default::default()
+                }
+            })
+            .await
+    }
+
     fn job_status(&self, state: &State, profiles: &Profiles, iteration: &Iteration) -> v1::JobStatus {
         let dataset = state.datasets.get(&iteration.dataset);
         let reports = self.context.reports.lock();
@@ -154,8 +170,16 @@ struct Profiles(BTreeMap<JobName, (u64, String)>);
 
 impl Profiles {
     fn of(state: &State) -> Self {
+        Self::of_epochs(state, state.iterations.values())
+    }
+
+    fn of_job(state: &State, job: &JobName) -> Self {
+        Self::of_epochs(state, state.iterations.values().filter(|i| i.job == *job))
+    }
+
+    fn of_epochs<'a>(state: &'a State, iterations: impl Iterator<Item = &'a Iteration>) -> Self {
         let mut epochs: BTreeMap<&JobName, Vec<u64>> = BTreeMap::new();
-        for iteration in state.iterations.values() {
+        for iteration in iterations {
             epochs.entry(&iteration.job).or_default().push(iteration.epoch);
         }
         let profiled = epochs.into_iter().filter_map(|(name, mut epochs)| {

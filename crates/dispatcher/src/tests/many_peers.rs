@@ -100,7 +100,7 @@ fn a_thousand_idle_clients_and_two_hundred_workers_are_served_and_write_nothing(
             before = after;
         }
         let mut status = rpc(0);
-        let status = status.get_status(v1::GetStatusRequest {}).await.unwrap().into_inner();
+        let status = status.get_status(v1::GetStatusRequest::default()).await.unwrap().into_inner();
         assert_eq!((status.workers.len(), status.jobs[0].clients), (WORKERS, 1_000));
         assert!(status.workers.iter().all(|w| w.state == "active"));
         drop(rpcs);

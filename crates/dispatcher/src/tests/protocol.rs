@@ -26,7 +26,7 @@ fn callers_of_the_same_major_version_are_served_and_others_refused() {
         let named = open.metadata().get("caju-protocol").unwrap().to_str().unwrap().to_string();
         assert_eq!(named, PROTOCOL.to_string(), "the dispatcher says what it speaks");
         let later_minor = format!("{}.{}", PROTOCOL.major, PROTOCOL.minor + 7);
-        rpc.get_status(with_version(v1::GetStatusRequest {}, &later_minor)).await.unwrap();
+        rpc.get_status(with_version(v1::GetStatusRequest::default(), &later_minor)).await.unwrap();
         for other in [PROTOCOL.major - 1, PROTOCOL.major + 1] {
             let version = format!("{other}.0");
             let request = with_version(open_request(&json!({"splits": 2}), "other"), &version);
@@ -36,7 +36,7 @@ fn callers_of_the_same_major_version_are_served_and_others_refused() {
                 [format!("version {version} "), format!("version {PROTOCOL};"), "both sides".to_string()];
             assert!(told.iter().all(|t| refused.message().contains(t)), "{refused}");
         }
-        let status = rpc.get_status(v1::GetStatusRequest {}).await.unwrap().into_inner();
+        let status = rpc.get_status(v1::GetStatusRequest::default()).await.unwrap().into_inner();
         assert_eq!(status.jobs.len(), 1, "a refused call changes nothing");
         assert!(handle.shutdown().await);
     });

@@ -62,9 +62,14 @@ fn a_lost_worker_is_noticed_over_the_wire() {
             }
             version = view.version;
         }
-        let status = rpc.get_status(v1::GetStatusRequest {}).await.unwrap().into_inner();
+        let status = rpc.get_status(v1::GetStatusRequest::default()).await.unwrap().into_inner();
         assert_eq!((status.workers[0].state.as_str(), status.jobs[0].state.as_str()), ("lost", "running"));
         assert_eq!(status.journal, "in memory");
+        for (iteration_id, known) in [(open.iteration_id, 1), (open.iteration_id + 1, 0)] {
+            let own = rpc.get_status(v1::GetStatusRequest { iteration_id }).await.unwrap().into_inner();
+            assert_eq!((own.workers.len(), own.jobs.len()), (0, known));
+            assert!(own.jobs.iter().all(|job| job.iteration_id == iteration_id && job.state == "running"));
+        }
         assert!(handle.shutdown().await);
     });
 }
@@ -92,7 +97,7 @@ fn errors_keep_their_kind_and_shutdown_ends_waiting_calls() {
         let call = waiting.client_heartbeat(beat);
         let stop = async {
             // The call is on its way when this one, sent later on the same connection, has its answer.
-            rpc.get_status(v1::GetStatusRequest {}).await.unwrap();
+            rpc.get_status(v1::GetStatusRequest::default()).await.unwrap();
             handle.shutdown().await
         };
         let (answer, drained) = tokio::join!(call, stop);
@@ -183,7 +188,7 @@ fn flight_info_names_the_endpoints_and_leaves_no_trace() {
         assert_eq!(info.try_decode_schema().unwrap().field(0).name(), "id");
         let schema = flight.get_schema(command(ask)).await.unwrap().into_inner();
         assert!(!schema.schema.is_empty());
-        let status = rpc.get_status(v1::GetStatusRequest {}).await.unwrap().into_inner();
+        let status = rpc.get_status(v1::GetStatusRequest::default()).await.unwrap().into_inner();
         assert!(status.jobs.is_empty());
 
         for (bad, says) in [
@@ -261,7 +266,7 @@ fn large_definitions_of_others_delay_no_call() {
         let mut longest = Duration::ZERO;
         while callers.iter().any(|c| !c.is_finished()) {
             let asked = Instant::now();
-            rpc.get_status(v1::GetStatusRequest {}).await.unwrap();
+            rpc.get_status(v1::GetStatusRequest::default()).await.unwrap();
             longest = longest.max(asked.elapsed());
         }
         for caller in callers {

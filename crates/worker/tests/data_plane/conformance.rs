@@ -151,7 +151,7 @@ async fn job_04_epochs_that_two_readers_share_have_each_value_once_each() {
 
 /// The tasks of the only worker.
 async fn tasks(dispatcher: &DispatcherLink) -> usize {
-    let call = |mut d: Dispatcher| async move { d.get_status(GetStatusRequest {}).await };
+    let call = |mut d: Dispatcher| async move { d.get_status(GetStatusRequest::default()).await };
     dispatcher.retry(TEST_TIMEOUT, std::time::Duration::ZERO, call).await.unwrap().workers[0].tasks.len()
 }
 

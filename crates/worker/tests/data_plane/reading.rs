@@ -181,7 +181,7 @@ async fn a_reader_has_left_when_its_user_sees_the_end() {
         drain(&mut reader).await.unwrap();
         // Its process may exit now, without another word.
         let link = DispatcherLink::new(&cluster.address()).unwrap();
-        let call = |mut d: Dispatcher| async move { d.get_status(GetStatusRequest {}).await };
+        let call = |mut d: Dispatcher| async move { d.get_status(GetStatusRequest::default()).await };
         let status = link.call(TEST_TIMEOUT, call).await.unwrap();
         let of_job = status.jobs.iter().find(|j| j.job == job).unwrap();
         assert_eq!((of_job.clients, of_job.state.as_str()), (0, "finished"));
