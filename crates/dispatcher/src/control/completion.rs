@@ -9,7 +9,7 @@ use caju_types::{ClientId, Error, IterationId, Result, TaskId};
 use super::Txn;
 use super::acknowledgements::taken_by_users;
 use super::reports::Reports;
-use crate::state::{Iteration, Task, TaskState, Update};
+use crate::state::{FeedId, Iteration, Task, TaskState, Update};
 
 /// Repetitions of a source without a row after which an endless `repeat` is an error. Tasks read splits of several repetitions
 /// concurrently, and a stage above may draw at random.
@@ -32,7 +32,8 @@ impl Reports {
         let mut news = Vec::new();
         for size in sizes {
             let split = size.split_index;
-            let waits = || iteration.feeds.values().any(|feed| feed.pending.contains_key(&split));
+            let feed = || iteration.feeds.get(&FeedId::of_index(split));
+            let waits = || feed().is_some_and(|feed| feed.pending.contains_key(&split));
             let is_open = self.holders.task_of(iteration, split).is_some() || waits();
             if is_open && self.completed_splits.add_size(iteration, split, size.rows) {
                 news.push(split);

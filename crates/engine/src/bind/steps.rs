@@ -197,11 +197,8 @@ pub(crate) fn bind_stages(
 
 /// Whether a stage may give several rows for one.
 fn multiplies(op: &StageOp) -> bool {
-    match op {
-        StageOp::Unnest { .. } | StageOp::FlatMap { .. } => true,
-        StageOp::Python(function) => function.kind == PythonKind::FlatMap,
-        _ => false,
-    }
+    matches!(op, StageOp::Unnest { .. } | StageOp::FlatMap { .. })
+        || matches!(op, StageOp::Python(function) if function.kind == PythonKind::FlatMap)
 }
 
 /// Moves the planned shards of the processing mode `data` to the front: the stages above pass on row for row, so they need

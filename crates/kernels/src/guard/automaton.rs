@@ -1,4 +1,4 @@
-//! What the text of a regular expression tells of the time of its searches.
+//! A bound of the time of the searches of a regular expression, by its text.
 
 use regex_syntax::hir::{Hir, HirKind, Literal};
 
