@@ -33,6 +33,7 @@ fn damage(dir: &Path, pipeline: &str) -> String {
         let said = stderr(&output);
         if said.contains("its decoder gave up") {
             assert_eq!(output.status.code(), Some(2), "{said}");
+            assert!(!said.contains("defect of caju"), "a damaged file is no defect of caju: {said}");
             return said;
         }
     }

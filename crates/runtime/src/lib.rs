@@ -43,4 +43,4 @@ pub use random::random_secret;
 pub use simulation::{is_simulated, simulate};
 pub use stores::{Access, CountingStore, IoCounters, IoSnapshot, Location, Stores};
 pub use tasks::{Task, TaskName, Tasks, blocking, log_failure};
-pub use threads::{Thread, with_stack};
+pub use threads::{Thread, at_low_priority, with_stack};

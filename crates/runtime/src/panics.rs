@@ -32,6 +32,25 @@ thread_local! {
     static EXPECTED: Cell<bool> = const { Cell::new(false) };
     /// What a library said when it panicked there.
     static SAID: Cell<Option<String>> = const { Cell::new(None) };
+    /// Whether this thread polls a stream of [`Caught`], whose error reports a panic.
+    static REPORTED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Puts a hook before the one of the process: it prints nothing about panics that are no defect.
+fn install_hook() {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let print = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if let Some(text) = out_of_range(info).filter(|_| EXPECTED.get()) {
+                SAID.set(Some(text));
+            } else if REPORTED.get() {
+                tracing::debug!("a panic while input is decoded: {info}");
+            } else {
+                print(info);
+            }
+        }));
+    });
 }
 
 /// Runs a computation with values of users in which a library may panic because a result does not fit its type: chrono does,
@@ -40,14 +59,7 @@ thread_local! {
 /// # Errors
 /// What the library said.
 pub fn catch_out_of_range<T>(work: impl FnOnce() -> T) -> std::result::Result<T, String> {
-    static HOOK: Once = Once::new();
-    HOOK.call_once(|| {
-        let print = std::panic::take_hook();
-        std::panic::set_hook(Box::new(move |info| match out_of_range(info).filter(|_| EXPECTED.get()) {
-            Some(text) => SAID.set(Some(text)),
-            None => print(info),
-        }));
-    });
+    install_hook();
     let before = EXPECTED.replace(true);
     let done = catch_unwind(AssertUnwindSafe(work));
     EXPECTED.set(before);
@@ -72,7 +84,8 @@ pub async fn caught<F: Future>(name: &str, future: F) -> Result<F::Output> {
     AssertUnwindSafe(future).catch_unwind().await.map_err(|panic| panicked(name, &*panic))
 }
 
-/// A stream of results that turns a panic into its last item: the error that `on_panic` makes from the panic's message.
+/// A stream of results that turns a panic into its last item: the error that `on_panic` makes from the panic's message. That
+/// error is the report: the hook of the process prints nothing about the panic.
 #[derive(Debug)]
 pub struct Caught<S, F> {
     stream: Option<S>,
@@ -96,7 +109,11 @@ where
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let me = &mut *self;
         let Some(stream) = &mut me.stream else { return Poll::Ready(None) };
-        let item = match catch_unwind(AssertUnwindSafe(|| stream.poll_next_unpin(cx))) {
+        install_hook();
+        let before = REPORTED.replace(true);
+        let polled = catch_unwind(AssertUnwindSafe(|| stream.poll_next_unpin(cx)));
+        REPORTED.set(before);
+        let item = match polled {
             Ok(poll) => ready!(poll),
             Err(panic) => {
                 // A stream that panicked must not be polled again.

@@ -14,6 +14,7 @@ use caju_types::{Error, Result};
 use parking_lot::Mutex;
 
 use crate::panics::catch;
+use crate::process::lower_thread_priority;
 use crate::tasks::log_failure;
 
 /// A thread of this process. [`Thread::join`] gives the result of its work.
@@ -101,8 +102,34 @@ where
     T: Send,
     F: FnOnce() -> Result<T> + Send,
 {
+    run_scoped(Builder::new().stack_size(stack_bytes), name, work)
+}
+
+/// Runs `work` on a new thread, for which this one waits. On Linux the new thread has a low priority: while threads of the usual
+/// priority want all of a core, it gets about a tenth of it. On other systems it has the usual one.
+///
+/// Work that holds a lock for long does not belong here, since whoever waits for the lock waits for this thread.
+///
+/// # Errors
+/// Those of `work`; `ResourceExhausted` if the system gives no thread, `Internal`, with `name`, if the work panics.
+pub fn at_low_priority<T, F>(name: &str, work: F) -> Result<T>
+where
+    T: Send,
+    F: FnOnce() -> Result<T> + Send,
+{
+    run_scoped(Builder::new(), name, || {
+        lower_thread_priority();
+        work()
+    })
+}
+
+fn run_scoped<T, F>(thread: Builder, name: &str, work: F) -> Result<T>
+where
+    T: Send,
+    F: FnOnce() -> Result<T> + Send,
+{
     std::thread::scope(|scope| {
-        let thread = Builder::new().name(name.into()).stack_size(stack_bytes);
+        let thread = thread.name(name.into());
         let running = thread.spawn_scoped(scope, || catch(name, work)).map_err(|e| no_thread(name, &e))?;
         let ended = running.join();
         ended
@@ -232,5 +259,34 @@ mod tests {
         assert_eq!(e.message(), "no");
         let e = with_stack("binding", 1 << 20, || -> Result<()> { panic!("boom") }).unwrap_err();
         assert_eq!((e.kind(), e.message()), (ErrorKind::Internal, "binding panicked: boom"));
+    }
+
+    #[test]
+    fn work_at_low_priority_may_borrow_and_its_panic_is_an_error() {
+        let text = String::from("abc");
+        assert_eq!(at_low_priority("compacting", || Ok(text.len())).unwrap(), 3);
+        let e = at_low_priority("compacting", || -> Result<()> { Err(Error::invalid("no")) }).unwrap_err();
+        assert_eq!(e.message(), "no");
+        let e = at_low_priority("compacting", || -> Result<()> { panic!("boom") }).unwrap_err();
+        assert_eq!((e.kind(), e.message()), (ErrorKind::Internal, "compacting panicked: boom"));
+    }
+
+    /// The nice value of the calling thread, from -20 to 19.
+    #[cfg(target_os = "linux")]
+    fn nice() -> i64 {
+        let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+        // The thread's name, in parentheses, may contain anything. The nice value is the 19th field, and the third follows the name.
+        let (_, fields) = stat.rsplit_once(')').unwrap();
+        fields.split_whitespace().nth(16).unwrap().parse().unwrap()
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_low_priority_is_that_of_one_thread_alone() {
+        let usual = nice();
+        assert_eq!(at_low_priority("compacting", || Ok(nice())).unwrap(), (usual + 10).min(19));
+        assert_eq!(nice(), usual, "the thread that waits keeps its priority");
+        assert_eq!(Thread::spawn("calls", nice).unwrap().join().unwrap(), usual);
+        assert_eq!(with_stack("binding", 1 << 20, || Ok(nice())).unwrap(), usual);
     }
 }

@@ -79,6 +79,24 @@ impl Encoder {
     }
 }
 
+/// A group in its stored form.
+#[derive(Debug)]
+pub struct EncodedGroup(Vec<u8>);
+
+impl EncodedGroup {
+    /// Encodes a group.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` if there is no memory for the compressor, `Internal` for a group that cannot be written.
+    pub fn new(group: &[Update]) -> Result<Self> {
+        Encoder::new()?.encode(group).map(Self)
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
 /// Reads a group in either form.
 ///
 /// # Errors

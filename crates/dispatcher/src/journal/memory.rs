@@ -6,7 +6,7 @@ use std::sync::Arc;
 use caju_types::Result;
 use parking_lot::Mutex;
 
-use super::codec::{self, Encoder};
+use super::codec::{self, EncodedGroup, Encoder};
 use super::{Journal, StoredGroups};
 use crate::state::Update;
 
@@ -21,7 +21,7 @@ pub struct MemoryJournal {
 struct Records {
     /// The number of the first one.
     first: u64,
-    groups: VecDeque<Vec<u8>>,
+    groups: VecDeque<Arc<[u8]>>,
     encoder: Option<Encoder>,
 }
 
@@ -45,15 +45,17 @@ impl Journal for MemoryJournal {
 
     fn append(&mut self, groups: &[Vec<Update>]) -> Result<u64> {
         let mut records = self.records.lock();
-        let encoded = groups.iter().map(|g| records.encode(g)).collect::<Result<Vec<_>>>()?;
+        let encode = |g: &Vec<Update>| records.encode(g).map(Arc::<[u8]>::from);
+        let encoded = groups.iter().map(encode).collect::<Result<Vec<_>>>()?;
         let bytes = encoded.iter().map(|g| g.len() as u64).sum();
         records.groups.extend(encoded);
         Ok(bytes)
     }
 
     fn stored(&self) -> Result<Box<dyn StoredGroups>> {
-        let end = self.records.lock().next();
-        Ok(Box::new(StoredInMemory { records: Arc::clone(&self.records), end }))
+        let records = self.records.lock();
+        let (groups, end) = (records.groups.iter().cloned().collect(), records.next());
+        Ok(Box::new(StoredInMemory { records: Arc::clone(&self.records), groups, end }))
     }
 
     fn describe(&self) -> String {
@@ -63,6 +65,8 @@ impl Journal for MemoryJournal {
 
 struct StoredInMemory {
     records: Arc<Mutex<Records>>,
+    /// The records, so that they are decoded without the lock.
+    groups: Vec<Arc<[u8]>>,
     /// The number after the last record.
     end: u64,
 }
@@ -76,18 +80,15 @@ impl StoredInMemory {
 
 impl StoredGroups for StoredInMemory {
     fn read(&mut self) -> Result<Vec<Vec<Update>>> {
-        let records = self.records.lock();
-        records.groups.iter().take(self.len(&records)).map(|g| codec::decode(g)).collect()
+        self.groups.iter().map(|g| codec::decode(g)).collect()
     }
 
-    fn replace(&mut self, group: &[Update]) -> Result<u64> {
+    fn replace(&mut self, group: &EncodedGroup) -> Result<u64> {
         let mut records = self.records.lock();
-        let encoded = records.encode(group)?;
-        let bytes = encoded.len() as u64;
         let replaced = self.len(&records).min(records.groups.len());
         drop(records.groups.drain(..replaced));
-        records.groups.push_front(encoded);
+        records.groups.push_front(group.bytes().into());
         records.first = self.end.saturating_sub(1);
-        Ok(bytes)
+        Ok(group.bytes().len() as u64)
     }
 }

@@ -16,7 +16,7 @@ mod writer;
 
 use caju_types::Result;
 
-pub use codec::{FORMER_SCHEMAS, SCHEMA};
+pub use codec::{EncodedGroup, FORMER_SCHEMAS, SCHEMA};
 pub use memory::MemoryJournal;
 pub use redb::RedbJournal;
 pub use sled::SledJournal;
@@ -51,7 +51,7 @@ pub trait Journal: Send {
 
 /// What a journal held at one moment: at least one group. Groups that were appended since are not part of it.
 pub trait StoredGroups: Send {
-    /// The groups, in order.
+    /// The groups, in order. Threads of low priority call this, so it holds no lock for long that [`Journal::append`] takes.
     ///
     /// # Errors
     /// `DataLoss` if what is stored is not what was written.
@@ -60,7 +60,9 @@ pub trait StoredGroups: Send {
     /// Replaces all groups by one that contains their state and depends on none of them. If the process dies meanwhile, the
     /// journal has both. Returns the group's size in bytes as written.
     ///
+    /// The caller encodes the group beforehand: a database may let no group be appended during this call.
+    ///
     /// # Errors
     /// If it cannot be made durable; then the old content remains.
-    fn replace(&mut self, group: &[Update]) -> Result<u64>;
+    fn replace(&mut self, group: &EncodedGroup) -> Result<u64>;
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ::redb::{Builder, Database, ReadableDatabase as _, ReadableTable as _, TableDefinition};
 use caju_types::{Error, Result};
 
-use super::codec::{self, Encoder};
+use super::codec::{self, EncodedGroup};
 use super::records::{self, Records, damaged, in_use, io_error, other_format};
 use super::{Journal, StoredGroups};
 use crate::state::Update;
@@ -148,24 +148,27 @@ impl StoredInRedb {
 
 impl StoredGroups for StoredInRedb {
     fn read(&mut self) -> Result<Vec<Vec<Update>>> {
-        let read = self.db.begin_read().map_err(|e| self.error(e))?;
-        let table = read.open_table(GROUPS).map_err(|e| self.error(e))?;
-        let entries = table.range(..self.end).map_err(|e| self.error(e))?;
-        Ok(records::decode(&self.path, entries.map(|entry| record(&self.path, entry)))?.0)
+        // They are decoded after the transaction: as long as it is open, the file grows with each commit.
+        let stored: Vec<Result<(u64, Vec<u8>)>> = {
+            let read = self.db.begin_read().map_err(|e| self.error(e))?;
+            let table = read.open_table(GROUPS).map_err(|e| self.error(e))?;
+            let entries = table.range(..self.end).map_err(|e| self.error(e))?;
+            entries.map(|entry| record(&self.path, entry)).collect()
+        };
+        Ok(records::decode(&self.path, stored.into_iter())?.0)
     }
 
-    fn replace(&mut self, group: &[Update]) -> Result<u64> {
-        let encoded = Encoder::new()?.encode(group)?;
+    fn replace(&mut self, group: &EncodedGroup) -> Result<u64> {
         // It has the number of the last one, so that the numbers have no gap.
         let number = self.end.saturating_sub(1);
         let change = self.db.begin_write().map_err(|e| self.error(e))?;
         {
             let mut table = change.open_table(GROUPS).map_err(|e| self.error(e))?;
             table.retain_in(..number, |_, _| false).map_err(|e| self.error(e))?;
-            table.insert(number, encoded.as_slice()).map_err(|e| self.error(e))?;
+            table.insert(number, group.bytes()).map_err(|e| self.error(e))?;
         }
         change.commit().map_err(|e| self.error(e))?;
-        Ok(encoded.len() as u64)
+        Ok(group.bytes().len() as u64)
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use caju_types::{Error, Result};
 
-use super::codec::{self, Encoder};
+use super::codec::{self, EncodedGroup};
 use super::records::{self, Records, damaged, in_use, io_error, other_format};
 use super::{Journal, StoredGroups};
 use crate::state::Update;
@@ -181,13 +181,11 @@ impl StoredGroups for StoredInSled {
         Ok(records::decode(&self.path, stored.map(|entry| record(&self.path, entry)))?.0)
     }
 
-    fn replace(&mut self, group: &[Update]) -> Result<u64> {
+    fn replace(&mut self, group: &EncodedGroup) -> Result<u64> {
         let io = |e: ::sled::Error| classify(&self.path, e);
-        let encoded = Encoder::new()?.encode(group)?;
-        let bytes = encoded.len() as u64;
         // It has the number of the last one, so that the numbers have no gap, whatever is removed of the others by then.
         let number = self.end.saturating_sub(1).to_be_bytes();
-        self.trees.snapshots.insert(number, encoded).map_err(io)?;
+        self.trees.snapshots.insert(number, group.bytes()).map_err(io)?;
         self.db.flush().map_err(io)?;
         loop {
             let mut batch = ::sled::Batch::default();
@@ -204,7 +202,7 @@ impl StoredGroups for StoredInSled {
         for former in self.trees.snapshots.range(..number).keys() {
             self.trees.snapshots.remove(former.map_err(io)?).map_err(io)?;
         }
-        Ok(bytes)
+        Ok(group.bytes().len() as u64)
     }
 }
 

@@ -4,12 +4,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use caju_runtime::{OrderedMutex, Tasks, Thread, catch, is_simulated, log_failure};
+use caju_runtime::{OrderedMutex, Tasks, Thread, at_low_priority, catch, is_simulated, log_failure};
 use caju_types::{Error, Result};
 use parking_lot::Condvar;
 use tokio::sync::{Notify, watch};
 
-use super::{Journal, StoredGroups};
+use super::{EncodedGroup, Journal, StoredGroups};
 use crate::locks;
 use crate::state::{State, Update};
 
@@ -29,6 +29,10 @@ impl Default for CompactAfter {
         Self { updates: 200_000, bytes: 16 << 20 }
     }
 }
+
+/// How many times its bound a journal may reach before a compaction has the usual priority from its beginning. While calls use all
+/// cores, a compaction of low priority takes ten times as long, and the journal grows meanwhile. A start replays all of that.
+const OVERDUE: u64 = 4;
 
 /// The time that a write takes in a simulation, which has no thread for the journal: that of an `fsync` of a fast disk.
 const SIMULATED_WRITE: Duration = Duration::from_millis(1);
@@ -320,20 +324,27 @@ impl Writer {
     /// Begins to replace a journal that has grown by the state that its updates give. The state comes from a replay, as at
     /// the start of a dispatcher, so the state in use is not locked for a copy.
     fn compact_if_due(&mut self, shared: &Arc<Shared>) -> Result<()> {
-        let due = self.updates > self.compact_after.updates
-            || self.bytes > self.compact_after.bytes.max(self.snapshot_bytes);
-        if !due || self.compacting.is_some() {
+        if !self.has_grown(1) || self.compacting.is_some() {
             return Ok(());
         }
+        let is_overdue = self.has_grown(OVERDUE);
         let stored = catch("reading the journal", || self.journal.stored()).and_then(|stored| stored)?;
         let theirs = Arc::clone(shared);
         self.compacting = Some(Thread::spawn("caju-compaction", move || {
-            let compacted = catch("compacting the journal", || compact(stored)).and_then(|done| done);
+            let compacted =
+                catch("compacting the journal", || compact(stored, is_overdue)).and_then(|done| done);
             theirs.queue.lock().compacted = Some(compacted);
             theirs.wake.notify_one();
         })?);
         (self.updates, self.bytes) = (0, 0);
         Ok(())
+    }
+
+    /// Whether the journal has grown beyond `times` its bound since the last snapshot.
+    fn has_grown(&self, times: u64) -> bool {
+        let bytes = self.compact_after.bytes.max(self.snapshot_bytes);
+        self.updates > self.compact_after.updates.saturating_mul(times)
+            || self.bytes > bytes.saturating_mul(times)
     }
 }
 
@@ -366,7 +377,20 @@ fn report(error: Error, durable: &watch::Sender<Durable>) {
 }
 
 /// Replaces the stored groups by the state that their updates give. Returns the size of the written state in bytes.
-fn compact(mut stored: Box<dyn StoredGroups>) -> Result<u64> {
+///
+/// The snapshot is made at a low priority unless `is_overdue`, so that calls are answered first on a machine with few cores. Only the
+/// end of the writer waits for it, when this process answers no more calls: work of other processes on all cores may then slow it
+/// down to a tenth. The snapshot is written at the usual priority, because groups that are appended meanwhile wait for the database.
+fn compact(mut stored: Box<dyn StoredGroups>, is_overdue: bool) -> Result<u64> {
+    let snapshot = match is_overdue {
+        true => snapshot(&mut *stored)?,
+        false => at_low_priority("caju-snapshot", || snapshot(&mut *stored))?,
+    };
+    stored.replace(&snapshot)
+}
+
+/// The state that groups give.
+fn snapshot(stored: &mut dyn StoredGroups) -> Result<EncodedGroup> {
     let state = State::replay(stored.read()?);
-    stored.replace(&[Update::Snapshot { state: Box::new(state) }])
+    EncodedGroup::new(&[Update::Snapshot { state: Box::new(state) }])
 }

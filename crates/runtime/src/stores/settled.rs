@@ -3,7 +3,8 @@
 //! A file's version is its size and its times. A file system's clock moves in steps. Two changes within one step leave the
 //! same times, so that a rewrite of the same length would pass for the listed version. A file that changed within the last
 //! step is therefore listed when the step is over: any later change gives it other times. This does not protect where the
-//! clocks of a file server and of this host differ by more than a step. `version: content` does.
+//! clocks of a file server and of this host differ by more than a step. There, changed files have
+//! to get other names.
 
 use std::fs::Metadata;
 use std::io;

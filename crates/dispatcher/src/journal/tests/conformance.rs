@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use caju_types::{ErrorKind, WorkerId};
 
-use super::super::{Journal, JournalKind, MemoryJournal, open_state_dir};
+use super::super::{EncodedGroup, Journal, JournalKind, MemoryJournal, open_state_dir};
 use super::{every_update, state_of};
 use crate::state::Update;
 
@@ -27,7 +27,7 @@ fn conforms(mut journal: Box<dyn Journal>, reopen: impl Fn(Box<dyn Journal>) -> 
     let more = vec![Update::Founded { base_id: 9 }, Update::WorkerDraining { worker: WorkerId(1) }];
     journal.append(std::slice::from_ref(&more)).unwrap();
     assert_eq!(stored.read().unwrap(), groups, "what came since is not part of it");
-    stored.replace(std::slice::from_ref(&snapshot)).unwrap();
+    stored.replace(&EncodedGroup::new(std::slice::from_ref(&snapshot)).unwrap()).unwrap();
     drop(stored);
     assert_eq!(journal.replay().unwrap(), vec![vec![snapshot.clone()], more.clone()]);
     journal = reopen(journal);
@@ -47,7 +47,7 @@ fn conforms(mut journal: Box<dyn Journal>, reopen: impl Fn(Box<dyn Journal>) -> 
     journal.append(std::slice::from_ref(&large)).unwrap();
     journal = reopen(journal);
     assert_eq!(journal.replay().unwrap().last(), Some(&large));
-    journal.stored().unwrap().replace(&[]).unwrap();
+    journal.stored().unwrap().replace(&EncodedGroup::new(&[]).unwrap()).unwrap();
     journal = reopen(journal);
     assert_eq!(journal.replay().unwrap(), [Vec::new()]);
     assert!(!journal.describe().is_empty());

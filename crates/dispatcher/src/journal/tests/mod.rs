@@ -3,6 +3,8 @@
 mod conformance;
 mod cuts;
 mod damage;
+#[cfg(target_os = "linux")]
+mod priority;
 mod writing;
 
 use caju_autocache::{Document, ReplanState};

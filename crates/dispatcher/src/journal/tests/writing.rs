@@ -7,12 +7,12 @@ use caju_types::{ErrorKind, Result};
 use parking_lot::Mutex;
 
 use super::super::writer::CompactAfter;
-use super::super::{Journal, JournalWriter, MemoryJournal, StoredGroups};
+use super::super::{EncodedGroup, Journal, JournalWriter, MemoryJournal, StoredGroups};
 use super::{every_update, state_of};
 use crate::state::{State, Update};
 
 /// No write of these tests takes that long.
-const TIMEOUT: Duration = Duration::from_secs(60);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A journal whose disk is full after a while.
 struct Full(u32);
@@ -34,7 +34,7 @@ impl Journal for Full {
     }
 }
 
-fn run(test: impl Future<Output = ()>) {
+pub(super) fn run(test: impl Future<Output = ()>) {
     tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(test);
 }
 
@@ -194,7 +194,7 @@ impl StoredGroups for PausedStored {
         assert!(self.may_go.lock().recv().is_err());
         self.stored.read()
     }
-    fn replace(&mut self, group: &[Update]) -> Result<u64> {
+    fn replace(&mut self, group: &EncodedGroup) -> Result<u64> {
         self.stored.replace(group)
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use caju_dispatcher::journal::JournalKind;
+use caju_dispatcher::journal::{EncodedGroup, JournalKind};
 use caju_dispatcher::state::Update;
 use caju_types::{Error, Result, hash128};
 
@@ -34,7 +34,7 @@ pub(super) fn append(kind: JournalKind, folder: &Path) -> Result<()> {
         output::say(next)?;
         if next % COMPACT_EVERY < groups.len() as u64 {
             // As a journal's snapshot replaces all records before it.
-            journal.stored()?.replace(&group(next))?;
+            journal.stored()?.replace(&EncodedGroup::new(&group(next))?)?;
             output::say(next)?;
         }
     }

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use caju_dispatcher::journal::{Journal, JournalKind};
+use caju_dispatcher::journal::{EncodedGroup, Journal, JournalKind};
 use caju_dispatcher::state::Update;
 use caju_types::{Result, format_bytes};
 
@@ -79,7 +79,7 @@ fn round(scratch: &Scratch, kind: JournalKind, commits: u64) -> Result<Round> {
     let start = Instant::now();
     let (journal, _) = kind.open(&folder)?;
     let open = start.elapsed();
-    journal.stored()?.replace(&group(0))?;
+    journal.stored()?.replace(&EncodedGroup::new(&group(0))?)?;
     drop(journal);
     let total: Duration = times.iter().sum();
     times.sort_unstable();
