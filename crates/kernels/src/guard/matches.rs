@@ -2,11 +2,12 @@
 //!
 //! One search takes a time that is linear in the text, but it may read far beyond the match that it finds. The searches for all
 //! matches together may then take the square of the text. `.*[^A-Z]|[A-Z]` in a mebibyte of `A` takes minutes in one call, which
-//! nothing can end. So the time of such a call is bounded before DataFusion's function runs:
+//! nothing can end. So the time of such a call is bounded:
 //!
 //! 1. The square of the texts is the first bound. Most calls are short by it.
 //! 2. The form of most patterns gives a smaller bound ([`searches_per_byte`]).
-//! 3. Other calls are measured: the matches are looked for once more, and the time is charged between them.
+//! 3. Other calls are measured, and the time is charged between the matches ([`MatchTime`]). Our own functions are measured while
+//!    they compute. For a function of DataFusion the matches are looked for once more, before it runs.
 
 use std::borrow::Cow;
 use std::fmt::Display;
@@ -53,9 +54,7 @@ impl Matches {
     /// [`TOO_SLOW`] if the time exceeds the steps of a chunk. `Cancelled` if nobody waits for the call.
     pub(super) fn charge(self, args: &[Arg], rows: usize, what: &dyn Display) -> Result<()> {
         let Some(call) = Call::new(self, args) else { return Ok(()) };
-        let is_short = total(call.searches(rows), Search::square) <= MAX_UNMEASURED_STEPS
-            || total(call.searches(rows), Search::bounded) <= MAX_UNMEASURED_STEPS;
-        if is_short { Ok(()) } else { measure(call.searches(rows), what) }
+        if are_short(|| call.searches(rows)) { Ok(()) } else { measure(call.searches(rows), what) }
     }
 }
 
@@ -165,6 +164,12 @@ impl<'a> Search<'a> {
     }
 }
 
+/// Whether the time of these searches is short by one of the bounds.
+fn are_short<'a, S: Iterator<Item = Search<'a>>>(searches: impl Fn() -> S) -> bool {
+    total(searches(), Search::square) <= MAX_UNMEASURED_STEPS
+        || total(searches(), Search::bounded) <= MAX_UNMEASURED_STEPS
+}
+
 /// A bound of the steps of all searches.
 fn total<'a>(searches: impl Iterator<Item = Search<'a>>, cost: impl Fn(&Search<'a>) -> Cost) -> u64 {
     let mut cost = once_per_pattern(cost);
@@ -186,51 +191,83 @@ fn once_per_pattern<'a, T: Clone>(of: impl Fn(&Search<'a>) -> T) -> impl FnMut(&
     }
 }
 
-/// Looks for the matches as DataFusion's functions do, and charges the time beyond that of a linear function.
-///
-/// The time is the CPU time of the thread in nanoseconds, since the `regex` crate does not report how many bytes a search has
-/// read. A search in a part of the text would have a known size. It could find another match than a search in the text, as with
-/// `$`, and it would have to be repeated in a larger part. Other work of the machine does not count as CPU time of the thread. The
-/// searches of DataFusion's function, which follow, take the same time again, and are not charged.
+/// Looks for the matches as DataFusion's functions do, and charges the time. The searches of DataFusion's function, which follow,
+/// take the same time again, and are not charged.
 fn measure<'a>(searches: impl Iterator<Item = Search<'a>>, what: &dyn Display) -> Result<()> {
     // DataFusion reports an invalid pattern.
     let mut compiled =
         once_per_pattern(|search: &Search<'a>| Regex::new(&search.flagged()).ok().map(Rc::new));
-    let mut charged = 0u64;
+    let mut time = MatchTime { what, is_measured: true, charged: 0 };
     for search in searches {
         let (Some(regex), Some(text)) = (compiled(&search), search.searched()) else { continue };
         let most = usize::try_from(search.most).unwrap_or(usize::MAX);
         let ends = regex.find_iter(text).map(|found| found.end()).take(most);
-        charge_matches(ends, text.len(), &mut charged, what)?;
+        time.charge(ends, text.len())?;
     }
     Ok(())
 }
 
-/// Takes the ends of the matches in a text of `bytes` bytes, and charges the time that this takes. `charged` is the sum over all
-/// texts.
-fn charge_matches(
-    mut ends: impl Iterator<Item = usize>,
-    bytes: usize,
-    charged: &mut u64,
-    what: &dyn Display,
-) -> Result<()> {
-    let (mut from, mut is_last) = (0, false);
-    while !is_last {
-        interrupt::check()?;
-        let began = thread_cpu_time();
-        let some = ends.by_ref().take(MATCHES_PER_MEASUREMENT);
-        let (found, end) = some.fold((0usize, from), |(found, _), end| (found + 1, end));
-        let taken = thread_cpu_time().saturating_sub(began).as_nanos();
-        is_last = found < MATCHES_PER_MEASUREMENT;
-        let to = if is_last { bytes } else { end };
-        let read = to.saturating_sub(from) as u64;
-        let free =
-            (found as u64 * FREE_STEPS_PER_MATCH).saturating_add(read.saturating_mul(FREE_STEPS_PER_BYTE));
-        let steps = u64::try_from(taken).unwrap_or(u64::MAX).saturating_sub(free);
-        *charged = charged.saturating_add(steps);
-        // Measured time is compared apart from counted steps: which rows are bad by these must not depend on the machine.
-        budget::check_steps(*charged, what).map_err(|e| Error::new(TOO_SLOW, e.message().to_owned()))?;
-        from = to;
+/// The time in which a call looks for matches, beyond that of a linear function.
+///
+/// The time is the CPU time of the thread in nanoseconds, since the `regex` crate does not report how many bytes a search has
+/// read. A search in a part of the text would have a known size. It could find another match than a search in the text, as with
+/// `$`, and it would have to be repeated in a larger part. Other work of the machine does not count as CPU time of the thread.
+pub(crate) struct MatchTime<'a> {
+    /// The call, in errors.
+    what: &'a dyn Display,
+    /// False if a bound shows that the time is short.
+    is_measured: bool,
+    /// The sum over all texts.
+    charged: u64,
+}
+
+impl<'a> MatchTime<'a> {
+    /// The time of a call that looks for all matches of one pattern in these texts. The steps of a single search in each text are
+    /// charged here, the time of all searches in [`MatchTime::charge`].
+    ///
+    /// # Errors
+    /// `ResourceExhausted` if the steps exceed the budget.
+    pub(crate) fn of_all<'t>(
+        pattern: &'t str,
+        texts: impl Iterator<Item = &'t str> + Clone,
+        what: &'a dyn Display,
+    ) -> Result<Self> {
+        let bytes = texts.clone().fold(0u64, |sum, text| sum.saturating_add(text.len() as u64));
+        let steps = bytes.saturating_mul(states(pattern).min(MAX_STATES)) / BYTES_PER_STEP;
+        budget::charge_steps(steps, what)?;
+        let search = move |text| Search { text, pattern, flags: "", start: 1, most: u64::MAX };
+        let is_measured = !are_short(|| texts.clone().map(search));
+        Ok(Self { what, is_measured, charged: 0 })
     }
-    Ok(())
+
+    /// Takes the ends of the matches in a text of `bytes` bytes, and charges the time that this takes.
+    ///
+    /// # Errors
+    /// [`TOO_SLOW`] if the time of all texts exceeds the steps of a chunk. `Cancelled` if nobody waits for the call.
+    pub(crate) fn charge(&mut self, mut ends: impl Iterator<Item = usize>, bytes: usize) -> Result<()> {
+        if !self.is_measured {
+            ends.for_each(drop);
+            return Ok(());
+        }
+        let (mut from, mut is_last, mut began) = (0, false, thread_cpu_time());
+        while !is_last {
+            interrupt::check()?;
+            let some = ends.by_ref().take(MATCHES_PER_MEASUREMENT);
+            let (found, end) = some.fold((0usize, from), |(found, _), end| (found + 1, end));
+            let now = thread_cpu_time();
+            let taken = now.saturating_sub(began).as_nanos();
+            is_last = found < MATCHES_PER_MEASUREMENT;
+            let to = if is_last { bytes } else { end };
+            let read = to.saturating_sub(from) as u64;
+            let free = (found as u64 * FREE_STEPS_PER_MATCH)
+                .saturating_add(read.saturating_mul(FREE_STEPS_PER_BYTE));
+            let steps = u64::try_from(taken).unwrap_or(u64::MAX).saturating_sub(free);
+            self.charged = self.charged.saturating_add(steps);
+            // Measured time is compared apart from counted steps: which rows are bad by these must not depend on the machine.
+            budget::check_steps(self.charged, self.what)
+                .map_err(|e| Error::new(TOO_SLOW, e.message().to_owned()))?;
+            (from, began) = (to, now);
+        }
+        Ok(())
+    }
 }

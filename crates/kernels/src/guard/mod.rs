@@ -31,6 +31,7 @@ use datafusion_physical_expr::ScalarFunctionExpr;
 use datafusion_physical_expr::expressions::Column;
 
 use cast::{GuardedCast, needs_guard};
+pub(crate) use matches::MatchTime;
 pub(crate) use patterns::{PatternSizes, Patterns};
 use range::Range;
 #[cfg(test)]

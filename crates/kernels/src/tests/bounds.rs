@@ -417,6 +417,7 @@ fn rows_that_take_too_many_steps_are_errors_of_their_row() {
         ("array_has_any(range(0, 100000), range(200000, 400000 + id))", "`array_has_any` needs"),
         ("regexp_like(repeat(s, 1000000), '(a|b)*a(a|b){5000}c')", "`regexp_like` needs"),
         ("regexp_count(repeat(s, 1000000), '(a|b)*a(a|b){5000}c')", "`regexp_count` needs"),
+        ("tokenize(repeat(s, 1000000), '(a|b)*a(a|b){5000}c')", "`tokenize` needs"),
         ("repeat(s, 1000000) ~ '(a|b)*a(a|b){5000}c'", "matching a pattern needs"),
         ("repeat(s, 1000000) !~* '(a|b)*a(a|b){5000}c'", "matching a pattern needs"),
         ("repeat(s, 1000000) like concat('%a', repeat('_', 5000), 'b')", "matching a pattern needs"),

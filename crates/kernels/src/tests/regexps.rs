@@ -33,6 +33,8 @@ fn matches_that_read_their_text_again_and_again_are_errors_of_their_row() {
         ("regexp_replace", format!("{capitals}, '(?:A.*z|A)', '', 'g'")),
         ("regexp_replace", format!("{capitals}, '(.*[^A-Z]|[A-Z])', '<\\1>', 'gs'")),
         ("regexp_replace", format!("{capitals}, '.*[^A-Z]|[A-Z]', '', concat('g', substr('is', 1 + zero))")),
+        ("tokenize", format!("{capitals}, '.*[^A-Z]|[A-Z]'")),
+        ("tokenize", format!("{capitals}, '(?s)(.*[^A-Z]|[A-Z])'")),
     ] {
         let sql = format!("{function}({args})");
         let start = Instant::now();
@@ -84,6 +86,10 @@ fn many_matches_of_ordinary_patterns_are_found() {
         (r"character_length(regexp_replace(T, '(\s+|-)', '', 'g'))", "176000"),
         (r"character_length(regexp_replace(T, '(\w+)-(\w+)', '\2\1', 'g'))", "198000"),
         (r"character_length(regexp_replace(T, '(\s+|-)', ''))", "208999"),
+        (r"array_length(tokenize(T, '\s+'))", "22000"),
+        (r"array_length(tokenize(T, '(\s+|-)'))", "33000"),
+        (r"array_length(tokenize(T, '^\s+|\s+$'))", "1"),
+        (r"substr(array_to_string(tokenize(T, '(\w+|-)'), '/'), 1, 24)", "some/-/text/123/456/some"),
     ] {
         assert_eq!(value(&call.replace('T', words)), expected, "{call}");
     }

@@ -8,6 +8,7 @@ use arrow::datatypes::{DataType, Field, FieldRef};
 use caju_types::{Error, Result};
 use regex::Regex;
 
+use crate::guard::MatchTime;
 use crate::kernel::{Fault, Inputs, Kernel, any_null, internal, plain_type};
 
 /// The kernel of `tokenize`.
@@ -49,16 +50,28 @@ impl Kernel for Tokenize {
 
     fn run(&self, inputs: &Inputs<'_>, _: &Field) -> Result<ArrayRef, Fault> {
         let input = inputs.array(0)?;
-        let mut out = Tokens::new(input.len());
-        match input.data_type() {
-            DataType::Utf8 => input.as_string::<i32>().iter().for_each(|t| out.row(&self.regex, t)),
-            DataType::LargeUtf8 => input.as_string::<i64>().iter().for_each(|t| out.row(&self.regex, t)),
-            DataType::Utf8View => input.as_string_view().iter().for_each(|t| out.row(&self.regex, t)),
-            DataType::Null => (0..input.len()).for_each(|_| out.row(&self.regex, None)),
-            other => return Err(internal(format!("no tokens of {other}"))),
-        }
-        out.finish(&input)
+        let texts = texts(&input)?;
+        let searched = texts.iter().flatten().copied();
+        let mut time = MatchTime::of_all(self.regex.as_str(), searched, &"`tokenize`")?;
+        let mut out = Tokens::new(texts.len());
+        texts.iter().try_for_each(|text| out.row(&self.regex, *text, &mut time))?;
+        out.finish(&input).map_err(|fault| Fault { row: fault.row, error: fault.error.context("tokenize") })
     }
+
+    fn names_itself(&self) -> bool {
+        true
+    }
+}
+
+/// The texts of an array of strings, or of nulls.
+fn texts(input: &ArrayRef) -> Result<Vec<Option<&str>>, Fault> {
+    Ok(match input.data_type() {
+        DataType::Utf8 => input.as_string::<i32>().iter().collect(),
+        DataType::LargeUtf8 => input.as_string::<i64>().iter().collect(),
+        DataType::Utf8View => input.as_string_view().iter().collect(),
+        DataType::Null => vec![None; input.len()],
+        other => return Err(internal(format!("tokenize: no tokens of {other}"))),
+    })
 }
 
 /// The builder of the list. Lengths are checked once at the end, when they become offsets.
@@ -75,12 +88,18 @@ impl Tokens {
         Self { text: Vec::new(), ends: vec![0], rows: starts }
     }
 
-    fn row(&mut self, regex: &Regex, text: Option<&str>) {
-        for m in text.iter().flat_map(|t| regex.find_iter(t)) {
-            self.text.extend_from_slice(m.as_str().as_bytes());
-            self.ends.push(self.text.len());
+    /// Appends the matches in a text, and charges the time of the searches.
+    fn row(&mut self, regex: &Regex, text: Option<&str>, time: &mut MatchTime<'_>) -> Result<()> {
+        if let Some(text) = text {
+            let ends = regex.find_iter(text).map(|found| {
+                self.text.extend_from_slice(found.as_str().as_bytes());
+                self.ends.push(self.text.len());
+                found.end()
+            });
+            time.charge(ends, text.len())?;
         }
         self.rows.push(self.ends.len() - 1);
+        Ok(())
     }
 
     fn finish(self, input: &ArrayRef) -> Result<ArrayRef, Fault> {
