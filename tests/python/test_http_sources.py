@@ -13,6 +13,8 @@ class Files(http.server.ThreadingHTTPServer):
     def __init__(self, headers):
         super().__init__(("127.0.0.1", 0), Handler)
         self.headers, self.content = headers, b""
+        # Whether the last row changes each time that the whole file has been read.
+        self.changes = False
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def write(self, rows):
@@ -46,6 +48,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         if self.command == "GET":
+            if status == 206 and len(content) == total and self.server.changes:
+                self.server.content = content[:-7] + b"%06d\n" % (int(content[-7:]) + 1)
             self.wfile.write(content)
 
     do_HEAD = do_GET
@@ -89,3 +93,14 @@ def test_a_file_that_a_server_gives_no_version_is_read_by_its_content_alone(serv
     assert read(server.url, "content") == list(range(1000))
     server.write(range(1000, 2000))
     assert read(server.url, "content") == list(range(1000, 2000))
+
+
+def test_a_file_without_a_version_that_changes_while_it_is_read_is_an_error(serve):
+    server = serve()
+    # Above 512 KiB: rows are read in several requests, and only a hash reads the whole file in one.
+    server.write(range(100_000, 200_000))
+    assert read(server.url, "content") == list(range(100_000, 200_000))
+    # As many bytes after each hash, and never the same: the rows are not those that were hashed.
+    server.changes = True
+    with pytest.raises(cj.CajuError, match=r"rows\.csv: the file changed while it was read \(its content is another one\)"):
+        read(server.url, "content")

@@ -3,6 +3,8 @@
 import contextlib
 import io
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -30,6 +32,14 @@ def long_line(folder):
     return cj.read_csv(file)
 
 
+def large_row_group(folder):
+    """A Parquet file with a row group of more than 10,000 bytes."""
+    file = folder / "large.parquet"
+    blobs = [bytes(range(256)) * 20, bytes(range(255, -1, -1)) * 20]
+    pq.write_table(pa.table({"n": [1, 2], "blob": blobs}), file, compression="none")
+    return cj.read_parquet(file)
+
+
 def image(folder):
     """An image of 400 pixels."""
     out = io.BytesIO()
@@ -45,6 +55,7 @@ def many_expressions(folder):
 BOUNDS = {
     "chunk_memory": (wide, MIB, cj.InvalidPipeline, "one_hot.*1.00 MiB is the most"),
     "max_record": (long_line, 1024, cj.DataLoss, "long.csv.*has over 1024 bytes.*--max-record"),
+    "row_group_memory": (large_row_group, 4096, cj.ResourceExhausted, "large.parquet: row group 0.*--row-group-memory"),
     "max_pixels": (image, 100, cj.CajuError, "400 pixels.*100"),
     "bind_timeout": (many_expressions, 1e-3, cj.DeadlineExceeded, "was not done within"),
 }
@@ -134,9 +145,10 @@ def test_bounds_of_rows_are_those_of_workers():
     for call in (cj.LocalCluster, cj.configure, lambda **b: cj.start_worker("h:1", **b)):
         with pytest.raises(cj.InvalidPipeline, match="max_pixels=0 must be a positive number"):
             call(max_pixels=0)
-        with pytest.raises(cj.InvalidPipeline, match="max_record='x': "):
-            call(max_record="x")
-    for bound in ("max_pixels", "max_record"):
+        for bound in ("max_record", "row_group_memory"):
+            with pytest.raises(cj.InvalidPipeline, match=f"{bound}='x': "):
+                call(**{bound: "x"})
+    for bound in ("max_pixels", "max_record", "row_group_memory"):
         with pytest.raises(TypeError, match=bound):
             cj.start_dispatcher(**{bound: 1})
 

@@ -18,6 +18,8 @@ pub struct Limits {
     pub chunk_steps: u64,
     /// The most bytes of a record that a source reads.
     pub max_record_bytes: u64,
+    /// The most bytes of a row group of a Parquet file, in the columns that are read. The decoder needs all of them at once.
+    pub row_group_bytes: u64,
     /// The time that binding a definition may take, including the wait for other definitions.
     pub bind_timeout: Duration,
     /// The time after which a save that has no new part counts as abandoned by those that load it while it is written.
@@ -31,6 +33,7 @@ impl Default for Limits {
             chunk_bytes: budget::DEFAULT_BYTES,
             chunk_steps: budget::DEFAULT_STEPS,
             max_record_bytes: DEFAULT_MAX_RECORD_BYTES,
+            row_group_bytes: DEFAULT_ROW_GROUP_BYTES,
             bind_timeout: DEFAULT_BIND_TIMEOUT,
             save_wait: DEFAULT_SAVE_WAIT,
         }
@@ -39,6 +42,10 @@ impl Default for Limits {
 
 /// Bytes of the largest record by default: well above images, sounds and documents. Sixteen readers hold one or two each.
 const DEFAULT_MAX_RECORD_BYTES: u64 = 256 << 20;
+
+/// Bytes of the largest row group by default: twice those of the largest usual files (128 MiB to 1 GiB). Each split that is read
+/// concurrently holds one.
+const DEFAULT_ROW_GROUP_BYTES: u64 = 2 << 30;
 
 /// The default time for binding: ten times what the largest handwritten definitions take on a busy machine.
 const DEFAULT_BIND_TIMEOUT: Duration = Duration::from_secs(10);

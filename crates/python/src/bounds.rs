@@ -15,6 +15,8 @@ pub(crate) struct Bounds {
     chunk_memory: Option<u64>,
     /// Bytes of the largest record of a source.
     max_record: Option<u64>,
+    /// Bytes of the largest row group of a Parquet file, in the columns that are read.
+    row_group_memory: Option<u64>,
     /// Pixels of the largest image.
     max_pixels: Option<u64>,
     /// Seconds that checking and planning a definition may take.
@@ -37,6 +39,7 @@ impl Bounds {
             chunk_bytes: self.chunk_memory.unwrap_or(defaults.chunk_bytes),
             chunk_steps: defaults.chunk_steps,
             max_record_bytes: self.max_record.unwrap_or(defaults.max_record_bytes),
+            row_group_bytes: self.row_group_memory.unwrap_or(defaults.row_group_bytes),
             max_pixels: self.max_pixels.unwrap_or(defaults.max_pixels),
             bind_timeout,
             save_wait: defaults.save_wait,

@@ -7,7 +7,7 @@ use serde_json::json;
 /// The status as JSON.
 pub(crate) fn status_json(s: &SaveStatus) -> String {
     json!({"url": s.url, "state": s.state, "splits_done": s.splits_done, "splits_total": s.splits_total,
-           "rows": s.rows, "bytes": s.bytes, "chunks": s.chunks})
+           "rows": s.rows, "bytes": s.bytes, "chunks": s.chunks, "rows_skipped": s.rows_skipped})
     .to_string()
 }
 

@@ -50,6 +50,12 @@ impl<K: Hash + Eq + Clone, V: Clone> Bounded<K, V> {
             }
         }
     }
+
+    fn remove(&mut self, key: &K) {
+        if self.map.remove(key).is_some() {
+            self.order.retain(|other| other != key);
+        }
+    }
 }
 
 /// The caches that the readers of one process share. Cheap to clone; a clone is the same cache.
@@ -134,6 +140,12 @@ impl SourceCaches {
     /// Caches a footer.
     pub(crate) fn insert_footer(&self, file: &FileRef, footer: Arc<ParquetMetaData>) {
         self.footers.lock().insert(file.clone(), footer);
+    }
+
+    /// Drops what is cached of a file at this version: it may have been read from another one.
+    pub(crate) fn forget(&self, file: &FileRef) {
+        self.record_starts.lock().remove(file);
+        self.footers.lock().remove(file);
     }
 }
 

@@ -62,6 +62,8 @@ pub struct SourceLimits {
     /// The most that a compressed record batch of an Arrow file, or a page of a Parquet file, may become in memory. The footers
     /// of such files may not have more bytes either.
     pub chunk_bytes: u64,
+    /// The most bytes of a row group of a Parquet file, in the columns that are read. A reader holds one row group.
+    pub row_group_bytes: u64,
     /// The time after which a save that has no new part counts as abandoned.
     pub save_wait: Duration,
 }
@@ -73,6 +75,7 @@ impl SourceLimits {
             block_bytes: 4 << 20,
             max_record_bytes: limits.max_record_bytes,
             chunk_bytes: limits.chunk_bytes,
+            row_group_bytes: limits.row_group_bytes,
             save_wait: limits.save_wait,
         }
     }

@@ -14,7 +14,7 @@ use caju_runtime::{
 use caju_types::{Error, Result};
 use futures::stream::{self, BoxStream, StreamExt};
 use object_store::{GetOptions, ObjectStore, coalesce_ranges};
-use xxhash_rust::xxh3::Xxh3;
+use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use crate::context::SourceContext;
 use crate::read_observer;
@@ -182,9 +182,9 @@ impl SourceFile {
         let want = self.version.lock();
         let how = if want.size != size {
             format!("it had {} bytes and has {size}", want.size)
-        } else if want.mtime_ns != Some(mtime) {
+        } else if want.mtime_ns.is_some_and(|ns| ns != mtime) {
             "its modification time is another one".to_string()
-        } else if want.ctime_ns != Some(ctime) {
+        } else if want.ctime_ns.is_some_and(|ns| ns != ctime) {
             "its change time is another one".to_string()
         } else {
             return Ok(());
@@ -332,6 +332,32 @@ impl SourceFile {
             at = end;
         }
         Ok(hex(hash.digest128()))
+    }
+
+    /// Checks after reads that the content is still the listed one, where only the content shows a change. Reads it once more.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` for another content, and the errors of reading.
+    pub(crate) async fn check_content(self: &Arc<Self>) -> Result<()> {
+        match self.file.version.sole_content_hash() {
+            Some(listed) => self.check_hash(listed, &self.content_hash().await?),
+            None => Ok(()),
+        }
+    }
+
+    /// As [`SourceFile::check_content`], of the whole content as it was read.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` for another content.
+    pub(crate) fn check_whole(&self, content: &[u8]) -> Result<()> {
+        match self.file.version.sole_content_hash() {
+            Some(listed) => self.check_hash(listed, &hex(xxh3_128(content))),
+            None => Ok(()),
+        }
+    }
+
+    fn check_hash(&self, listed: &str, hash: &str) -> Result<()> {
+        if hash == listed { Ok(()) } else { Err(changed(&self.file.url, "its content is another one")) }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use caju_pipeline::{Compression, FileFormat, FileSource, VersionRule};
 use caju_types::{Error, Result};
@@ -10,6 +11,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 
+use crate::caches::SourceCaches;
 use crate::context::SourceContext;
 use crate::feed::Codec;
 use crate::file::{SourceFile, file_ref};
@@ -159,7 +161,8 @@ pub(crate) fn with_version(file: FileRef) -> Result<FileRef> {
     if file.version.etag.is_none() && file.version.mtime_ns.is_none() {
         return Err(Error::failed_precondition(format!(
             "{}: the server gives neither an e-tag nor a time of modification, so a changed file would not be noticed; \
-             set `version: content` for the source, which reads each file once more to hash it",
+             set `version: content` for the source, which reads each file once more to hash it, \
+             and again after each of its splits",
             file.url
         )));
     }
@@ -296,12 +299,43 @@ impl<F: Format> Source for FilesSource<F> {
         };
         match file {
             Ok(file) => compared(&self.ctx.caches, self.identity, split, options, |options| {
-                let rows = self.format.read(&self.ctx, file, split, options);
-                if self.format.trims() { rows } else { trimmed(rows, split.trim) }
+                let rows = self.format.read(&self.ctx, Arc::clone(&file), split, options);
+                let rows = if self.format.trims() { rows } else { trimmed(rows, split.trim) };
+                hashed_behind(rows, file, &self.ctx.caches)
             }),
             Err(e) => failed(e),
         }
     }
+}
+
+/// The rows of a split. Where only the content shows a change of the file, it is hashed again behind the last row: another hash is
+/// an error before the split ends. It is also the reason of a row that cannot be read.
+fn hashed_behind(rows: Rows, file: Arc<SourceFile>, caches: &SourceCaches) -> Rows {
+    if file.file.version.sole_content_hash().is_none() {
+        return rows;
+    }
+    let (read, kept) = (Arc::clone(&file), caches.clone());
+    let rows = rows.or_else(move |e| {
+        let (file, caches) = (Arc::clone(&read), kept.clone());
+        async move {
+            let checked = if e.is_data_error() { check_content(&file, &caches).await } else { Ok(()) };
+            Err::<RecordBatch, Error>(checked.err().unwrap_or(e))
+        }
+    });
+    let caches = caches.clone();
+    let check = stream::once(async move { check_content(&file, &caches).await });
+    let changed =
+        check.filter_map(|checked| std::future::ready(checked.err().map(Err::<RecordBatch, Error>)));
+    rows.chain(changed).boxed()
+}
+
+/// Checks that a file has the listed content. What is cached of another one is dropped.
+async fn check_content(file: &Arc<SourceFile>, caches: &SourceCaches) -> Result<()> {
+    let checked = file.check_content().await;
+    if checked.is_err() {
+        caches.forget(&file.file);
+    }
+    checked
 }
 
 #[cfg(test)]

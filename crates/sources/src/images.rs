@@ -111,7 +111,9 @@ impl Source for ImagesSource {
                     if !with_data {
                         return Ok((file, Bytes::new()));
                     }
-                    let data = SourceFile::new(&ctx, &file)?.read(0..size).await?;
+                    let source = SourceFile::new(&ctx, &file)?;
+                    let data = source.read(0..size).await?;
+                    source.check_whole(&data)?;
                     Ok((file, data))
                 }
             })

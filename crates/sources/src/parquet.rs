@@ -24,7 +24,7 @@ use crate::context::SourceContext;
 use crate::file::SourceFile;
 use crate::file_columns::{FileColumns, file_order};
 use crate::files::Format;
-use crate::parquet_bounds::{PageBounds, check_footer, check_footer_length, check_rows, footer_start};
+use crate::parquet_bounds::{ReadBounds, check_footer, check_footer_length, check_rows, footer_start};
 use crate::parquet_types::{arrow_schema_of, damaged, file_schema, plain_type};
 use crate::row_groups::{GroupSize, groups_of, pack};
 use crate::source::{ReadOptions, RowPredicate};
@@ -139,7 +139,11 @@ impl Format for Parquet {
         let (range, trim) = (split.range.clone(), split.trim);
         let open = async move {
             let footer = footer(&ctx, &file).await?;
-            let bounds = PageBounds { footer: Arc::clone(&footer), most: ctx.limits.chunk_bytes };
+            let bounds = ReadBounds {
+                footer: Arc::clone(&footer),
+                page_bytes: ctx.limits.chunk_bytes,
+                row_group_bytes: ctx.limits.row_group_bytes,
+            };
             Reader::open(&columns, file, footer, bounds, &range, trim, &options)
         };
         open_rows(open)
@@ -197,7 +201,7 @@ struct Reader {
     /// The columns of `schema` that the file has without dictionaries, and that leave with them.
     wrapped: Vec<bool>,
     failed: PredicateError,
-    bounds: PageBounds,
+    bounds: ReadBounds,
 }
 
 impl Reader {
@@ -205,7 +209,7 @@ impl Reader {
         columns: &FileColumns,
         file: Arc<SourceFile>,
         footer: Arc<ParquetMetaData>,
-        bounds: PageBounds,
+        bounds: ReadBounds,
         range: &SplitRange,
         trim: Option<(u64, u64)>,
         options: &ReadOptions,
@@ -253,6 +257,10 @@ impl Reader {
             .map(|p| row_predicate(p, columns, &places, metadata.parquet_schema(), &failed))
             .collect::<Result<Vec<_>>>()?;
         let mask = ProjectionMask::roots(metadata.parquet_schema(), roots.iter().copied());
+        // The decoder holds the columns of predicates until it has those of the projection.
+        let mut held = mask.clone();
+        predicates.iter().for_each(|predicate| held.union(predicate.projection()));
+        bounds.check_groups(&url, file.size(), &groups, trim, &held)?;
         let most_rows = batch_rows(groups.iter().map(|&g| footer.row_group(g)), &mask, options);
         let mut builder = ParquetPushDecoderBuilder::new_with_metadata(metadata)
             .with_row_groups(groups)
@@ -298,7 +306,7 @@ impl SplitReader for Reader {
                     }
                     let data = self.file.read_ranges(ranges.clone()).await?;
                     for (range, bytes) in ranges.iter().zip(&data) {
-                        self.bounds.check(&self.file.file.url, range.start, bytes)?;
+                        self.bounds.check_pages(&self.file.file.url, range.start, bytes)?;
                     }
                     self.decoder.push_ranges(ranges, data).map_err(|e| damaged(&self.file.file.url, &e))?;
                 }

@@ -1,16 +1,17 @@
-//! Checks the sizes that Parquet's footers and pages claim, before they are decoded.
+//! Checks the sizes that Parquet's footers and pages claim, before they are read or decoded.
 //!
 //! The decoder of the `parquet` crate reserves memory for as many row groups as a footer says that there are, and for as
-//! many bytes as a page says that it holds.
+//! many bytes as a page says that it holds. It asks for the column chunks of a row group all at once.
 
 use std::sync::Arc;
 
 use caju_kernels::too_deep;
 use caju_pipeline::MAX_TYPE_LEVELS;
 use caju_runtime::budget;
-use caju_types::{Error, ErrorKind, Result};
+use caju_types::{Error, ErrorKind, Result, format_count};
+use parquet::arrow::ProjectionMask;
 use parquet::basic::Compression;
-use parquet::file::metadata::{ParquetMetaData, RowGroupMetaData};
+use parquet::file::metadata::{ColumnChunkMetaData, ParquetMetaData, RowGroupMetaData};
 
 use crate::thrift::{Cursor, Item, PageHeader, kind};
 
@@ -131,16 +132,62 @@ pub(crate) fn check_rows(url: &str, footer: &ParquetMetaData) -> Result<()> {
     )))
 }
 
-/// The limits on what the pages of column chunks claim.
-pub(crate) struct PageBounds {
-    pub(crate) footer: Arc<ParquetMetaData>,
-    /// What a page may become in memory.
-    pub(crate) most: u64,
+/// The bytes of a column chunk, of a file of `size` bytes. A chunk that does not lie within the file has none: the reader refuses
+/// the damaged file instead of reading that chunk.
+fn readable_bytes(chunk: &ColumnChunkMetaData, size: u64) -> u64 {
+    let start = chunk.dictionary_page_offset().unwrap_or_else(|| chunk.data_page_offset());
+    let (Ok(start), Ok(length)) = (u64::try_from(start), u64::try_from(chunk.compressed_size())) else {
+        return 0;
+    };
+    if start.checked_add(length).is_some_and(|end| end <= size) { length } else { 0 }
 }
 
-impl PageBounds {
+/// The limits on the row groups that a reader asks for, and on what their pages claim.
+pub(crate) struct ReadBounds {
+    pub(crate) footer: Arc<ParquetMetaData>,
+    /// What a page may become in memory.
+    pub(crate) page_bytes: u64,
+    /// The most bytes of the column chunks of a row group that are read.
+    pub(crate) row_group_bytes: u64,
+}
+
+impl ReadBounds {
+    /// Refuses a row group that has more bytes in `columns` than a reader may hold, before any of them is read. `size` is the
+    /// file's, and `groups` are the row groups of a split. With `trim`, `(skip, take)`, row groups of which no row is taken may be
+    /// of any size: they are not read.
+    pub(crate) fn check_groups(
+        &self,
+        url: &str,
+        size: u64,
+        groups: &[usize],
+        trim: Option<(u64, u64)>,
+        columns: &ProjectionMask,
+    ) -> Result<()> {
+        let (skip, take) = trim.unwrap_or((0, u64::MAX));
+        let mut first = 0u64;
+        for &index in groups {
+            let group = self.footer.row_group(index);
+            let rows = group.num_rows().max(0).cast_unsigned();
+            let is_taken = first < skip.saturating_add(take) && first.saturating_add(rows) > skip;
+            first = first.saturating_add(rows);
+            let chunks = group.columns().iter().enumerate().filter(|(leaf, _)| columns.leaf_included(*leaf));
+            let bytes = chunks.map(|(_, chunk)| readable_bytes(chunk, size)).fold(0, u64::saturating_add);
+            if is_taken && bytes > self.row_group_bytes {
+                return Err(Error::exhausted(format!(
+                    "{url}: row group {index}, of {} rows, has {} bytes in the columns that are read, more than the {} that a \
+                     reader may hold; write the file with smaller row groups (`row_group_size` of pyarrow), read fewer \
+                     columns, or raise --row-group-memory",
+                    format_count(rows),
+                    format_count(bytes),
+                    format_count(self.row_group_bytes)
+                )));
+            }
+        }
+        Ok(())
+    }
+
     /// Checks the pages of the column chunk that `bytes`, from `at` on, are; other bytes pass.
-    pub(crate) fn check(&self, url: &str, at: u64, bytes: &[u8]) -> Result<()> {
+    pub(crate) fn check_pages(&self, url: &str, at: u64, bytes: &[u8]) -> Result<()> {
         let chunk = self.footer.row_groups().iter().flat_map(RowGroupMetaData::columns).find(|c| {
             let start = c.dictionary_page_offset().unwrap_or_else(|| c.data_page_offset());
             u64::try_from(start) == Ok(at) && u64::try_from(c.compressed_size()) == Ok(bytes.len() as u64)
@@ -168,9 +215,9 @@ impl PageBounds {
                 return bad(format!("of {length} bytes claims to hold {unpacked}"));
             }
             // Uncompressed pages are not copied.
-            if packed && unpacked > self.most {
+            if packed && unpacked > self.page_bytes {
                 let what = format_args!("{url}: the page at byte {place}");
-                return Err(budget::too_much(&what, unpacked, self.most));
+                return Err(budget::too_much(&what, unpacked, self.page_bytes));
             }
             // A value of a dictionary takes a byte at least; one of another page may take none.
             let most = if page.is_dictionary { page.unpacked_bytes } else { chunk.num_values() };
@@ -213,10 +260,10 @@ mod tests {
     }
 
     /// The file's bounds with the place of its column chunk.
-    fn bounds(file: &[u8], most: u64) -> (PageBounds, usize, usize) {
+    fn bounds(file: &[u8], page_bytes: u64) -> (ReadBounds, usize, usize) {
         let footer = ParquetMetaDataReader::new().parse_and_finish(&Bytes::copy_from_slice(file)).unwrap();
         let (start, length) = footer.row_group(0).column(0).byte_range();
-        let bounds = PageBounds { footer: Arc::new(footer), most };
+        let bounds = ReadBounds { footer: Arc::new(footer), page_bytes, row_group_bytes: u64::MAX };
         (bounds, usize::try_from(start).unwrap(), usize::try_from(length).unwrap())
     }
 
@@ -225,19 +272,19 @@ mod tests {
         let file = file();
         let (bounds, start, length) = bounds(&file, 1 << 20);
         let chunk = &file[start..start + length];
-        bounds.check("f", start as u64, chunk).unwrap();
-        let small = PageBounds { most: 100, ..bounds };
-        let e = small.check("f", start as u64, chunk).unwrap_err();
+        bounds.check_pages("f", start as u64, chunk).unwrap();
+        let small = ReadBounds { page_bytes: 100, ..bounds };
+        let e = small.check_pages("f", start as u64, chunk).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::ResourceExhausted);
         assert!(e.message().starts_with("f: the page at byte 4 needs "), "{e}");
         // Every changed byte of the first header: an error, or a page within the bound.
-        let bounds = PageBounds { most: 1 << 20, ..small };
+        let bounds = ReadBounds { page_bytes: 1 << 20, ..small };
         let mut refused = 0;
         for at in 0..30 {
             for flip in [1, 0x20, 0x80] {
                 let mut changed = chunk.to_vec();
                 changed[at] ^= flip;
-                refused += usize::from(bounds.check("f", start as u64, &changed).is_err());
+                refused += usize::from(bounds.check_pages("f", start as u64, &changed).is_err());
             }
         }
         assert!(refused > 5, "{refused}");

@@ -1,23 +1,27 @@
-//! Footers of Parquet files that claim other rows or more bytes than there are.
+//! Parquet files whose footers claim other rows or more bytes than there are, and row groups that are too large.
 
 use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{TimestampMicrosecondType, TimestampMillisecondType};
-use arrow_array::{ArrayRef, Int64Array, ListArray, RecordBatch, StructArray, TimestampMillisecondArray};
+use arrow_array::{
+    ArrayRef, BooleanArray, Int64Array, ListArray, RecordBatch, StringArray, StructArray,
+    TimestampMillisecondArray,
+};
 use arrow_buffer::OffsetBuffer;
 use arrow_schema::{DataType, Field, Schema, TimeUnit};
 use caju_pipeline::FileFormat;
-use caju_types::ErrorKind;
+use caju_types::{ErrorKind, Result, format_count};
 use parquet::arrow::arrow_writer::ArrowWriterOptions;
 use parquet::arrow::{ARROW_SCHEMA_META_KEY, ArrowWriter, encode_arrow_schema};
 use parquet::data_type::{Int96, Int96Type};
-use parquet::file::metadata::{KeyValue, ParquetMetaDataReader, ParquetMetaDataWriter};
+use parquet::file::metadata::{ColumnChunkMetaData, KeyValue, ParquetMetaDataReader, ParquetMetaDataWriter};
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
 
-use crate::source::ReadOptions;
+use crate::source::{ReadOptions, RowPredicate};
+use crate::split::Split;
 use crate::test_util::*;
 
 fn format() -> FileFormat {
@@ -94,6 +98,91 @@ async fn a_footer_above_the_bound_is_refused_before_it_is_read() {
         assert_eq!(e.message().contains("--chunk-memory"), raise, "{e}");
         assert!(ctx.io.snapshot().bytes_read <= 64 << 10);
     }
+}
+
+/// A file of two row groups of 100 rows, and the bytes of the second one. The texts of that row group have 1000 bytes each.
+fn file_with_a_large_group() -> (Vec<u8>, u64) {
+    let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(0..200));
+    let text = |i: i32| if i < 100 { i.to_string() } else { format!("{i:01000}") };
+    let texts: ArrayRef = Arc::new(StringArray::from_iter_values((0..200).map(text)));
+    let batch = RecordBatch::try_from_iter([("id", ids), ("text", texts)]).unwrap();
+    let properties = WriterProperties::builder().set_max_row_group_row_count(Some(100)).build();
+    let mut writer = ArrowWriter::try_new(Vec::new(), batch.schema(), Some(properties)).unwrap();
+    writer.write(&batch).unwrap();
+    let data = writer.into_inner().unwrap();
+    let footer = ParquetMetaDataReader::new().parse_and_finish(&bytes::Bytes::from(data.clone())).unwrap();
+    assert_eq!(footer.num_row_groups(), 2);
+    let bytes = footer.row_group(1).compressed_size().cast_unsigned();
+    assert!((100_000..300_000).contains(&bytes), "{bytes}");
+    (data, bytes)
+}
+
+/// The decoder needs a row group as a whole: 50,000 images of 100 KB in one of them took 5 GB for each concurrent reader.
+#[tokio::test]
+async fn a_row_group_above_the_bound_is_refused_before_it_is_read() {
+    let mut ctx = context();
+    let url = format!("{}/x.parquet", fresh());
+    let (data, bytes) = file_with_a_large_group();
+    put(&ctx, &url, data).await;
+    let file = def(format(), &url);
+    let (all, ids) =
+        (ReadOptions::default(), ReadOptions { projection: Some(vec![0]), ..ReadOptions::default() });
+
+    ctx.limits.row_group_bytes = 64 << 10;
+    let source = open(&ctx, &file).await.unwrap();
+    let split = splits(&source).await.unwrap().remove(0);
+    let before = ctx.io.snapshot().bytes_read;
+    let e = rows(&source, &split, &all).await.unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::ResourceExhausted, "{e}");
+    let want = format!(
+        "{url}: row group 1, of 100 rows, has {} bytes in the columns that are read, more than the 65,536 that a reader \
+         may hold; ",
+        format_count(bytes)
+    );
+    assert!(e.message().starts_with(&want), "{e}");
+    assert!(e.message().ends_with("or raise --row-group-memory"), "{e}");
+    assert_eq!(ctx.io.snapshot().bytes_read, before, "nothing of the row group was asked for");
+
+    assert_eq!(rows(&source, &split, &ids).await.unwrap().unwrap().num_rows(), 200, "narrow columns");
+    let trimmed = |trim| Split { trim: Some(trim), ..split.clone() };
+    let first = rows(&source, &trimmed((0, 100)), &all).await.unwrap().unwrap();
+    assert_eq!(first.num_rows(), 100, "the large row group is not read");
+    for trim in [(99, 2), (100, 1), (199, 1)] {
+        rows(&source, &trimmed(trim), &all).await.unwrap_err();
+    }
+    let test = |batch: &RecordBatch| -> Result<BooleanArray> { Ok(vec![true; batch.num_rows()].into()) };
+    let by_text = RowPredicate { columns: vec![1], test: Arc::new(test) };
+    let by_text = ReadOptions { predicates: vec![by_text], ..ids };
+    let e = rows(&source, &split, &by_text).await.unwrap_err();
+    assert!(e.message().contains("row group 1"), "the column of a predicate counts: {e}");
+
+    for (bound, fits) in [(bytes - 1, false), (bytes, true)] {
+        ctx.limits.row_group_bytes = bound;
+        let read = all_rows(&ctx, &file, &all).await;
+        assert_eq!(read.ok().flatten().map(|rows| rows.num_rows()), fits.then_some(200), "{bound}");
+    }
+}
+
+/// A size that is out of bounds is damage, whatever the bound is.
+#[tokio::test]
+async fn a_column_chunk_behind_the_end_of_the_file_is_damage() {
+    let (mut data, _) = file_with_a_large_group();
+    let footer = ParquetMetaDataReader::new().parse_and_finish(&bytes::Bytes::from(data.clone())).unwrap();
+    let groups = footer.row_groups().iter().map(|group| {
+        let large = |column: &ColumnChunkMetaData| {
+            column.clone().into_builder().set_total_compressed_size(8 << 30).build().unwrap()
+        };
+        let columns = group.columns().iter().map(large);
+        group.clone().into_builder().set_column_metadata(columns.collect()).build().unwrap()
+    });
+    let changed = footer.clone().into_builder().set_row_groups(groups.collect()).build();
+    ParquetMetaDataWriter::new(&mut data, &changed).finish().unwrap();
+    let url = format!("{}/x.parquet", fresh());
+    let ctx = context();
+    put(&ctx, &url, data).await;
+    let e = all_rows(&ctx, &def(format(), &url), &ReadOptions::default()).await.unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::DataLoss, "{e}");
+    assert!(e.message().contains("behind its end"), "{e}");
 }
 
 /// A file without rows, of a column with this many levels of structs.

@@ -147,7 +147,8 @@ pub struct FileVersion {
     /// The store's e-tag (none for local files).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etag: Option<String>,
-    /// Time of the last change of the content, in nanoseconds since 1970.
+    /// Time of the last change of the content, in nanoseconds since 1970. Under `version: content` absent for a file that changed
+    /// just before it was listed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtime_ns: Option<i64>,
     /// Time of the last change of the inode, in nanoseconds since 1970 (local files).
@@ -156,6 +157,14 @@ pub struct FileVersion {
     /// xxh3-128 of the content in hexadecimal, under `version: content`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content_hash: Option<String>,
+}
+
+impl FileVersion {
+    /// The hash of the content, if only the content shows a change: the listing has neither an e-tag nor a time to which reads
+    /// could be bound.
+    pub(crate) fn sole_content_hash(&self) -> Option<&str> {
+        self.content_hash.as_deref().filter(|_| self.etag.is_none() && self.mtime_ns.is_none())
+    }
 }
 
 /// Builds split keys from a canonical encoding, the same in every process and for ever.

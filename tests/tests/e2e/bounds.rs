@@ -11,7 +11,7 @@ use arrow_flight::FlightDescriptor;
 use arrow_flight::flight_service_client::FlightServiceClient;
 use caju_proto::v1;
 use caju_proto::v1::dispatcher_client::DispatcherClient;
-use caju_tests::files::{example, tfrecord};
+use caju_tests::files::{self, example, tfrecord};
 use caju_tests::pipeline::Report;
 use caju_tests::{Cluster, Pipeline, Process};
 use serde_json::{Value, json};
@@ -273,6 +273,28 @@ fn the_largest_record_is_a_setting() {
         "has over 1024 bytes",
         "--max-record",
     ]);
+}
+
+/// A reader needs a row group of a Parquet file as a whole, in the columns that are read.
+#[test]
+fn the_largest_row_group_is_a_setting() {
+    let of = |columns: Value| {
+        let p = Pipeline::of(json!({ "parquet": { "path": "data.parquet", "columns": columns } }), json!([]));
+        let texts: Vec<String> = (0..1000).map(|i| format!("{i:0200}")).collect();
+        let texts = files::strings(texts.iter().map(String::as_str));
+        files::parquet(&p.folder().join("data.parquet"), vec![("id", files::ints(0..1000)), ("text", texts)]);
+        p
+    };
+    let (both, ids) = (of(json!(["id", "text"])), of(json!(["id"])));
+    assert_eq!(both.report(&[]).rows(), [1000]);
+    let small = ["--row-group-memory", "64KiB"];
+    both.run(&small).expect_code(3).expect_error(&[
+        "data.parquet: row group 0, of 1,000 rows, has ",
+        "more than the 65,536 that a reader may hold",
+        "--row-group-memory",
+    ]);
+    assert_eq!(ids.report(&small).rows(), [1000]);
+    assert_eq!(both.report(&["--row-group-memory", "1MiB"]).rows(), [1000]);
 }
 
 #[test]

@@ -102,6 +102,9 @@ pub(crate) struct BoundArgs {
     /// The largest record of a source: a line, a record, a file of an archive, an image file
     #[arg(long, global = true, value_name = "SIZE", default_value = "256MiB", value_parser = service::bound)]
     pub(crate) max_record: u64,
+    /// The largest row group of a Parquet file, in the columns that are read. Each split that is read concurrently holds one
+    #[arg(long, global = true, value_name = "SIZE", default_value = "2GiB", value_parser = service::bound)]
+    pub(crate) row_group_memory: u64,
     /// The most pixels of an image. A pipeline may set less, not more
     #[arg(long, global = true, value_name = "N", default_value_t = 100_000_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) max_pixels: u64,

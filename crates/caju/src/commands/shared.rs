@@ -132,15 +132,19 @@ static LIMITS: OnceLock<Limits> = OnceLock::new();
 
 /// Sets the bounds of this process from its flags. The first call counts.
 pub(crate) fn set_limits(args: &BoundArgs) {
-    let limits = Limits {
+    LIMITS.get_or_init(|| limits_of(args));
+}
+
+fn limits_of(args: &BoundArgs) -> Limits {
+    Limits {
         max_pixels: args.max_pixels,
         chunk_bytes: args.chunk_memory,
         chunk_steps: args.chunk_steps,
         max_record_bytes: args.max_record,
+        row_group_bytes: args.row_group_memory,
         bind_timeout: args.bind_timeout,
         save_wait: args.save_wait,
-    };
-    LIMITS.get_or_init(|| limits);
+    }
 }
 
 /// The bounds of this process.
@@ -270,6 +274,35 @@ mod tests {
             assert_eq!((config.tuned, config.pool.threads()), (TunedNumbers::default(), 3), "{command:?}");
             assert!(config.pool.tuner().is_some(), "{command:?}: the threads are tuned");
         }
+    }
+
+    /// What each of them bounds is tested with real processes (`tests/tests/e2e/bounds.rs`).
+    #[test]
+    fn flags_are_the_limits_of_the_process() {
+        let of = |flags: &[&str]| {
+            let line = [&["caju", "run", "p.yaml"], flags].concat();
+            limits_of(&Cli::try_parse_from(line).unwrap().global.bounds)
+        };
+        assert_eq!(of(&[]), Limits::default(), "the flags' defaults are the library's");
+        let given = [
+            "--chunk-memory=1KiB",
+            "--chunk-steps=2",
+            "--max-record=3KiB",
+            "--row-group-memory=4KiB",
+            "--max-pixels=5",
+            "--bind-timeout=6s",
+            "--save-wait=7s",
+        ];
+        let want = Limits {
+            chunk_bytes: 1 << 10,
+            chunk_steps: 2,
+            max_record_bytes: 3 << 10,
+            row_group_bytes: 4 << 10,
+            max_pixels: 5,
+            bind_timeout: Duration::from_secs(6),
+            save_wait: Duration::from_secs(7),
+        };
+        assert_eq!(of(&given), want);
     }
 
     /// The workers of a dispatcher have numbers of their own.

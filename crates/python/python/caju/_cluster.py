@@ -88,9 +88,10 @@ class LocalCluster(_Stoppable):
     No port is opened: only this process can use the cluster. `listen="127.0.0.1:0"` opens a port for readers in other
     processes. Whoever reaches the port can do what this process can do, including running functions.
 
-    `chunk_memory` (1 GiB), `max_record` (256 MiB), `max_pixels` (100,000,000) and `bind_timeout` (10 s) bound what a
-    pipeline or its data may ask for: the memory of a stage for one chunk of rows, the size of a record of a source, the
-    pixels of an image, and the time for checking and planning a pipeline. Sizes are bytes, or text such as `"64MiB"`.
+    `chunk_memory` (1 GiB), `max_record` (256 MiB), `row_group_memory` (2 GiB), `max_pixels` (100,000,000) and `bind_timeout`
+    (10 s) bound what a pipeline or its data may ask for: the memory of a stage for one chunk of rows, the size of a record of
+    a source, the size of a row group of a Parquet file in the columns that are read, the pixels of an image, and the time for
+    checking and planning a pipeline. Sizes are bytes, or text such as `"64MiB"`.
 
     Each worker tunes numbers while it runs, unless they are given: the threads (`cpu_threads`), the splits that a task reads
     concurrently (`split_readers`), and the bytes of each queue (`buffer`), within `buffer_memory` (1 GiB) for all queues of a
@@ -110,6 +111,7 @@ class LocalCluster(_Stoppable):
         *,
         chunk_memory: Size | None = None,
         max_record: Size | None = None,
+        row_group_memory: Size | None = None,
         max_pixels: int | None = None,
         bind_timeout: float | None = None,
         split_readers: int | None = None,
@@ -117,7 +119,7 @@ class LocalCluster(_Stoppable):
         buffer_memory: Size | None = None,
     ) -> None:
         checked(workers, cpu_threads, cache)
-        bounds = Bounds.of(chunk_memory, max_record, max_pixels, bind_timeout)
+        bounds = Bounds.of(chunk_memory, max_record, row_group_memory, max_pixels, bind_timeout)
         tuned = Tuned.of(split_readers, buffer, buffer_memory)
         if listen is not None and not isinstance(listen, str):
             raise InvalidPipeline(f"listen={listen!r} must be HOST:PORT, such as \"127.0.0.1:0\"")
@@ -261,7 +263,7 @@ def start_dispatcher(
     scaling = (least, most, float(scaling_interval), float(scale_down_after))
     state = None if state_dir is None else os.fspath(state_dir)
     url = None if cache is None else url_of(cache)
-    bounds = Bounds.of(chunk_memory, None, None, bind_timeout)
+    bounds = Bounds.of(chunk_memory, None, None, None, bind_timeout)
     allow = _allowed(allow_read, allow_write)
     return DispatcherServer(_caju.Dispatcher(listen, state, url, allow_python, bounds, scaling, allow))
 
@@ -277,6 +279,7 @@ def start_worker(
     local_only: bool = False,
     chunk_memory: Size | None = None,
     max_record: Size | None = None,
+    row_group_memory: Size | None = None,
     max_pixels: int | None = None,
     bind_timeout: float | None = None,
     split_readers: int | None = None,
@@ -300,7 +303,7 @@ def start_worker(
     reads and writes whatever this process may, for every program that reaches the dispatcher.
     """
     whole("cpu_threads", cpu_threads, 1)
-    bounds = Bounds.of(chunk_memory, max_record, max_pixels, bind_timeout)
+    bounds = Bounds.of(chunk_memory, max_record, row_group_memory, max_pixels, bind_timeout)
     tuned = Tuned.of(split_readers, buffer, buffer_memory)
     address = address_of(dispatcher)
     if local_only:
@@ -343,6 +346,7 @@ def configure(
     cache: str | os.PathLike[str] | None = None,
     chunk_memory: Size | None = None,
     max_record: Size | None = None,
+    row_group_memory: Size | None = None,
     max_pixels: int | None = None,
     bind_timeout: float | None = None,
     split_readers: int | None = None,
@@ -361,7 +365,7 @@ def configure(
     """
     global _shared
     checked(workers, cpu_threads, cache)
-    bounds = Bounds.of(chunk_memory, max_record, max_pixels, bind_timeout)
+    bounds = Bounds.of(chunk_memory, max_record, row_group_memory, max_pixels, bind_timeout)
     tuned = Tuned.of(split_readers, buffer, buffer_memory)
     given = {"workers": workers, "cpu_threads": cpu_threads, "cache": cache} | bounds._asdict() | tuned._asdict()
     with _lock:

@@ -32,6 +32,8 @@ class SaveProgress(NamedTuple):
     rows: int | None
     bytes: int | None
     chunks: int | None
+    rows_skipped: int | None
+    """Bad rows that `on_error` left out of the save."""
 
 
 class Save:
@@ -56,9 +58,8 @@ class Save:
             return said[name] if said["state"] == "finished" else None
 
         total = said["splits_total"] or known("splits_total")
-        return SaveProgress(
-            said["state"], said["splits_done"], total, known("rows"), known("bytes"), known("chunks")
-        )
+        totals = (known(name) for name in ("rows", "bytes", "chunks", "rows_skipped"))
+        return SaveProgress(said["state"], said["splits_done"], total, *totals)
 
     def done(self) -> bool:
         """Whether it has ended. `wait` raises the error of a save that failed."""

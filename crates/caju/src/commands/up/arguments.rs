@@ -90,6 +90,7 @@ impl Arguments {
     fn bounds(&mut self, bounds: &BoundArgs) -> &mut Self {
         self.option("--chunk-memory", bounds.chunk_memory).option("--max-record", bounds.max_record);
         self.option("--chunk-steps", bounds.chunk_steps);
+        self.option("--row-group-memory", bounds.row_group_memory);
         self.option("--max-pixels", bounds.max_pixels).time("--bind-timeout", bounds.bind_timeout);
         self.time("--save-wait", bounds.save_wait)
     }
@@ -152,6 +153,8 @@ mod tests {
             "7",
             "--max-record",
             "2MiB",
+            "--row-group-memory",
+            "5MiB",
             "--log",
             "info",
             "--config",
@@ -168,6 +171,7 @@ mod tests {
         assert_eq!(line[..3], own.program[..]);
         let worker = Cli::parse_from(&line[2..]);
         assert_eq!((worker.global.log.as_str(), worker.global.bounds.max_record), ("info", 2 << 20));
+        assert_eq!(worker.global.bounds.row_group_memory, 5 << 20);
         assert_eq!(worker.global.config, cli.global.config);
         let Command::Worker(worker) = worker.command else { panic!() };
         assert_eq!(worker.dispatcher.as_deref(), Some("127.0.0.1:7070"));
