@@ -78,6 +78,15 @@ pub struct SaveDescription {
     /// Once it is finished: the number of chunks of all parts.
     #[serde(default)]
     pub chunks: u64,
+    /// Once it is finished: the bad rows that were left out of all parts under `on_error: skip`. Saves of older versions do not
+    /// name them.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub skipped: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for it")]
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 impl Record for SaveDescription {
@@ -184,7 +193,20 @@ mod tests {
             rows: 0,
             bytes: 0,
             chunks: 0,
+            skipped: 0,
         }
+    }
+
+    #[test]
+    fn the_number_of_skipped_rows_is_written_where_there_are_some() {
+        let written = |skipped| {
+            let saved = SaveDescription { skipped, ..saved(SaveState::Finished) };
+            let text = serde_json::to_value(&saved).unwrap();
+            assert_eq!(serde_json::from_value::<SaveDescription>(text.clone()).unwrap(), saved);
+            text.get("skipped").cloned()
+        };
+        assert_eq!(written(0), None, "such a save is written as before");
+        assert_eq!(written(3), Some(3.into()));
     }
 
     #[tokio::test]

@@ -1,9 +1,10 @@
 //! Schemas of parts: their hash, and the types that files of each format can hold.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use arrow_array::{RecordBatch, RecordBatchOptions};
-use arrow_schema::{DataType, Field, FieldRef, Fields, Schema, SchemaRef};
+use arrow_array::{RecordBatch, RecordBatchOptions, UInt64Array};
+use arrow_schema::{ArrowError, DataType, Field, FieldRef, Fields, Schema, SchemaRef};
 use caju_types::{Error, Result, hash128};
 use serde_json::Value;
 
@@ -99,28 +100,105 @@ fn plain_type(t: &DataType) -> DataType {
     }
 }
 
+/// Whether a list or map holds a dictionary of structs with keys of 8 or 16 bits. A cast gives each struct a key of its own, equal
+/// ones too, so that one row can have more structs than there are keys.
+pub(crate) fn lists_narrow_structs(t: &DataType, in_list: bool) -> bool {
+    match t {
+        DataType::Dictionary(keys, values) => {
+            let narrow = |t: &DataType| {
+                matches!(t, DataType::Int8 | DataType::UInt8 | DataType::Int16 | DataType::UInt16)
+            };
+            let structs = matches!(values.as_ref(), DataType::Struct(_));
+            (in_list && structs && narrow(keys)) || lists_narrow_structs(values, in_list)
+        }
+        DataType::List(f) | DataType::LargeList(f) | DataType::FixedSizeList(f, _) | DataType::Map(f, _) => {
+            lists_narrow_structs(f.data_type(), true)
+        }
+        DataType::Struct(fields) => fields.iter().any(|f| lists_narrow_structs(f.data_type(), in_list)),
+        _ => false,
+    }
+}
+
 /// Casts a batch to a schema that differs from its own by what [`file_schema`] replaces.
 ///
 /// # Errors
 /// `Internal` if the schemas differ in more than that.
 pub(crate) fn cast_batch(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch> {
-    let bad = |e: arrow_schema::ArrowError| Error::internal(format!("a batch of a snapshot: {e}"));
-    if batch.num_columns() != schema.fields().len() {
-        return Err(Error::internal(format!(
-            "a batch of a snapshot has {} columns instead of {}",
-            batch.num_columns(),
-            schema.fields().len()
-        )));
+    check_width(batch, schema)?;
+    cast_columns(batch, schema).map_err(|e| uncastable(&e))
+}
+
+/// Casts a batch of a part's file to the schema of the rows. Such a batch can join several batches of the writer, and have more
+/// values than the keys of a dictionary can number: it is cut into several batches then.
+///
+/// # Errors
+/// `Internal` if the schemas differ in more than [`file_schema`] replaces.
+pub(crate) fn restored(batch: &RecordBatch, schema: &SchemaRef) -> Result<Vec<RecordBatch>> {
+    check_width(batch, schema)?;
+    let (mut out, mut left) = (Vec::new(), vec![batch.clone()]);
+    while let Some(batch) = left.pop() {
+        let rows = batch.num_rows();
+        match cast_columns(&batch, schema) {
+            Ok(batch) => out.push(batch),
+            // One row always fits: its values are from one batch of the writer.
+            Err(e) if rows > 1 && may_overflow_keys(&e) => {
+                let half = rows / 2;
+                for range in [half..rows, 0..half] {
+                    left.push(some_rows(&batch, range, schema).map_err(|e| uncastable(&e))?);
+                }
+            }
+            Err(e) => return Err(uncastable(&e)),
+        }
     }
+    Ok(out)
+}
+
+/// Whether fewer rows may be cast. Where a dictionary of structs needs too many keys, it is a failed cast.
+fn may_overflow_keys(error: &ArrowError) -> bool {
+    matches!(error, ArrowError::DictionaryKeyOverflowError | ArrowError::CastError(_))
+}
+
+/// Some rows of a batch. Nested columns that will be cast are copied: a cast of a slice of lists casts the values of all lists.
+fn some_rows(
+    batch: &RecordBatch,
+    range: Range<usize>,
+    schema: &SchemaRef,
+) -> Result<RecordBatch, ArrowError> {
+    let indices = UInt64Array::from_iter_values(range.start as u64..range.end as u64);
+    let columns = batch.columns().iter().zip(schema.fields()).map(|(column, field)| {
+        if column.data_type() == field.data_type() || !column.data_type().is_nested() {
+            return Ok(column.slice(range.start, range.len()));
+        }
+        arrow::compute::take(column, &indices, None)
+    });
+    RecordBatch::try_new(batch.schema(), columns.collect::<Result<Vec<_>, _>>()?)
+}
+
+fn check_width(batch: &RecordBatch, schema: &SchemaRef) -> Result<()> {
+    if batch.num_columns() == schema.fields().len() {
+        return Ok(());
+    }
+    Err(Error::internal(format!(
+        "a batch of a snapshot has {} columns instead of {}",
+        batch.num_columns(),
+        schema.fields().len()
+    )))
+}
+
+fn uncastable(error: &ArrowError) -> Error {
+    Error::internal(format!("a batch of a snapshot: {error}"))
+}
+
+fn cast_columns(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch, ArrowError> {
     let columns = batch.columns().iter().zip(schema.fields()).map(|(column, field)| {
         if column.data_type() == field.data_type() {
             return Ok(Arc::clone(column));
         }
-        arrow::compute::cast(column, field.data_type()).map_err(bad)
+        arrow::compute::cast(column, field.data_type())
     });
-    let columns = columns.collect::<Result<Vec<_>>>()?;
+    let columns = columns.collect::<Result<Vec<_>, _>>()?;
     let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
-    RecordBatch::try_new_with_options(Arc::clone(schema), columns, &options).map_err(bad)
+    RecordBatch::try_new_with_options(Arc::clone(schema), columns, &options)
 }
 
 /// Whether a column holds binary values or lists (tensors among them), which gain nothing from dictionaries.

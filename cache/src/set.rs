@@ -31,6 +31,20 @@ pub struct Member {
     pub attempt: String,
     /// The names of the splits whose rows it holds, in the order by which the part numbers them.
     pub covers: Vec<SplitName>,
+    /// How many rows the split-local output of each of these has, in the same order. A stage above the hint may have dropped some of
+    /// them. Empty where the writer did not know all of these numbers, and in records of older versions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rows: Vec<u64>,
+}
+
+impl Member {
+    /// How many rows the split-local output of the split with this number has, if that is known.
+    pub fn rows_of(&self, number: u32) -> Option<u64> {
+        if self.rows.len() != self.covers.len() {
+            return None;
+        }
+        self.rows.get(usize::try_from(number).ok()?).copied()
+    }
 }
 
 /// A split's name as records write it: 32 hexadecimal digits.
@@ -51,7 +65,7 @@ pub struct SetRecord {
 
 impl Record for SetRecord {
     const NAME: &'static str = "the record of a set";
-    /// A split takes 35 bytes. So seven million splits fit.
+    /// A split takes 35 bytes, and its number of rows up to ten more. So five million splits fit.
     const MAX_BYTES: u64 = 256 << 20;
 }
 

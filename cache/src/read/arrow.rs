@@ -238,8 +238,8 @@ impl Decoder {
                 None => batch,
                 Some(order) => guarded(&self.meta, || batch.project(order))?,
             };
-            let cast = crate::schema::cast_batch(&batch, &self.schema);
-            out.push(cast.map_err(|e| damaged(&self.meta, e.message()))?);
+            let restored = crate::schema::restored(&batch, &self.schema);
+            out.extend(restored.map_err(|e| damaged(&self.meta, e.message()))?);
         }
         Ok(out)
     }

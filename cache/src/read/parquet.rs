@@ -12,7 +12,7 @@ use caju_runtime::{Caught, OrderedMutex, blocking, channel};
 use caju_types::{Error, Result};
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use futures::stream::{BoxStream, StreamExt};
+use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions};
 use parquet::arrow::async_reader::{AsyncFileReader, ParquetRecordBatchStreamBuilder};
@@ -184,8 +184,11 @@ pub(super) async fn open(blocks: Arc<Blocks>, options: ReadOptions) -> Result<Op
                 Some(order) => batch.project(order).map_err(|e| damaged(&meta, e))?,
                 None => batch,
             };
-            crate::schema::cast_batch(&batch, &target).map_err(|e| damaged(&meta, e.message()))
+            crate::schema::restored(&batch, &target)
+                .map(|batches| stream::iter(batches.into_iter().map(Ok::<_, Error>)))
+                .map_err(|e| damaged(&meta, e.message()))
         })
+        .try_flatten()
         .boxed();
     let batches = Caught::new(batches, move |panic: &str| damaged(&part, panic)).boxed();
     Ok(Opened { schema, batches: off_runtime(batches, Arc::clone(&blocks.ctx.decoding)), pending })

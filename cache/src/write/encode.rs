@@ -13,7 +13,7 @@ use parquet::file::properties::{EnabledStatistics, WriterProperties};
 
 use super::sink::Sink;
 use crate::record::Block;
-use crate::schema::{cast_batch, file_schema, is_bulky};
+use crate::schema::{cast_batch, file_schema, is_bulky, lists_narrow_structs};
 use caju_autocache::{Compression, Encoding, Format};
 
 /// Batches of fewer bytes are coalesced before they are written: every batch in a file has a fixed cost.
@@ -267,7 +267,8 @@ fn restorable(plain: &SchemaRef, schema: &SchemaRef) -> Result<()> {
     for (stored, wanted) in plain.fields().iter().zip(schema.fields()) {
         let empty = arrow_array::new_empty_array(stored.data_type());
         if stored.data_type() != wanted.data_type()
-            && arrow::compute::cast(&empty, wanted.data_type()).is_err()
+            && (lists_narrow_structs(wanted.data_type(), false)
+                || arrow::compute::cast(&empty, wanted.data_type()).is_err())
         {
             return Err(Error::invalid(format!(
                 "column `{}` of type {} cannot be stored: its dictionary could not be read back; make it plain values above \
@@ -376,6 +377,10 @@ mod tests {
             assert!(error.message().contains("column `c` of type Dictionary"), "{error}");
         }
         assert!(encode(dictionary(DataType::Utf8), Format::Arrow).is_ok());
+        let structs = dictionary(DataType::Struct(vec![Field::new("a", DataType::Int64, true)].into()));
+        assert!(encode(structs.clone(), Format::Arrow).is_ok());
+        let error = encode(DataType::new_list(structs, true), Format::Arrow).unwrap_err();
+        assert!(error.message().contains("its dictionary could not be read back"), "{error}");
         let ends = Field::new("run_ends", DataType::Int32, false);
         let runs =
             DataType::RunEndEncoded(Arc::new(ends), Arc::new(Field::new("values", DataType::Utf8, true)));

@@ -1,8 +1,15 @@
 //! Written rows are read back equal, in every encoding, on every store.
 
+use std::sync::Arc;
+
 use crate::common::*;
+use arrow::compute::{cast, concat_batches};
+use arrow_array::builder::{ListBuilder, StringBuilder};
+use arrow_array::{ArrayRef, RecordBatch, StringArray, StructArray};
+use arrow_schema::{DataType, Field};
 use caju_cache::*;
 use caju_types::ErrorKind;
+use futures::TryStreamExt;
 use proptest::prelude::*;
 
 #[tokio::test]
@@ -66,6 +73,49 @@ async fn rows_without_columns_and_wrong_rows() {
     assert_eq!(writer.write(&rich(1, 1)).await.unwrap_err().kind(), ErrorKind::InvalidArgument);
     assert_eq!(writer.finish(facts(7)).await.unwrap_err().kind(), ErrorKind::Internal);
     put(&snapshot, split(1), &[numbers(0..3)], encoding("parquet/lz4")).await;
+}
+
+/// Rows with 100 words that no other batch has: as a column, in a struct and in lists. Keys of 8 bits number them.
+fn words(batch: usize) -> RecordBatch {
+    let narrow = DataType::Dictionary(Box::new(DataType::Int8), Box::new(DataType::Utf8));
+    let word = |i: usize| format!("{batch}-{}", i % 100);
+    let mut lists = ListBuilder::new(StringBuilder::new());
+    for i in 0..100 {
+        lists.append_value([Some(word(i)), Some(word(i + 1))]);
+    }
+    let lists = cast(&lists.finish(), &DataType::new_list(narrow.clone(), true)).unwrap();
+    let word = cast(&StringArray::from_iter_values((0..100).map(word)), &narrow).unwrap();
+    let field = Field::new("word", narrow, true);
+    let part: ArrayRef = Arc::new(StructArray::new(vec![field].into(), vec![Arc::clone(&word)], None));
+    RecordBatch::try_from_iter([("word", word), ("part", part), ("lists", lists)]).unwrap()
+}
+
+/// The rows of several batches without dictionaries.
+fn spelt_out(batches: &[RecordBatch]) -> RecordBatch {
+    let part = DataType::Struct(vec![Field::new("word", DataType::Utf8, true)].into());
+    let types = [DataType::Utf8, part, DataType::new_list(DataType::Utf8, true)];
+    let plain = |batch: &RecordBatch| {
+        let columns = ["word", "part", "lists"].into_iter().zip(batch.columns()).zip(&types);
+        let columns = columns.map(|((name, column), to)| (name, cast(column, to).unwrap(), true));
+        RecordBatch::try_from_iter_with_nullable(columns).unwrap()
+    };
+    let batches: Vec<_> = batches.iter().map(plain).collect();
+    concat_batches(&batches[0].schema(), &batches).unwrap()
+}
+
+/// Small batches are joined where they are stored. Together they have more values than narrow keys can number.
+#[tokio::test]
+async fn dictionaries_with_narrow_keys_are_read_back() {
+    let cache = open(&memory_root()).await;
+    let snapshot = cache.snapshot(&fp(1));
+    let batches: Vec<_> = (0..5).map(words).collect();
+    for (i, encoding) in Encoding::ALL.into_iter().enumerate() {
+        let meta = put(&snapshot, split(i as u128), &batches, encoding).await;
+        let part = snapshot.open_part(&meta, ReadOptions::default()).await.unwrap();
+        let read: Vec<RecordBatch> = part.try_collect().await.unwrap();
+        assert!(read.iter().all(|batch| batch.schema() == batches[0].schema()), "{encoding}");
+        assert_same(&spelt_out(&read), &spelt_out(&batches));
+    }
 }
 
 proptest! {

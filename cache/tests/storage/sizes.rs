@@ -43,7 +43,7 @@ async fn add_to_set(cache: &Arc<Cache>, of: u128, whole: &[u128]) -> SetOutcome 
     let snapshot = cache.snapshot(&fp(of));
     let index = snapshot.index().await.unwrap();
     let attempt = index.get(&split(0)).unwrap().attempt.clone();
-    let member = Member { part: split(0), attempt, covers: vec![SplitName(1)] };
+    let member = Member { part: split(0), attempt, covers: vec![SplitName(1)], rows: vec![50] };
     let digest = SplitSetDigest::of(whole.iter().copied());
     snapshot.add_to_set("ab", digest, member).await.unwrap()
 }

@@ -99,7 +99,8 @@ async fn a_set_goes_as_a_whole_or_stays() {
     let whole = SplitSetDigest::of(1..=3);
     for key in 1..=3 {
         let part = fill(&writer, 1, key, 0.1).await.unwrap();
-        let member = Member { part: split(key), attempt: part.attempt.clone(), covers: vec![SplitName(key)] };
+        let (attempt, covers) = (part.attempt.clone(), vec![SplitName(key)]);
+        let member = Member { part: split(key), attempt, covers, rows: Vec::new() };
         writer.snapshot(&fp(1)).add_to_set("one", whole, member).await.unwrap();
     }
     writer.close(Duration::from_secs(5)).await.unwrap();
