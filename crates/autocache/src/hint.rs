@@ -13,8 +13,8 @@ pub struct HintDef {
     pub prefix: Fingerprint,
     /// Whether a stage above it draws again in each epoch. Storing freezes the draws.
     pub random: bool,
-    /// Whether a stage that counts rows chooses them behind a `shuffle` above the hint: rows that are computed in another epoch are
-    /// not those that were stored.
+    /// Whether a stage that counts rows chooses them behind a `shuffle` above the hint, or of a `sample`: rows that are computed in
+    /// another epoch are not those that were stored.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub chooses: bool,
     /// The cross-split stage above it, if there is one: then rows cannot be stored split by split, only as a set of parts.

@@ -23,6 +23,10 @@ pub struct CachePlan {
     /// Behind a cross-split stage: what is known of the set of parts. Absent: rows are computed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub set: Option<SetPlan>,
+    /// With a stored set: its rows come from nowhere else. So it is under `cache_only`, and where stages chose the rows in a random
+    /// order when they were stored: computed ones would be others.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub set_only: bool,
     /// Bytes per second that one worker's store takes, as the decision assumed. A split whose store takes less than half
     /// of that falls back to being computed. Absent for fixed policies: they fall back on errors only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -49,6 +53,7 @@ impl CachePlan {
             encoding,
             permille: Self::ALL,
             set: None,
+            set_only: false,
             write_bytes_per_s: None,
             save: None,
         }
@@ -74,8 +79,13 @@ impl CachePlan {
     /// written any further.
     #[must_use]
     pub fn without_set(mut self) -> Self {
-        self.set = None;
+        (self.set, self.set_only) = (None, false);
         self
+    }
+
+    /// Whether the rows of all splits come from a stored set, and from nowhere else.
+    pub fn reads_set_alone(&self) -> bool {
+        self.set_only && matches!(self.set, Some(SetPlan::Read { .. }))
     }
 
     /// Whether the plan stores every split that has no part.
@@ -165,6 +175,9 @@ pub struct GroupLease {
     pub at: u32,
     /// The number of splits that the part covers. Their leases come one after another.
     pub of: u32,
+    /// The number of rows of the split's split-local output, if the record of the set says it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rows: Option<u64>,
 }
 
 /// The folder of the set that a hint of this base has for a listing.

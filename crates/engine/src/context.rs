@@ -14,15 +14,14 @@ use caju_wire::{Chunk, Elements, QueueBound, QueueMemory, Run};
 
 use crate::lease::LeasedSplit;
 use crate::row_checks::RowChecks;
+use crate::shard_numbers::{ShardPlaces, describe_row, first_and_step};
+use crate::split_sizes::SplitSizes;
 use crate::stats::TaskStats;
 
 /// The most skipped rows that a task reports one by one; the others are only counted.
 const REPORTED_SKIPS: usize = 100;
 /// The most characters of a report about a skipped row: enough for a URL, a row and a reason.
 const REPORTED_CHARS: usize = 500;
-
-/// Splits without rows whose number of rows waits to be sent to readers: 1 MiB. An endless `repeat` of nothing has any number.
-const MAX_EMPTY_SIZED: usize = 1 << 16;
 
 /// A split, as stages see it.
 #[derive(Debug, Clone)]
@@ -46,6 +45,8 @@ struct SplitInfo {
     done: RowRanges,
     /// The rows of it that a shard has; none: all.
     stride: Option<Stride>,
+    /// With a stride: the first ordinal of these rows, and the distance of their ordinals.
+    planned_rows: Option<(u64, u64)>,
     /// Rows of the split-local output that passed so far; absent if they come from a part behind a cross-split stage.
     passed: Option<u64>,
 }
@@ -66,6 +67,8 @@ pub(crate) struct TaskContext {
     slot: Option<u32>,
     /// In a static processing mode: the number of shards, and the task's own.
     pub(crate) shard: Option<(u64, u64)>,
+    /// The numbers by which stages behind the first cross-split stage draw; none: by the ordinals of rows.
+    places: Option<ShardPlaces>,
     on_error: OnError,
     skipped: AtomicU64,
     last_skip: OrderedMutex<Option<Error>>,
@@ -74,8 +77,8 @@ pub(crate) struct TaskContext {
     /// Skipped rows, by lease and by the index of the stage's counters.
     skips: OrderedMutex<HashMap<(u64, usize), u64>>,
     splits: OrderedRwLock<HashMap<u64, SplitInfo>>,
-    /// Splits whose rows have all passed the split-local stages, with their numbers of rows.
-    sized: OrderedMutex<Vec<(u64, u64)>>,
+    /// The numbers of rows of splits that have all passed the split-local stages, or that a set has.
+    pub(crate) sizes: SplitSizes,
     /// Some row has passed the split-local stages.
     has_rows: AtomicBool,
     /// Splits without rows that ended before that, with their repetitions of the source.
@@ -116,13 +119,14 @@ impl TaskContext {
             epoch,
             slot,
             shard: None,
+            places: None,
             on_error,
             skipped: AtomicU64::new(0),
             last_skip: OrderedMutex::new(LockRank::leaf("the last skipped row"), None),
             first_skips: OrderedMutex::new(LockRank::leaf("the first skipped rows"), Vec::new()),
             skips: OrderedMutex::new(LockRank::leaf("the counts of skipped rows"), HashMap::new()),
             splits: OrderedRwLock::new(LockRank::leaf("the splits of a task"), HashMap::new()),
-            sized: OrderedMutex::new(LockRank::leaf("the sizes of splits"), Vec::new()),
+            sizes: SplitSizes::default(),
             has_rows: AtomicBool::new(false),
             empty: OrderedMutex::new(LockRank::leaf("the splits without rows"), Vec::new()),
             chunk_bytes: budget::DEFAULT_BYTES,
@@ -163,6 +167,11 @@ impl TaskContext {
     /// Sets the number of shards, and the task's own.
     pub(crate) fn with_shard(self, shard: Option<(u64, u64)>) -> Self {
         Self { shard, ..self }
+    }
+
+    /// Sets the numbers by which stages behind the first cross-split stage draw.
+    pub(crate) fn drawing_by(self, places: Option<ShardPlaces>) -> Self {
+        Self { places, ..self }
     }
 
     /// The rows of a split that belong to the shard that it was leased for; none: all.
@@ -217,6 +226,7 @@ impl TaskContext {
             registered: 1,
             done,
             stride: split.stride,
+            planned_rows: split.stride.map(|s| first_and_step(s, split.trim.map_or(0, |t| t.0))),
             passed: Some(0),
         };
         let mut splits = self.splits.write();
@@ -256,7 +266,8 @@ impl TaskContext {
         }
     }
 
-    /// The rows of a split come from a part behind a cross-split stage: they do not pass the split-local stages.
+    /// The rows of a split come from a part behind a cross-split stage: they do not pass the split-local stages. How many there are
+    /// is known by the record of the set, or not at all.
     pub(crate) fn not_sized(&self, index: u64) {
         if let Some(info) = self.splits.write().get_mut(&index) {
             info.passed = None;
@@ -283,22 +294,13 @@ impl TaskContext {
         } else if !self.has_rows.load(Ordering::Relaxed) {
             self.empty.lock().push((index, repetition));
         }
-        let mut sized = self.sized.lock();
-        // Nobody takes them while no row passes.
-        if rows > 0 || sized.len() < MAX_EMPTY_SIZED {
-            sized.push((index, rows));
-        }
+        self.sizes.ended(index, rows);
     }
 
     /// Splits without rows that have ended since the last call, with their repetitions of the source, as long as none had a row.
     pub(crate) fn take_empty(&self) -> Vec<(u64, u32)> {
         let empty = std::mem::take(&mut *self.empty.lock());
         if self.has_rows.load(Ordering::Relaxed) { Vec::new() } else { empty }
-    }
-
-    /// Splits of which all rows have passed the split-local stages since the last call, with their numbers of rows.
-    pub(crate) fn take_sized(&self) -> Vec<(u64, u64)> {
-        std::mem::take(&mut *self.sized.lock())
     }
 
     /// Makes the stages above a hint draw for this split as they did when its part was computed.
@@ -310,9 +312,10 @@ impl TaskContext {
 
     /// The place of a row, for messages: file, range and ordinal.
     pub(crate) fn place(&self, split: u64, ordinal: u64) -> String {
+        let row = describe_row(ordinal);
         match self.splits.read().get(&split) {
-            Some(info) => format!("{} (row {ordinal} of it)", info.place),
-            None => format!("split {split}, row {ordinal}"),
+            Some(info) => format!("{} ({row})", info.place),
+            None => format!("split {split} ({row})"),
         }
     }
 
@@ -325,13 +328,22 @@ impl TaskContext {
     pub(crate) fn keys(&self, position: u32, runs: &[Run]) -> UInt64Array {
         let splits = self.splits.read();
         let mut keys = Vec::with_capacity(runs.iter().map(|r| usize::try_from(r.len).unwrap_or(0)).sum());
+        let places = self.places.as_ref().filter(|places| places.are_for(position));
         for run in runs {
-            let split = splits.get(&run.split).map_or(run.split, |i| match i.frozen {
+            let info = splits.get(&run.split);
+            let split = info.map_or(run.split, |i| match i.frozen {
                 Some(f) if position < f.below => mix64(f.draw, i.split),
                 _ => i.key,
             });
             let stage = mix64(split, u64::from(position));
-            keys.extend((run.start..run.start + run.len).map(|ordinal| mix64(stage, ordinal)));
+            let ordinals = run.start..run.start + run.len;
+            // Positions in nested datasets are large. These have splits of their own, and no shards.
+            match places.zip(info.filter(|i| i.home == run.split)) {
+                Some((places, info)) => {
+                    keys.extend(ordinals.map(|o| mix64(stage, places.number(o, info.planned_rows))));
+                }
+                None => keys.extend(ordinals.map(|ordinal| mix64(stage, ordinal))),
+            }
         }
         keys.into()
     }

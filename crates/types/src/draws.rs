@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 ///
 /// Rows of a random stage are stored as it drew in epoch 0, and every later epoch that reads or stores them draws so again. A
 /// state names rows by their numbers, so whoever goes on from it has to draw as its reader did. It is said of epochs
-/// beyond epoch 0; there no hint changes a row, also one that is added later.
+/// beyond epoch 0; there no hint changes a row, also one that is added later. It is said of epoch 0, too, if its rows are those
+/// that a stored set chose.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EpochDraws {
     /// The hint above which they drew as in epoch 0; empty if every stage drew for this epoch.

@@ -411,14 +411,16 @@ impl BoundPipeline {
         sets::refusal(&self.def, stage, &self.plan)
     }
 
-    /// Whether stages that count rows choose them behind a `shuffle` above this stage. Rows that were stored there are known by the
-    /// stored set alone: computed in another epoch, the stages choose others.
-    pub fn chooses_behind_shuffle(&self, stage: usize) -> bool {
+    /// Whether stages that count rows choose them in an order that each epoch draws for itself: behind a `shuffle` above this
+    /// stage, or of a `sample`. Which rows were chosen is known by the stored set alone: computed in another epoch, they are others.
+    pub fn chooses_in_drawn_order(&self, stage: usize) -> bool {
         let stages = &self.def.stages;
         let counts =
             |s: &StageDef| matches!(s.op, StageOp::Take(_) | StageOp::Skip(_) | StageOp::Shard { .. });
         let shuffle = stages.iter().take(stage).position(|s| matches!(s.op, StageOp::Shuffle { .. }));
-        shuffle.is_some_and(|at| stages.iter().skip(at).any(counts))
+        let is_sampled = matches!(self.root.kind, BranchKind::Sample { .. });
+        let drawn_from = if is_sampled { Some(0) } else { shuffle };
+        drawn_from.is_some_and(|at| stages.iter().skip(at).any(counts))
     }
 
     /// What the names of the folders of a hint's sets are derived from; none if only split-local stages are above the hint.

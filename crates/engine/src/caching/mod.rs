@@ -2,7 +2,7 @@
 //!
 //! The dispatcher decides *which* hint is used and how ([`CachePlan`]); the task finds out split by split which parts
 //! exist. A split with a part is read (`get`). A split without one is computed, and stored (`put`) if the plan says so and
-//! no other writer stores it. No failure of the cache ends the task: the split is computed then.
+//! no other writer stores it. No failure of the cache ends the task, unless a split may not be computed: it is computed then.
 //!
 //! The module `locks` states the order in which locks are taken.
 
@@ -24,6 +24,7 @@ mod save_failure;
 mod set;
 mod snapshots;
 mod stall_budget;
+mod stored_splits;
 
 use std::fmt;
 use std::sync::Arc;
@@ -94,7 +95,9 @@ pub(crate) enum Entry {
     Put { hint: usize },
     /// From the source; its rows are buffered at hints until it is decided whether they are stored.
     Buffer,
-    /// Not at all: a save has its part, or cannot store it now.
+    /// Not at all: a save has its part, which `skipped` bad rows were left out of.
+    Saved { skipped: u64 },
+    /// Not at all: a save cannot store it now.
     Skip,
     /// At a hint, from a part.
     Get { hint: usize, part: Box<OpenPart> },
@@ -196,7 +199,7 @@ impl TaskCache {
         };
         match entry {
             Entry::Compute | Entry::Buffer => self.counters.add_computed(),
-            Entry::Get { .. } | Entry::Skip => self.counters.add_read(1),
+            Entry::Get { .. } | Entry::Saved { .. } | Entry::Skip => self.counters.add_read(1),
             // Counted when the part is committed.
             Entry::Put { .. } => {}
         };
@@ -313,9 +316,9 @@ impl TaskCache {
         self.set.pass(hint, chunk).await;
     }
 
-    /// The last row has passed a hint behind a cross-split stage.
-    pub(crate) async fn end_set(&self, hint: usize) {
-        self.set.end(hint).await;
+    /// The last row has passed a hint behind a cross-split stage. `counted`: the rows of splits were counted above it.
+    pub(crate) async fn end_set(&self, hint: usize, counted: bool) {
+        self.set.end(hint, counted).await;
     }
 
     /// Opens the part of a set that these leases name, if it can be read. They are all leases that it covers.

@@ -13,6 +13,7 @@ use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use caju_types::{Error, Result};
 use caju_wire::{Chunk, Elements, Run, push_run};
 
+use super::stored_splits::StoredSplits;
 use crate::hint::SetShape;
 
 /// The number of the row's split in the part's list.
@@ -97,22 +98,26 @@ impl ProvenanceEncoder {
 pub(crate) struct ProvenanceDecoder {
     schema: SchemaRef,
     shape: SetShape,
-    /// The splits' leases, by the splits' numbers in the part.
-    leases: Vec<u64>,
+    splits: StoredSplits,
     /// The element whose remaining rows may be in the next batch.
     open: Option<(u32, Chunk)>,
 }
 
 impl ProvenanceDecoder {
     /// A decoder for a hint of this schema.
-    pub(super) fn new(schema: SchemaRef, shape: SetShape, leases: Vec<u64>) -> Self {
-        Self { schema, shape, leases, open: None }
+    pub(super) fn new(schema: SchemaRef, shape: SetShape, splits: StoredSplits) -> Self {
+        Self { schema, shape, splits, open: None }
+    }
+
+    /// Numbers of rows of splits that readers have to be sent, since the last call.
+    pub(super) fn take_sizes(&mut self) -> Vec<(u64, u64)> {
+        self.splits.take_sizes()
     }
 
     /// The elements that a batch completes.
     ///
     /// # Errors
-    /// `DataLoss` for a batch without valid provenance columns.
+    /// `DataLoss` for a batch without valid provenance columns, and for more rows of a split than the record of the set says.
     pub(super) fn push(&mut self, batch: &RecordBatch) -> Result<Vec<Chunk>> {
         let wrong = || Error::data_loss("a part of a set has no valid provenance columns");
         let splits = batch.column_by_name(SPLIT).and_then(|c| c.as_primitive_opt::<UInt32Type>());
@@ -120,8 +125,8 @@ impl ProvenanceDecoder {
         let (Some(splits), Some(rows)) = (splits, rows) else { return Err(wrong()) };
         let mut runs = Vec::new();
         for (split, row) in splits.values().iter().zip(rows.values()) {
-            let lease = self.leases.get(*split as usize).ok_or_else(wrong)?;
-            push_run(&mut runs, Run { split: *lease, start: *row, len: 1 });
+            let lease = self.splits.lease_of_next_row(*split)?;
+            push_run(&mut runs, Run { split: lease, start: *row, len: 1 });
         }
         let own = batch.columns()[..self.schema.fields().len()].to_vec();
         let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
@@ -253,7 +258,8 @@ mod tests {
             let numbers = HashMap::from([(70, 0), (71, 1), (72, 2)]);
             let stored: Vec<_> = chunks.iter().flat_map(|c| encoder.encode(c, &numbers).unwrap()).collect();
             let stored = arrow::compute::concat_batches(&encoder.schema, &stored).unwrap();
-            let mut decoder = ProvenanceDecoder::new(plain, shape, vec![70, 71, 72]);
+            let splits = StoredSplits::new([70, 71, 72].into_iter().map(|lease| (lease, None)));
+            let mut decoder = ProvenanceDecoder::new(plain, shape, splits);
             let mut back = Vec::new();
             for at in (0..stored.num_rows()).step_by(cut) {
                 back.extend(decoder.push(&stored.slice(at, cut.min(stored.num_rows() - at))).unwrap());

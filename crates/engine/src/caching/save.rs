@@ -22,11 +22,14 @@ impl TaskCache {
         let Ok(bound) = self.hints.get(hint) else { return Entry::Skip };
         let view = self.snapshots.view(bound).await;
         let Some(view) = view.get().and_then(Option::as_ref) else { return Entry::Skip };
-        if view.index.contains(&key) || self.writers.breaker.is_open() {
+        if let Some(meta) = view.index.get(&key) {
+            return Entry::Saved { skipped: meta.skipped };
+        }
+        if self.writers.breaker.is_open() {
             return Entry::Skip;
         }
         match self.snapshots.claim(view, bound, key, plan).await {
-            Ok(PutOutcome::Exists(_)) => Entry::Skip,
+            Ok(PutOutcome::Exists(meta)) => Entry::Saved { skipped: meta.skipped },
             Ok(PutOutcome::Busy { writer }) => {
                 tracing::debug!(split = %key, %writer, "another writer saves this split");
                 Entry::Skip

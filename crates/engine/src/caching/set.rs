@@ -17,7 +17,8 @@ use super::part_sender::{PartItem, QUEUED_BATCHES, write_rows};
 use super::part_writers::PartWriters;
 use super::provenance::{ProvenanceDecoder, ProvenanceEncoder, with_provenance};
 use super::snapshots::TaskSnapshots;
-use crate::cache_plan::{CachePlan, SetPlan, SetTarget, name_in_set};
+use super::stored_splits::StoredSplits;
+use crate::cache_plan::{CachePlan, GroupLease, SetPlan, SetTarget, name_in_set};
 use crate::context::TaskContext;
 use crate::lease::LeasedSplit;
 
@@ -39,8 +40,8 @@ pub(super) enum SetState {
     Idle,
     /// Rows go to a part.
     Writing(Box<SetPart>),
-    /// The last row has passed the hint; the writer takes from here what the part covers.
-    Ended(Vec<SplitName>),
+    /// The last row has passed the hint; the writer takes from here what the part covers, and how many rows these splits have.
+    Ended(Vec<SplitName>, Vec<u64>),
     /// This task's part can never count: some split is not wholly computed here, or storing failed.
     Aborted,
 }
@@ -63,6 +64,7 @@ impl TaskSet {
             _ => return abort(&mut state, "some of its splits are not stored"),
         };
         if matches!(*state, SetState::Idle) {
+            self.ctx.sizes.keep();
             match self.start(lease.index, hint, target, plan).await {
                 Ok(part) => *state = SetState::Writing(Box::new(part)),
                 Err(e) => {
@@ -134,12 +136,12 @@ impl TaskSet {
         written: Result<Option<Committed>>,
     ) -> Result<()> {
         let Some(committed) = written? else { return Ok(()) };
-        let covers = match &mut *self.state.lock().await {
-            SetState::Ended(covers) => std::mem::take(covers),
+        let (covers, rows) = match &mut *self.state.lock().await {
+            SetState::Ended(covers, rows) => (std::mem::take(covers), std::mem::take(rows)),
             _ => return Err(Error::internal("a part of a set ended before its rows")),
         };
         let stored = covers.len() as u64;
-        let member = Member { part: key, attempt: committed.meta().attempt.clone(), covers };
+        let member = Member { part: key, attempt: committed.meta().attempt.clone(), covers, rows };
         // Behind a `take` one task sees all rows of the prefix, though not all splits.
         let whole = if cut { SplitSetDigest::of(member.covers.iter().map(|n| n.0)) } else { target.whole };
         if snapshot.add_to_set(&target.attempt, whole, member).await? == SetOutcome::Complete {
@@ -172,15 +174,18 @@ impl TaskSet {
         }
     }
 
-    /// The last row has passed the hint: no stage below ended the stream before that.
-    pub(super) async fn end(&self, hint: usize) {
+    /// The last row has passed the hint: no stage below ended the stream before that. `counted`: the rows of splits were counted
+    /// above the hint.
+    pub(super) async fn end(&self, hint: usize, counted: bool) {
         let mut state = self.state.lock().await;
         if !matches!(&*state, SetState::Writing(part) if part.hint == hint) {
             return;
         }
         if let SetState::Writing(part) = std::mem::take(&mut *state) {
             let skipped = part.numbers.keys().map(|index| self.hints.skipped_above(hint, *index)).sum();
-            *state = SetState::Ended(part.covers);
+            let sizes = self.ctx.sizes.take_kept();
+            let rows = if counted { part.rows_of_splits(&sizes) } else { Vec::new() };
+            *state = SetState::Ended(part.covers, rows);
             drop(state);
             // The part has all splits of the task, so it accounts for all that the task read.
             let (source_bytes, _) = self.ctx.stats.reads.so_far();
@@ -196,9 +201,12 @@ impl TaskSet {
         }
     }
 
-    /// Opens the part of a set that these leases name, if it can be read. They are all leases that it covers.
+    /// Opens the part of a set that these leases name, if it can be read, and if they are all leases that it covers, in any order.
     pub(super) async fn open_group(&self, leases: &[LeasedSplit]) -> Option<(usize, StoredGroup)> {
         let (group, plan) = leases.first().and_then(|l| Some((l.group.as_ref()?, l.cache.as_deref()?)))?;
+        if !are_all_of(group, leases) {
+            return None;
+        }
         let hint = self.hints.planned(plan)?;
         let (bound, cache) = (self.hints.get(hint).ok()?, self.snapshots.cache().ok()?);
         let shape = bound.set.clone()?;
@@ -222,9 +230,9 @@ impl TaskSet {
             Opened::Part(part) => {
                 self.snapshots.mark_used(&snapshot);
                 self.counters.add_read(leases.len() as u64);
-                let indices = leases.iter().map(|l| l.index).collect();
-                let decoder = ProvenanceDecoder::new(Arc::clone(&bound.schema), shape, indices);
-                Some((hint, StoredGroup { part: *part, decoder, snapshot }))
+                let splits = StoredSplits::of(leases);
+                let decoder = ProvenanceDecoder::new(Arc::clone(&bound.schema), shape, splits);
+                Some((hint, StoredGroup { part: *part, decoder, snapshot, ctx: Arc::clone(&self.ctx) }))
             }
             Opened::Unusable => None,
             Opened::Bad => {
@@ -233,6 +241,31 @@ impl TaskSet {
             }
         }
     }
+}
+
+impl SetPart {
+    /// How many rows each of its splits has, in the order of their numbers. Empty if that is not known of all: a `take` may end the
+    /// stream within a split.
+    fn rows_of_splits(&self, sizes: &HashMap<u64, u64>) -> Vec<u64> {
+        let mut rows = vec![None; self.covers.len()];
+        for (index, number) in &self.numbers {
+            if let Some(rows) = rows.get_mut(*number as usize) {
+                *rows = sizes.get(index).copied();
+            }
+        }
+        rows.into_iter().collect::<Option<Vec<u64>>>().unwrap_or_default()
+    }
+}
+
+/// Whether leases are those of all splits of one part.
+fn are_all_of(part: &GroupLease, leases: &[LeasedSplit]) -> bool {
+    let is_of_part = |of: &&GroupLease| {
+        (of.set, of.part, of.of) == (part.set, part.part, part.of) && of.attempt == part.attempt
+    };
+    let number = |lease: &LeasedSplit| lease.group.as_ref().filter(is_of_part).map(|of| of.at);
+    let Some(mut numbers) = leases.iter().map(number).collect::<Option<Vec<u32>>>() else { return false };
+    numbers.sort_unstable();
+    numbers.len() == part.of as usize && (0u32..).zip(numbers).all(|(at, number)| at == number)
 }
 
 /// Gives up the task's part. The writer aborts when its sender is dropped.
@@ -261,6 +294,7 @@ pub(crate) struct StoredGroup {
     part: OpenPart,
     decoder: ProvenanceDecoder,
     snapshot: Snapshot,
+    ctx: Arc<TaskContext>,
 }
 
 impl StoredGroup {
@@ -285,15 +319,20 @@ impl StoredGroup {
                     Ok(batch) => self.decoder.push(&batch),
                     Err(e) => Err(e),
                 };
-                if let Err(e) = &chunks
-                    && is_loss(e)
-                {
-                    discard_if_lost(&self.snapshot, self.part.meta(), e).await;
-                    discard_set(&self.snapshot, e.message()).await;
+                match &chunks {
+                    Ok(_) => self.ctx.sizes.add_stored(self.decoder.take_sizes()),
+                    Err(e) if is_loss(e) => {
+                        discard_if_lost(&self.snapshot, self.part.meta(), e).await;
+                        discard_set(&self.snapshot, e.message()).await;
+                    }
+                    Err(_) => {}
                 }
                 Some(chunks)
             }
-            None => self.decoder.finish().map(|last| Ok(vec![last])),
+            None => {
+                self.ctx.sizes.add_stored(self.decoder.take_sizes());
+                self.decoder.finish().map(|last| Ok(vec![last]))
+            }
         }
     }
 }

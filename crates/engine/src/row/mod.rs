@@ -9,6 +9,7 @@ mod cost;
 mod inflate;
 mod nested;
 mod python;
+mod skip;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use arrow_array::{Array, ArrayRef, BooleanArray, RecordBatch, UInt32Array};
 use arrow_schema::SchemaRef;
 use caju_kernels::{BoundExprs, RowError};
 use caju_pipeline::Feature;
-use caju_runtime::{budget, interrupt};
+use caju_runtime::budget;
 use caju_sources::parse_example;
 use caju_types::{Error, ErrorKind, Result};
 use caju_wire::{Run, push_run};
@@ -192,59 +193,6 @@ impl RowStage {
         }
         let (rows, bytes) = (made.batch.num_rows(), caju_wire::batch_bytes(&made.batch));
         ctx.stats.stage(self.stats).moved(made.ran.len(), rows, bytes);
-    }
-
-    fn run_or_skip(
-        &self,
-        ctx: &TaskContext,
-        batch: &RecordBatch,
-        runs: &[Run],
-        reclaimer: Option<&mut dyn RowReclaimer>,
-    ) -> Result<Made> {
-        // Rows of a batch with a bad row are run again, one by one, so the batch must still have all of them.
-        match self.within_budget(ctx, batch, runs, reclaimer.filter(|_| !ctx.skips())) {
-            Ok(done) => Ok(done),
-            Err(e) => {
-                let located = self.locate(ctx, runs, &e);
-                if e.row.is_none() || !ctx.skips() || !located.is_data_error() {
-                    return Err(located);
-                }
-                if self.in_zip {
-                    let why = "rows inside of a zip are not skipped, because it pairs rows by their numbers; put the stage below the zip";
-                    return Err(located.context(why));
-                }
-                self.run_row_by_row(ctx, batch, runs)
-            }
-        }
-    }
-
-    /// The slow path of `on_error: skip`: finds the bad rows by running each row alone.
-    fn run_row_by_row(&self, ctx: &TaskContext, batch: &RecordBatch, runs: &[Run]) -> Result<Made> {
-        let mut pieces = Vec::with_capacity(batch.num_rows());
-        let mut kept = Vec::with_capacity(batch.num_rows());
-        for row in 0..batch.num_rows() {
-            interrupt::check()?;
-            let run = caju_wire::slice_runs(runs, row, 1);
-            match self.within_budget(ctx, &batch.slice(row, 1), &run, None) {
-                Ok(made) => {
-                    let index =
-                        u32::try_from(row).map_err(|_| Error::internal("a batch has more than 2^32 rows"))?;
-                    kept.extend(std::iter::repeat_n(index, made.batch.num_rows()));
-                    pieces.push(made.batch);
-                }
-                Err(e) => {
-                    let located = self.locate(ctx, &run, &e);
-                    if e.row.is_none() || !located.is_data_error() {
-                        return Err(located);
-                    }
-                    let split = run.first().map_or(0, |r| r.split);
-                    ctx.skip(self.stats, split, &located)?;
-                }
-            }
-        }
-        let out = arrow::compute::concat_batches(&self.schema, &pieces)
-            .map_err(|e| Error::internal(format!("{}: {e}", self.place)))?;
-        Ok(Made { batch: out, kept: RowSelection::Rows(kept.into()), ran: 0..batch.num_rows() })
     }
 
     /// Runs the stage within the memory limit of a chunk. A single row that needs more is a bad row. Several rows that need

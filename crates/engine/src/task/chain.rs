@@ -8,7 +8,7 @@ use futures::stream::{self, StreamExt};
 use super::artificial_delay::simulate_cost;
 use super::concurrent::Order;
 use super::empty_repetition::{refuse_endless_emptiness, watched_step};
-use super::hint::{Numbering, at_hint, at_set, at_sharing_point, without_marks};
+use super::hint::{Numbering, at_hint, at_set, at_sharing_point};
 use super::prefetch::prefetched;
 use super::rows::rows;
 use super::shard::sharded;
@@ -19,6 +19,7 @@ use crate::caching::TaskCache;
 use crate::context::TaskContext;
 use crate::row::{RowOp, RowStage};
 use crate::row_checks::diverged;
+use crate::shard_numbers::{CopyNumbers, ShardPlaces};
 use crate::sharing::{END, Flights};
 use crate::stream::Sample;
 
@@ -33,14 +34,7 @@ pub(super) fn build(
     (cache, sharing): (&Arc<TaskCache>, Option<&Arc<Flights>>),
     ordered: bool,
 ) -> Items {
-    let steps = &pipeline.root.steps;
-    // A `shard` behind a sampling source divides its rows in the order in which they are drawn.
-    let sampled = matches!(pipeline.root.kind, BranchKind::Sample { .. });
-    let drawn = |s: &Step| sampled && matches!(s, Step::Shard(shard) if shard.stats.is_some());
-    // The rows of jobs that share are those above the checks of a stream stage, which the other jobs do not have.
-    let first_stream =
-        steps.iter().position(|s| is_stream(s) || is_check(s) || drawn(s)).unwrap_or(steps.len());
-    let (local, streaming) = steps.split_at(first_stream);
+    let (local, streaming) = local_and_streaming(pipeline);
     let local_items = local_part(local, source, ctx, (cache, sharing), ordered);
     let checked = check_rows(local_items, stages_of(local), ctx);
     let items = sized(checked, ctx);
@@ -79,7 +73,7 @@ pub(super) fn build(
                 per = per.saturating_mul(count.unwrap_or(u64::MAX));
                 items = ends_of_groups(items, per, repeats == 0);
             }
-            Step::Hint(hint) => items = at_set(*hint, items, cache),
+            Step::Hint(hint) => items = at_set(*hint, true, items, cache),
             Step::Shard(shard) => items = run_shard(*shard, items, ctx, repeats > 0),
             Step::Cost { cost, burn, stats } => items = simulate_cost(items, ctx, *cost, *burn, *stats),
             Step::Prefetch { elements, stats } => items = prefetched(items, *elements, *stats, ctx),
@@ -93,6 +87,35 @@ pub(super) fn build(
         }
     }
     rows(run, items, ctx, order)
+}
+
+/// The split-local steps, and those from the first cross-split stage on.
+fn local_and_streaming(pipeline: &BoundPipeline) -> (&[Step], &[Step]) {
+    let steps = &pipeline.root.steps;
+    // A `shard` behind a sampling source divides its rows in the order in which they are drawn.
+    let sampled = matches!(pipeline.root.kind, BranchKind::Sample { .. });
+    let drawn = |s: &Step| sampled && matches!(s, Step::Shard(shard) if shard.stats.is_some());
+    // The rows of jobs that share are those above the checks of a stream stage, which the other jobs do not have.
+    let first_stream =
+        steps.iter().position(|s| is_stream(s) || is_check(s) || drawn(s)).unwrap_or(steps.len());
+    steps.split_at(first_stream)
+}
+
+/// The numbers by which stages behind the first cross-split stage draw; none if no shard is above it. `of_task`: the number of
+/// shards, and the task's own.
+pub(super) fn shard_places(pipeline: &BoundPipeline, of_task: Option<(u64, u64)>) -> Option<ShardPlaces> {
+    let (local, streaming) = local_and_streaming(pipeline);
+    let numbers = |step: &Step| match step {
+        Step::Shard(shard) if shard.planned => Some(None),
+        // A task without the numbers of a shard gives no row.
+        Step::Shard(shard) => shard.numbers.resolve(of_task).map(Some),
+        _ => None,
+    };
+    let shards: Vec<_> = local.iter().filter_map(numbers).collect();
+    // Stages keep the positions at which they are written, and none passes a cross-split stage.
+    let position = |step: &Step| if let Step::Rows(stage) = step { Some(stage.position) } else { None };
+    let from = streaming.iter().filter_map(position).min()?;
+    (!shards.is_empty()).then(|| ShardPlaces::new(from, shards))
 }
 
 /// Passes on the ends of every `per` repetitions of the source: those of all that a `repeat` makes of its input. `is_last`: nothing
@@ -128,12 +151,20 @@ fn is_stream(step: &Step) -> bool {
     matches!(step, Step::Stream { .. } | Step::Repeat(_))
 }
 
+fn is_random(step: &Step) -> bool {
+    matches!(step, Step::Rows(stage) if stage.is_random())
+}
+
 fn is_check(step: &Step) -> bool {
     matches!(step, Step::Rows(stage) if matches!(stage.op, RowOp::Check(_)))
 }
 
 /// Chains the split-local stages. Where ordinals change above a random stage, chunks pass one by one, in order, to be
 /// renumbered; everything between such places runs in parallel.
+///
+/// Below a shard, rows keep the ordinals that they have without it, and draw the same. Rows that a filter left keep those of the
+/// source there: if they were counted, each number of shards would have other draws, and all shards the same. So rows are counted
+/// above a shard, and below it only the copies of a row are numbered.
 fn local_part(
     steps: &[Step],
     mut items: Items,
@@ -143,19 +174,23 @@ fn local_part(
 ) -> Items {
     let order = order_of(steps, ctx, ordered, sharing.is_some());
     let mut segment: Vec<Arc<RowStage>> = Vec::new();
-    // Below a shard, rows keep the ordinals that they have without it, and draw the same. Rows that a filter left keep those of the
-    // source there: counting them again would number them by shard, and each number of shards would have other draws.
     let (mut dirty, mut gaps, mut repeats) = (false, false, false);
-    for step in steps {
+    for (at, step) in steps.iter().enumerate() {
         match step {
             Step::Shard(shard) => {
                 items = rows(std::mem::take(&mut segment), items, ctx, order);
+                // A planned shard goes by the ordinals of the source, which no stage above it changes.
+                if dirty && (repeats || !gaps) && !shard.planned && steps[at..].iter().any(is_random) {
+                    items = if gaps { number_copies(items) } else { renumber(items) };
+                    (dirty, repeats) = (false, false);
+                }
                 items = sharded(*shard, items, ctx);
                 gaps = true;
             }
             Step::Rows(stage) => {
                 if stage.is_random() && dirty && (repeats || !gaps) {
-                    items = renumber(rows(std::mem::take(&mut segment), items, ctx, order));
+                    items = rows(std::mem::take(&mut segment), items, ctx, order);
+                    items = if gaps { number_copies(items) } else { renumber(items) };
                     (dirty, repeats) = (false, false);
                 }
                 dirty |= stage.changes_ordinals() || ctx.skips();
@@ -173,30 +208,22 @@ fn local_part(
             // Behind a `take` that was planned away. Ordinals are counted as if it were not there.
             Step::Hint(hint) if cache.is_set(*hint) => {
                 items = rows(std::mem::take(&mut segment), items, ctx, order);
-                items = by_split(at_set(*hint, items, cache));
+                items = by_split(at_set(*hint, false, items, cache));
             }
             Step::Hint(hint) => {
                 items = rows(std::mem::take(&mut segment), items, ctx, order);
-                items = at_hint(*hint, dirty || gaps, items, cache);
+                // Nothing is stored below a shard: rows draw there as if the hint were absent.
+                items = at_hint(*hint, dirty && !gaps, items, cache);
                 if let Some(sharing) = sharing {
                     items = at_sharing_point(*hint, items, sharing);
                 }
-                (dirty, gaps, repeats) = (false, false, false);
+                (dirty, repeats) = (dirty && gaps, repeats && gaps);
             }
             _ => {}
         }
     }
-    // Whoever counts the rows of splits forgets those that ended.
-    let counts = dirty || gaps;
-    let has_marks = sharing.is_none() && steps.iter().any(|s| matches!(s, Step::Hint(_)));
-    if has_marks && !counts {
-        items = without_marks(items);
-    }
     items = rows(segment, items, ctx, order);
-    items = if counts { renumber(items) } else { items };
-    if has_marks && counts {
-        items = without_marks(items);
-    }
+    items = if dirty || gaps { renumber(items) } else { items };
     match sharing {
         Some(sharing) => at_sharing_point(END, items, sharing),
         None => items,
@@ -246,6 +273,22 @@ fn renumber(items: Items) -> Items {
             match &mut item {
                 Item::Chunk(chunk) => numbering.renumber(chunk),
                 Item::EndOfSplit(split) => numbering.end(*split),
+                _ => {}
+            }
+            Ok(item)
+        })
+        .boxed()
+}
+
+/// Numbers the rows that stages below a shard repeated.
+fn number_copies(items: Items) -> Items {
+    let mut numbers = CopyNumbers::default();
+    items
+        .map(move |item| {
+            let mut item = item?;
+            match &mut item {
+                Item::Chunk(chunk) => numbers.renumber(chunk),
+                Item::EndOfSplit(split) => numbers.end(*split),
                 _ => {}
             }
             Ok(item)

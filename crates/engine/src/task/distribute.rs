@@ -6,7 +6,7 @@ use std::sync::Arc;
 use caju_cache::Cache;
 use caju_runtime::{Receiver, Sender, Tasks, caught, channel, log_failure};
 use caju_sources::{ReadObserver, with_read_observer};
-use caju_types::{Error, Result};
+use caju_types::Result;
 use futures::stream::{self, StreamExt};
 
 use super::open_splits::checked;
@@ -188,9 +188,12 @@ impl Distributor {
     }
 
     /// Collects the leases of all splits whose rows are in one part of a set, and opens the part; none if it cannot
-    /// be read: the leases are then put back, to be computed.
+    /// be read, or readers have all of its rows: the leases are then put back, each for itself.
+    ///
+    /// # Errors
+    /// For a part that cannot be read, where none of its splits may be computed.
     async fn gather(&mut self, first: LeasedSplit, of: u32) -> Result<Option<Group>> {
-        let mut all = vec![first];
+        let mut all = vec![first.clone()];
         while all.len() < of as usize {
             if self.leases.is_empty() {
                 let Some(more) = self.feed.next(of as usize - all.len()).await? else { break };
@@ -200,17 +203,21 @@ impl Distributor {
         }
         all.iter().for_each(|l| self.reader.ctx.register(l));
         let has_all = all.len() == of as usize && all.iter().all(|l| l.group.is_some());
-        let chooses = self.reader.chooses_behind_shuffle();
+        let is_left_out = all.iter().all(|l| self.reader.leaves_out(l));
+        let stored_only = &self.reader.stored_only;
+        let is_alone = stored_only.is_from_set_alone(&first);
         // A part that is damaged is not opened again. Rows that readers have are left out behind the hint.
-        let may_read = has_all && (chooses || all.iter().all(|l| l.done.is_empty()));
+        let may_read = has_all && !is_left_out && (is_alone || all.iter().all(|l| l.done.is_empty()));
         if may_read && let Some((hint, part)) = self.reader.cache.open_group(&all).await {
-            return Ok(Some(Group { hint, part, splits: all.iter().map(|l| l.index).collect() }));
+            let splits = all.iter().map(|l| l.index).collect();
+            return Ok(Some(Group { hint, part, splits, first }));
         }
-        if chooses {
-            return Err(Error::failed_precondition(
-                "a part of the stored rows cannot be read, and the stages above the hint chose these rows behind a `shuffle`: which \
-                 of them are left cannot be computed again; read the epoch again under another job name",
-            ));
+        if is_alone && !is_left_out {
+            let why = match has_all {
+                true => "their part is gone, damaged or out of reach".to_owned(),
+                false => format!("of the {of} splits of their part, {} were leased", all.len()),
+            };
+            return Err(stored_only.unreadable(&first, &why));
         }
         // In their own order, on which it may depend which rows are counted.
         all.sort_by_key(|l| l.index);

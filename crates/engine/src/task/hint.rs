@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use caju_types::Result;
 use caju_wire::{Chunk, Run};
 use futures::stream::StreamExt;
 
@@ -133,8 +132,9 @@ async fn pass(
     (drop < rows).then(|| chunk.slice_rows(drop, rows - drop))
 }
 
-/// Behind cross-split stages: stored rows enter here, and rows that arrive go to the task's part of the set.
-pub(super) fn at_set(hint: usize, items: Items, cache: &Arc<TaskCache>) -> Items {
+/// Behind cross-split stages: stored rows enter here, and rows that arrive go to the task's part of the set. `counted`: the rows of
+/// splits were counted above the hint, so that the set's record may say how many there are.
+pub(super) fn at_set(hint: usize, counted: bool, items: Items, cache: &Arc<TaskCache>) -> Items {
     let cache = Arc::clone(cache);
     futures::stream::unfold(items, move |mut items| {
         let cache = Arc::clone(&cache);
@@ -149,16 +149,11 @@ pub(super) fn at_set(hint: usize, items: Items, cache: &Arc<TaskCache>) -> Items
                 }
                 Some(other) => Some((other, items)),
                 None => {
-                    cache.end_set(hint).await;
+                    cache.end_set(hint, counted).await;
                     None
                 }
             }
         }
     })
     .boxed()
-}
-
-/// Removes the marks that only hints need.
-pub(super) fn without_marks(items: Items) -> Items {
-    items.filter(|i: &Result<Item>| std::future::ready(!matches!(i, Ok(Item::EndOfSplit(_))))).boxed()
 }

@@ -14,6 +14,7 @@ mod read;
 mod read_limiter;
 mod rows;
 mod shard;
+mod stored_only;
 mod stream_stage;
 mod zip;
 
@@ -206,7 +207,8 @@ pub fn run_task(pipeline: &Arc<BoundPipeline>, feed: Box<dyn SplitFeed>, options
     let buffer = (options.buffer_bytes, Arc::clone(&options.queue_memory));
     let shard = options.shard.map(|s| (s.num_shards, s.index));
     let ctx = ctx.slowed(options.slowdown);
-    let ctx = Arc::new(ctx.with_shard(shard).within(pipeline.chunk_bytes(), buffer));
+    let ctx = ctx.with_shard(shard).drawing_by(chain::shard_places(pipeline, shard));
+    let ctx = Arc::new(ctx.within(pipeline.chunk_bytes(), buffer));
     let tasks = Tasks::new();
     let readers = options.readers.max(1);
     let reading = read::Reading {
@@ -311,10 +313,10 @@ impl TaskRun {
         }
     }
 
-    /// Splits whose rows have all passed the split-local stages since the last call, with the number of rows of each. Rows
-    /// that readers had before are among them.
+    /// Splits whose numbers of rows are known since the last call, with these numbers: all rows have passed the split-local stages,
+    /// or the first one has come from a set whose record says the number. Rows that readers had before are among them.
     pub fn take_sized(&mut self) -> Vec<(u64, u64)> {
-        self.ctx.take_sized()
+        self.ctx.sizes.take()
     }
 
     /// The splits that are read concurrently, which may be changed while the task runs.

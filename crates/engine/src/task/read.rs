@@ -14,6 +14,7 @@ use super::Item;
 use super::chain::drops_done_first;
 use super::open_splits::OpenSplits;
 use super::read_limiter::ReadPermit;
+use super::stored_only::StoredOnly;
 use super::zip::{Side, zipped};
 use crate::bind::{BoundPipeline, Branch, BranchKind, Step};
 use crate::caching::{Entry, OpenPart, StoredGroup, TaskCache};
@@ -42,6 +43,8 @@ pub(super) struct Group {
     pub(super) part: StoredGroup,
     /// The leases of its splits.
     pub(super) splits: Vec<u64>,
+    /// The first of them.
+    pub(super) first: LeasedSplit,
 }
 
 /// Reads the splits of a task.
@@ -57,6 +60,8 @@ pub(super) struct Reader {
     /// Whether a split of which readers have all rows is left out. Where elements are counted, or bad rows are, its rows have to
     /// pass again.
     leaves_out_taken: bool,
+    /// The splits that may not be computed.
+    pub(super) stored_only: StoredOnly,
     /// The splits that were leased and have not ended.
     pub(super) open: OpenSplits,
 }
@@ -75,7 +80,8 @@ impl Reader {
         });
         let local = streams.min().unwrap_or(usize::MAX);
         let leaves_out_taken = drops_done_first(&pipeline) && !ctx.skips();
-        Self { leaves_out_taken, pipeline, ctx, cache, sharing, reading, local, open: OpenSplits::default() }
+        let (stored_only, open) = (StoredOnly::of(&pipeline), OpenSplits::default());
+        Self { leaves_out_taken, stored_only, pipeline, ctx, cache, sharing, reading, local, open }
     }
 
     /// How rows are read that enter at the stage with these counters.
@@ -85,15 +91,13 @@ impl Reader {
         self.reading.sized(stages.get(stage..end).unwrap_or_default())
     }
 
-    /// Whether rows that are stored at a hint were chosen behind a `shuffle`, and this epoch would choose others.
-    pub(super) fn chooses_behind_shuffle(&self) -> bool {
-        let hints = self.pipeline.def().hints();
-        !self.ctx.draws_as_frozen()
-            && hints.iter().any(|hint| self.pipeline.chooses_behind_shuffle(hint.stage_index))
+    /// Whether readers have all rows of a split, and none of them has to pass again.
+    pub(super) fn leaves_out(&self, lease: &LeasedSplit) -> bool {
+        self.leaves_out_taken && lease.is_taken()
     }
 
     /// Sends the rows of a part of a set. If the part is damaged the task fails, and another task computes the remaining rows
-    /// of its splits: the provenance of the rows says which ones were delivered.
+    /// of its splits: the provenance of the rows says which ones were delivered. If none may be computed, the epoch fails.
     pub(super) async fn get_group(
         &self,
         mut group: Group,
@@ -110,6 +114,9 @@ impl Reader {
             permit.shrink(group.part.requests());
             let chunks = chunks.map_err(|e| {
                 let why = e.message();
+                if self.stored_only.is_from_set_alone(&group.first) && e.kind() != ErrorKind::Cancelled {
+                    return self.stored_only.unreadable(&group.first, why);
+                }
                 Error::cancelled(format!(
                     "a stored part cannot be read any more ({why}): its splits are computed"
                 ))
@@ -136,12 +143,15 @@ impl Reader {
         out: &Sender<Item>,
         mut permit: ReadPermit,
     ) -> Result<()> {
-        if self.leaves_out_taken && lease.is_taken() {
+        if self.leaves_out(&lease) {
             self.ctx.taken(lease.index, lease.done.len());
             return out.send(Item::EndOfSplit(lease.index)).await;
         }
+        self.stored_only.check_split(&lease)?;
         match self.cache.enter(&lease).await {
             Entry::Skip => {}
+            // An earlier attempt left these rows out of the save.
+            Entry::Saved { skipped } => self.ctx.count_stored_skips(lease.index, skipped)?,
             Entry::Compute => match self.share(&lease, None, MayShare::Skip).await {
                 Begin::Read(rows) => self.follow(rows, &lease, None, out).await?,
                 Begin::Compute => self.compute(&lease, out).await?,
@@ -267,9 +277,7 @@ impl Reader {
 
     /// Sends the rows of a split from its source.
     async fn compute(&self, lease: &LeasedSplit, out: &Sender<Item>) -> Result<()> {
-        if self.pipeline.def().options.cache_only {
-            return Err(not_stored(lease));
-        }
+        self.stored_only.check_source(lease)?;
         let counters = self.ctx.stats.source();
         let mut rows = self.open(&self.pipeline.root, &lease.split, lease.index);
         let mut ordinal = lease.split.trim.map_or(0, |t| t.0);
@@ -471,14 +479,4 @@ fn with_schema(batch: RecordBatch, schema: &arrow_schema::SchemaRef) -> Result<R
 
 fn failed(message: &'static str) -> BoxStream<'static, Result<RecordBatch>> {
     stream::once(async move { Err(Error::internal(message)) }).boxed()
-}
-
-/// The error of a `cache_only` job at a split without a part.
-fn not_stored(lease: &LeasedSplit) -> Error {
-    let file = lease.split.file.as_ref().map_or_else(|| "the source".to_string(), |f| f.url.to_string());
-    Error::not_found(format!(
-        "`cache_only`: rows of {file} (split {}) are not stored at the hint, or no longer; run the job without \
-         `cache_only` once, where its source is there",
-        lease.index
-    ))
 }

@@ -4,7 +4,7 @@
 //! `CAJU_SETS_SEED=N` runs the one case of that seed.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use caju_cache::{Cache, SetRecord, Snapshot, SplitSetDigest};
 use caju_engine::TaskOptions;
@@ -22,6 +22,8 @@ use crate::common::{Fixed, How, bound};
 use crate::generated::{Draw, mixed_case, put};
 use crate::rows::{Hint, Pair, Row, cache, place, rows_of};
 
+mod alone;
+
 /// Cases of one test.
 const CASES: u64 = 75;
 
@@ -31,6 +33,8 @@ struct World {
     hint: Hint,
     whole: SplitSetDigest,
     id: Fingerprint,
+    /// The numbers of rows of splits that tasks reported, with one entry for each report.
+    sizes: Mutex<Vec<(u64, u64)>>,
 }
 
 impl World {
@@ -39,7 +43,7 @@ impl World {
         let hint = pair.hints[0].clone();
         let whole = SplitSetDigest::of(pair.splits.iter().map(name_in_set));
         let id = set_id(hint.base.as_ref().unwrap().seeded(seed), whole);
-        Self { pair, hint, whole, id }
+        Self { pair, hint, whole, id, sizes: Mutex::default() }
     }
 
     async fn yaml(yaml: &str) -> Self {
@@ -53,6 +57,12 @@ impl World {
     fn write(&self, attempt: &str) -> Arc<CachePlan> {
         let target = SetTarget { id: self.id, attempt: attempt.into(), whole: self.whole };
         self.plan(Some(SetPlan::Write(target)))
+    }
+
+    /// Whether stages choose the rows of the set in an order that each epoch draws for itself.
+    fn is_chosen(&self) -> bool {
+        let kept = &self.pair.kept;
+        kept.chooses_in_drawn_order(kept.def().hints()[0].stage_index)
     }
 
     fn workers(&self, how: How) -> usize {
@@ -83,7 +93,8 @@ impl World {
                 let i = places.get_mut(&name.0).unwrap().pop().unwrap();
                 if m % workers == worker {
                     let (set, part, attempt) = (self.id, member.part, member.attempt.clone());
-                    let group = Some(GroupLease { set, part, attempt, at, of });
+                    let rows = member.rows_of(at);
+                    let group = Some(GroupLease { set, part, attempt, at, of, rows });
                     out.push_back(LeasedSplit { group, ..self.lease(i, &plan) });
                 }
             }
@@ -114,6 +125,7 @@ impl World {
                     }
                 }
             }
+            self.sizes.lock().unwrap().extend(task.take_sized());
             let m = task.modes();
             modes.compute += m.compute;
             modes.put += m.put;
@@ -164,6 +176,14 @@ impl World {
             rows.extend(some);
         }
         (rows, modes)
+    }
+
+    /// The numbers of rows that tasks reported since the last call.
+    fn take_sizes(&self) -> BTreeMap<u64, u64> {
+        let all = std::mem::take(&mut *self.sizes.lock().unwrap());
+        let by_split: BTreeMap<u64, u64> = all.iter().copied().collect();
+        assert_eq!(by_split.len(), all.len(), "each is reported once");
+        by_split
     }
 
     fn snapshot(&self, cache: &Arc<Cache>) -> Snapshot {
@@ -243,24 +263,36 @@ async fn check(seed: u64) {
     }
     assert_eq!(modes.compute, 0, "put: {modes:?} {label}");
     assert!(objects(&root, "/sets/").await.is_empty(), "{label}");
+    let counted = world.take_sizes();
 
     let before = world.pair.io.snapshot().bytes_read;
     let (rows, modes) = world.read(&cache(&root).await, how(&mut draw, later)).await;
     assert_eq!(arranged(rows), want_later, "get: {label}");
     assert_eq!(modes.compute, 0, "get: {label}");
     assert_eq!(world.pair.io.snapshot().bytes_read, before, "source bytes: {label}");
+    for (split, rows) in world.take_sizes() {
+        assert_eq!(counted.get(&split), Some(&rows), "the size of split {split}: {label}");
+    }
 
     let thousandth = draw.below(1000) as usize;
     flip(&root, thousandth).await;
-    let (rows, _) = world.read(&cache(&root).await, how(&mut draw, later)).await;
-    let same = if frozen || !above.contains("shuffle") { arranged(rows) } else { sorted(rows) };
-    let wanted =
-        if frozen || !above.contains("shuffle") { want_later.clone() } else { sorted(want_later.clone()) };
-    assert_eq!(sorted(same), sorted(wanted), "damaged at {thousandth}/1000: {label}");
+    let damaged = how(&mut draw, later);
+    if world.is_chosen() {
+        let set = world.set(&cache(&root).await).await.expect("a whole set");
+        let tasks = vec![world.shared(&set, 0, 1)];
+        let (_, modes, failed) = world.run(&cache(&root).await, damaged, tasks).await;
+        let e = failed.unwrap_or_else(|| panic!("damaged at {thousandth}/1000: {label}"));
+        assert_eq!((e.kind(), modes.compute), (ErrorKind::FailedPrecondition, 0), "{e}: {label}");
+    } else {
+        let (rows, _) = world.read(&cache(&root).await, damaged).await;
+        assert_eq!(sorted(rows), sorted(want_later.clone()), "damaged at {thousandth}/1000: {label}");
+    }
+    world.sizes.lock().unwrap().clear();
     let shaken = cache(&root).await;
     assert!(world.set(&shaken).await.is_none(), "a damaged set does not count: {label}");
     let (rows, _) = world.store(&shaken, how(&mut draw, 0), "b").await;
     assert_eq!(arranged(rows), want, "put again: {label}");
+    world.sizes.lock().unwrap().clear();
     let (rows, modes) = world.read(&cache(&root).await, how(&mut draw, later)).await;
     assert_eq!(arranged(rows), want_later, "healed: {label}");
     assert_eq!(modes.compute, 0, "healed: {label}");
@@ -338,6 +370,68 @@ async fn of_two_attempts_one_wins_and_the_other_leaves_nothing() {
     assert_eq!(objects(&root, ".arrow").await.len(), 2);
     assert!(objects(&root, "/sets/").await.is_empty());
     assert!(cache(&root).await.verify(None).await.unwrap().is_clean());
+}
+
+/// Some splits have no row.
+const FILTERED: &str = "
+source: { range: { start: 0, end: 9000, step: 1 } }
+steps: [ { filter: \"id >= 3000\" }, { shuffle: 500 }, { autocache: s }, { batch: 10 } ]
+";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_set_knows_how_many_rows_its_splits_have() {
+    let world = World::yaml(FILTERED).await;
+    let (cache, how) = (cache(&place("sets")).await, How { workers: 2, ..How::default() });
+    world.store(&cache, how, "a").await;
+    let counted = world.take_sizes();
+    assert_eq!((counted.len(), counted.values().sum::<u64>()), (world.pair.splits.len(), 6000));
+    assert!(counted.values().any(|rows| *rows == 0), "{counted:?}");
+    let set = world.set(&cache).await.unwrap();
+    assert!(set.members.iter().all(|m| m.rows.len() == m.covers.len()), "{set:?}");
+    for epoch in [0, 1] {
+        let (rows, modes) = world.read(&cache, How { epoch, ..how }).await;
+        assert_eq!((rows.len(), modes.compute), (6000, 0));
+        assert_eq!(world.take_sizes(), counted, "of epoch {epoch}");
+    }
+    // Records of older versions do not say it.
+    let mut leases = world.shared(&set, 0, 2);
+    leases.iter_mut().flat_map(|l| &mut l.group).for_each(|group| group.rows = None);
+    let (rows, _, failed) = world.run(&cache, how, vec![leases]).await;
+    assert!(failed.is_none() && !rows.is_empty(), "{failed:?}");
+    assert!(world.take_sizes().is_empty());
+}
+
+/// A number that is too small would lose rows: a state would name the split as taken before they came.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_set_with_more_rows_of_a_split_than_its_record_says_is_damaged() {
+    let world = World::yaml(SHUFFLED).await;
+    let (cache, how) = (cache(&place("sets")).await, How::default());
+    world.store(&cache, how, "a").await;
+    let set = world.set(&cache).await.unwrap();
+    let mut leases = world.shared(&set, 0, 1);
+    let rows = leases[3].group.as_mut().and_then(|group| group.rows.as_mut()).unwrap();
+    *rows -= 1;
+    let (_, _, failed) = world.run(&cache, how, vec![leases]).await;
+    let e = failed.unwrap();
+    assert_eq!(e.kind(), ErrorKind::Cancelled, "another task computes what is left: {e}");
+    assert!(e.message().contains("more rows of split"), "{e}");
+    assert!(world.set(&cache).await.is_none());
+}
+
+/// There the rows of splits are counted below the hint, by what this pipeline does with them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_set_behind_a_planned_take_does_not_say_how_many_rows_its_splits_have() {
+    let steps = "[ { take: 5000 }, { autocache: s }, { filter: \"id % 2 = 0\" }, { batch: 10 } ]";
+    let yaml = format!("source: {{ range: {{ start: 0, end: 9000, step: 1 }} }}\nsteps: {steps}\n");
+    let world = World::yaml(&yaml).await;
+    let (cache, how) = (cache(&place("sets")).await, How::default());
+    world.store(&cache, how, "a").await;
+    assert_eq!(world.take_sizes().values().sum::<u64>(), 2500);
+    let set = world.set(&cache).await.unwrap();
+    assert!(set.members.iter().all(|m| m.rows.is_empty()), "{set:?}");
+    let (rows, modes) = world.read(&cache, how).await;
+    assert_eq!((rows.len(), modes.compute), (2500, 0));
+    assert!(world.take_sizes().is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -8,6 +8,7 @@ mod common;
 mod binding;
 mod busy;
 mod dictionaries;
+mod draws;
 mod learning;
 mod pushdown;
 mod reorder;

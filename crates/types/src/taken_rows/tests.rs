@@ -121,6 +121,22 @@ fn every_eighth_of_one_million_splits_takes_little_more_than_the_entropy() {
     assert!(taken.encode_short().len() < 75 << 10);
 }
 
+/// Where rows come from a set, in the order in which they were stored, the splits that were read are scattered over the epoch's order.
+/// No form could take less than 12.2 KiB: a bit per split.
+#[test]
+fn any_half_of_100_000_splits_takes_little_more_than_a_bit_each() {
+    let (mut taken, mut random) = (TakenRows::default(), 1u64);
+    for split in 0..100_000 {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        if random >> 63 == 0 {
+            taken.add_whole(split);
+        }
+    }
+    let bytes = taken.encode_dense();
+    assert!(bytes.len() < 14 << 10, "{} bytes", bytes.len());
+    assert_eq!(TakenRows::decode(&bytes).unwrap(), taken);
+}
+
 /// Workers give several splits in a row to a reader: mostly three, with three that are read concurrently.
 #[test]
 fn an_eighth_of_one_million_splits_in_rows_of_several_is_less_than_64_kib_of_base64() {
