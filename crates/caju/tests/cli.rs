@@ -219,7 +219,7 @@ fn bad_log_filters_are_reported() {
 fn a_bound_of_nothing_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("p.yaml"), "source: { range: 3 }\n").unwrap();
-    for bound in ["--chunk-memory", "--max-record", "--chunk-steps", "--max-pixels"] {
+    for bound in ["--chunk-memory", "--max-record", "--row-group-memory", "--chunk-steps", "--max-pixels"] {
         let text = fails(dir.path(), &["run", "p.yaml", bound, "0"], 2);
         assert!(text.contains(bound), "{text}");
     }

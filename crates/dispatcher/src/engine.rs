@@ -317,7 +317,7 @@ fn hints(def: &DatasetDef, registry: &Registry, bound: &BoundPipeline) -> Result
         let cross_split_stage =
             stream.filter(|s| *s < p.stage_index).map(|s| def.stages[s].op.name().to_string());
         let not_storable = bound.no_set(p.stage_index);
-        let chooses = cross_split_stage.is_some() && bound.chooses_behind_shuffle(p.stage_index);
+        let chooses = cross_split_stage.is_some() && bound.chooses_in_drawn_order(p.stage_index);
         HintDef {
             name: p.hint,
             prefix: p.fingerprint,

@@ -193,6 +193,8 @@ impl Driver {
             let index = snapshot.index().await?;
             let done = splits.iter().filter(|k| index.contains(k)).count();
             self.saves.progress(&save.target.url, done as u64, splits.len() as u64);
+            // An epoch counts for itself, and parts of earlier epochs and attempts stay.
+            self.saves.check_skipped(save, skipped(&index, &splits)).await?;
             if done == splits.len() {
                 return self.finish(save, cache, &snapshot, splits).await;
             }
@@ -315,6 +317,7 @@ impl Driver {
             rows: totals.rows,
             bytes: totals.bytes,
             chunks: totals.chunks,
+            skipped: totals.skipped,
             ..saved
         };
         finished.replace(&stores, url).await?;
@@ -364,7 +367,13 @@ fn totals(index: &PartIndex, splits: &[SplitKey]) -> Result<SaveTotals> {
         totals.bytes += part.bytes;
         totals.chunks += part.chunks.len().max(1) as u64;
     }
+    totals.skipped = skipped(index, splits);
     Ok(totals)
+}
+
+/// Bad rows that were left out of the parts of these splits.
+fn skipped(index: &PartIndex, splits: &[SplitKey]) -> u64 {
+    splits.iter().filter_map(|key| index.get(key)).map(|part| part.skipped).fold(0, u64::saturating_add)
 }
 
 /// Whether another epoch may succeed: workers and stores come back.

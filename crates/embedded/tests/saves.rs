@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use caju_cache::{Cache, CacheOptions, Encoding, SnapshotDescription};
+use caju_cache::{Cache, CacheOptions, Encoding, SaveDescription, SaveState, SnapshotDescription};
 use caju_client::{ClientConfig, ReadRequest, SaveTo};
 use caju_embedded::{Cluster, ClusterConfig};
 use caju_pipeline::DatasetDef;
@@ -12,8 +12,8 @@ use caju_runtime::{CpuPool, Stores, SystemClock};
 use caju_testkit::faulty::{Fault, Faults, Op, Rule, faulty_store};
 use caju_types::{Fingerprint, SplitKey};
 use futures::TryStreamExt;
-use object_store::ObjectMeta;
 use object_store::memory::InMemory;
+use object_store::{ObjectMeta, ObjectStoreExt};
 use serde_json::json;
 
 /// How the save ends: its state, and the kind and message of its failure.
@@ -27,11 +27,20 @@ async fn saved(faults: &Faults, encoding: &str, stores: &Arc<Stores>, url: &str)
 }
 
 async fn saved_by(cluster: &Cluster, encoding: &str, url: &str) -> (String, String, String) {
+    saved_of(cluster, &numbers(), encoding, url).await
+}
+
+async fn saved_of(
+    cluster: &Cluster,
+    def: &DatasetDef,
+    encoding: &str,
+    url: &str,
+) -> (String, String, String) {
     let client = cluster.client(ClientConfig::default()).await.unwrap();
     let mut ends = cluster.ended_saves();
     let to = SaveTo { url: url.into(), chunk_bytes: 0 };
     let ended = async {
-        let mut status = client.start_save(&numbers(), &to, encoding).await?;
+        let mut status = client.start_save(def, &to, encoding).await?;
         while status.state == "running" {
             ends.changed().await.expect("the driver of saves runs");
             status = client.save_status(url).await?;
@@ -111,6 +120,66 @@ async fn a_save_is_cleaned_with_the_lease_of_the_dispatcher() {
         drop(writing);
         cluster.stop().await;
     }
+}
+
+/// Lines in memory, of which up to `limit` may be bad.
+fn lines(name: &str, limit: u64) -> DatasetDef {
+    DatasetDef::from_json(&json!({
+        "source": {"json": {"path": format!("memory://{name}/data/*.json"), "schema": {"id": "int64"}}},
+        "steps": [],
+        "on_error": {"skip": {"limit": limit}},
+    }))
+    .unwrap()
+}
+
+async fn put_lines(stores: &Stores, name: &str, file: &str, text: &'static str) {
+    let at = stores.resolve(&format!("memory://{name}/data/{file}")).unwrap();
+    at.store.put(&at.path, text.into()).await.unwrap();
+}
+
+/// How a save of these lines ends in a cluster of its own: its state, and the message of its failure.
+async fn saved_lines(stores: &Arc<Stores>, name: &str, limit: u64, url: &str) -> (String, String) {
+    let config = ClusterConfig::new(Arc::clone(stores), CpuPool::new(2).unwrap());
+    let cluster = Cluster::start(config).await.unwrap();
+    let (state, kind, message) = saved_of(&cluster, &lines(name, limit), "", url).await;
+    cluster.stop().await;
+    assert_eq!(kind, if state == "failed" { "data loss" } else { "" }, "{message}");
+    (state, message)
+}
+
+/// The parts of a save that failed stay, so the next attempt reads nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_save_with_too_many_bad_rows_fails_each_time() {
+    let (_, stores, url) = place("bad");
+    put_lines(&stores, "bad", "1.json", "{broken\n").await;
+    put_lines(&stores, "bad", "2.json", "{broken\n").await;
+    for attempt in 0..3 {
+        let (state, message) = saved_lines(&stores, "bad", 1, &url).await;
+        assert_eq!(state, "failed", "attempt {attempt}");
+        let why = "2 bad rows were skipped, more than the limit of 1";
+        assert!(message.contains(why), "attempt {attempt}: {message}");
+        let description = SaveDescription::load(&stores, &url).await.unwrap().unwrap();
+        assert_eq!((description.state, description.error), (SaveState::Failed, Some(message)));
+    }
+    // A higher limit belongs to the same save.
+    assert_eq!(saved_lines(&stores, "bad", 2, &url).await.0, "finished");
+    assert_eq!(SaveDescription::load(&stores, &url).await.unwrap().unwrap().skipped, 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bad_rows_of_stored_splits_count_in_the_next_epoch() {
+    let (_, stores, url) = place("grown");
+    put_lines(&stores, "grown", "1.json", "{\"id\": 1}\n{broken\n").await;
+    assert_eq!(saved_lines(&stores, "grown", 1, &url).await.0, "finished");
+    let finished = SaveDescription::load(&stores, &url).await.unwrap().unwrap();
+    assert_eq!((finished.rows, finished.skipped), (1, 1));
+    put_lines(&stores, "grown", "2.json", "{\"id\": 2}\n{broken\n").await;
+    let (state, message) = saved_lines(&stores, "grown", 1, &url).await;
+    assert_eq!(state, "failed");
+    // The epoch ends, and not only the save behind it.
+    assert!(message.contains("bad rows were skipped") && !message.contains("the save to"), "{message}");
+    let now = SaveDescription::load(&stores, &url).await.unwrap();
+    assert_eq!(now, Some(finished), "what was finished stays");
 }
 
 /// A save may be asked for again at any moment, also while what drove it before is ending.

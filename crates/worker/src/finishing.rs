@@ -23,6 +23,9 @@ impl Manager {
             }
             Err(e) => tracing::error!(task = %task.id, error = %e, "task failed"),
         }
+        if let Err(e) = &finished.result {
+            task.failing(e);
+        }
         // The failure is reported to the dispatcher before readers get it: they ask the dispatcher what to do.
         let timeout = if finished.result.is_ok() {
             self.config.dispatcher_timeout

@@ -204,6 +204,7 @@ impl Manager {
     }
 
     fn cancel(&self, running: &RunningTask, error: Error) {
+        let error = running.failure().cloned().unwrap_or(error);
         running.abort(error.clone());
         self.tasks.end(running.id, Err(error));
     }

@@ -65,6 +65,8 @@ pub(crate) struct RunningTask {
     pub(crate) listing: Arc<TaskListing>,
     /// What becomes of its last rows, for readers of Arrow Flight.
     pub(crate) last_batch: LastBatch,
+    /// Why it failed, from the moment at which that is reported to the dispatcher.
+    failure: OnceLock<Error>,
 }
 
 /// How a task ended.
@@ -156,6 +158,7 @@ impl RunningTask {
             sizes: Sizes::default(),
             listing,
             last_batch,
+            failure: OnceLock::new(),
         }
     }
 
@@ -366,6 +369,17 @@ impl RunningTask {
     /// Whether everything was emitted, and no reader is known to have lost rows.
     pub(crate) fn is_delivered(&self) -> bool {
         self.queue.is_closed() && self.queue.is_empty() && !self.readers.may_have_lost_rows()
+    }
+
+    /// Keeps why the task failed. While that is reported, the dispatcher may say already that the task is not wanted any more: its
+    /// readers get the failure then.
+    pub(crate) fn failing(&self, error: &Error) {
+        let _ = self.failure.set(error.clone());
+    }
+
+    /// Why it failed, if it did.
+    pub(crate) fn failure(&self) -> Option<&Error> {
+        self.failure.get()
     }
 
     /// Reports the task's failure to its readers.

@@ -118,11 +118,12 @@ fn total(s: &SaveStatus) -> String {
 fn text(s: &SaveStatus) -> String {
     match s.state.as_str() {
         "finished" => format!(
-            "saved {} rows in {} ({}) to {}",
+            "saved {} rows in {} ({}) to {}{}",
             format_count(s.rows),
             parts(s),
             format_bytes(s.bytes),
-            s.url
+            s.url,
+            skipped(s)
         ),
         _ => format!("saving to {}; see `caju status`", s.url),
     }
@@ -135,11 +136,20 @@ fn parts(s: &SaveStatus) -> String {
     }
 }
 
+/// How many bad rows a finished save lacks; empty if none.
+fn skipped(s: &SaveStatus) -> String {
+    match s.rows_skipped {
+        0 => String::new(),
+        1 => "; 1 bad row was skipped".to_owned(),
+        n => format!("; {} bad rows were skipped", format_count(n)),
+    }
+}
+
 /// A save as one row of a table, for `caju status`.
 pub(super) fn line(s: &SaveStatus) -> [String; 5] {
     let failure = s.failure.as_ref().map(|f| format!("{}: {}", f.kind, f.message)).unwrap_or_default();
     let splits = format!("{}/{}", s.splits_done, total(s));
-    let rows = if s.state == "finished" { format_count(s.rows) } else { failure };
+    let rows = if s.state == "finished" { format_count(s.rows) + &skipped(s) } else { failure };
     [s.url.clone(), s.pipeline.clone(), s.state.clone(), splits, rows]
 }
 
@@ -149,5 +159,6 @@ pub(super) fn as_json(s: &SaveStatus) -> Value {
     let failure = s.failure.as_ref().map(|f| json!({"kind": f.kind, "message": f.message}));
     json!({"schema": "caju.saved/v1", "url": s.url, "pipeline": s.pipeline, "fingerprint": s.fingerprint,
            "state": s.state, "splits_done": s.splits_done, "splits_total": s.splits_total,
-           "rows": known(s.rows), "bytes": known(s.bytes), "chunks": known(s.chunks), "failure": failure})
+           "rows": known(s.rows), "bytes": known(s.bytes), "chunks": known(s.chunks), "rows_skipped": known(s.rows_skipped),
+           "failure": failure})
 }

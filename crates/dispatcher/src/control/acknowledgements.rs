@@ -317,13 +317,14 @@ pub(super) fn incomplete(iteration: &Iteration, member: Option<&Member>) -> Opti
 
 /// The reasons, in one sentence that names who and how many.
 fn why(iteration: &Iteration) -> String {
+    let is_reopened = iteration.resume.as_deref().is_some_and(|r| !r.reopen_reason.is_empty());
+    let since = if is_reopened { "a consumer was gone" } else { "the dispatcher had lost its state" };
     let mut reasons: Vec<String> = iteration
         .lost_readers
         .iter()
         .map(|r| match r.unknown {
             _ if r.not_back => format!(
-                "{} of this job did not come back after the dispatcher had lost its state: rows that its user had taken come \
-                 twice",
+                "{} of this job did not come back after {since}: rows that its user had taken come twice",
                 r.client
             ),
             true => format!(

@@ -106,13 +106,10 @@ impl Datasets {
         let bound = Arc::new(self.catalog.bind(&definition, None).await?);
         let schema_ipc = schema_to_ipc(&bound.schema)?;
         let source_schema_ipc = schema_to_ipc(&bound.source_schema)?;
-        let mut said = bound.identity.to_string().into_bytes();
-        said.extend_from_slice(&schema_ipc);
-        said.extend_from_slice(&source_schema_ipc);
         let dataset = Dataset {
             id: DatasetId(bound.fingerprint.to_string()),
             fingerprint: bound.fingerprint,
-            identity: Fingerprint(hash128(&said)),
+            identity: identity_of(bound.identity, &schema_ipc, &source_schema_ipc),
             payloads: bound.payloads,
             name: bound.name.clone(),
             definition,
@@ -141,7 +138,7 @@ impl Datasets {
         let definition = self.definition_of_call(request.definition_json).await?;
         let (bound, dataset) = self.bind(definition).await?;
         let chosen = Some(request.dataset_id).filter(|id| !id.is_empty()).map(DatasetId);
-        let dataset = self.context.commit(|txn| self.register(txn, dataset, chosen, None)).await?;
+        let dataset = self.context.commit(|txn| self.register(txn, &bound, dataset, chosen, None)).await?;
         if bound.payloads == dataset.payloads {
             self.keep(&dataset.id, &bound);
         }
@@ -152,17 +149,18 @@ impl Datasets {
         })
     }
 
-    /// Registers a dataset, unless it is known; under a chosen name, or its fingerprint.
+    /// Registers the dataset of a binding, unless it is known; under a chosen name, or its fingerprint.
     pub(super) fn register(
         &self,
         txn: &mut Txn<'_>,
+        bound: &Bound,
         mut dataset: Dataset,
         chosen: Option<DatasetId>,
         job: Option<&JobName>,
     ) -> Result<Dataset> {
         if let Some(id) = chosen {
             if let Some(known) = txn.state.datasets.get(&id) {
-                return if known.identity == dataset.identity || is_of_older_version(known, &dataset) {
+                return if is_same(known, &dataset, bound) {
                     let known = known.clone();
                     self.renewed(txn, known, dataset)
                 } else {
@@ -171,7 +169,7 @@ impl Datasets {
             }
             dataset.id = id;
         } else {
-            if let Some(known) = known(txn.state, &dataset, job).cloned() {
+            if let Some(known) = known(txn.state, &dataset, bound, job).cloned() {
                 return self.renewed(txn, known, dataset);
             }
             if txn.state.datasets.contains_key(&dataset.id) {
@@ -233,10 +231,18 @@ impl Datasets {
             return Ok(bound);
         }
         let dataset = self.context.read_durable(|state| find(state, id).cloned()).await??;
+        self.binding_of(&dataset).await
+    }
+
+    /// The binding of this dataset, which was registered when it was read.
+    pub(super) async fn binding_of(&self, dataset: &Dataset) -> Result<Arc<Bound>> {
+        if let Some(bound) = self.cached(&dataset.id) {
+            return Ok(bound);
+        }
         let schema = stored_schema(&dataset.source_schema_ipc)?;
         let bound = self.catalog.bind(&dataset.definition, Some(schema)).await?;
         let bound = Arc::new(bound);
-        self.keep(id, &bound);
+        self.keep(&dataset.id, &bound);
         Ok(bound)
     }
 }
@@ -244,14 +250,15 @@ impl Datasets {
 /// The dataset that a definition means, if it is registered. A chosen identifier names a dataset of its own, which a definition
 /// means only for readers of a job over it, which open their epoch again. Functions in Python say what their code is, and may lie: a job
 /// shares rows with another one only if both sent the same functions. A reader that names an existing job joins it with its
-/// settings.
-fn known<'a>(state: &'a State, new: &Dataset, job: Option<&JobName>) -> Option<&'a Dataset> {
-    let same = || state.datasets.values().filter(|d| d.identity == new.identity);
+/// settings. A dataset with this very identity comes before one of an older version.
+fn known<'a>(state: &'a State, new: &Dataset, bound: &Bound, job: Option<&JobName>) -> Option<&'a Dataset> {
+    let same = || state.datasets.values().filter(|d| is_same(d, new, bound));
     let of_job = job.and_then(|name| state.jobs.get(name)).map(|j| &j.spec.dataset);
     let joined = same().find(|d| Some(&d.id) == of_job);
     let unnamed = || same().filter(|d| !d.has_chosen_id());
+    let with_payloads = || unnamed().filter(|d| d.payloads == new.payloads);
     joined
-        .or_else(|| unnamed().find(|d| d.payloads == new.payloads))
+        .or_else(|| with_payloads().min_by_key(|d| d.identity != new.identity))
         .or_else(|| unnamed().find(|d| !is_read(state, d)))
 }
 
@@ -259,13 +266,26 @@ fn is_read(state: &State, dataset: &Dataset) -> bool {
     state.iterations.values().any(|i| i.dataset == dataset.id && !i.is_drained() && !i.members.is_empty())
 }
 
-/// Whether an older version registered this dataset. It kept no columns of several sources, so its identity is another one.
-fn is_of_older_version(known: &Dataset, new: &Dataset) -> bool {
-    let kept = stored_schema(&known.source_schema_ipc);
-    kept.is_ok_and(|schema| schema.fields().is_empty())
-        && known.fingerprint == new.fingerprint
-        && known.definition == new.definition
+/// The identity of a dataset, by that of its definition, and by the columns of its elements and of its source.
+fn identity_of(definition: Fingerprint, schema_ipc: &[u8], source_schema_ipc: &[u8]) -> Fingerprint {
+    let mut said = definition.to_string().into_bytes();
+    said.extend_from_slice(schema_ipc);
+    said.extend_from_slice(source_schema_ipc);
+    Fingerprint(hash128(&said))
+}
+
+/// Whether a registered dataset is the one of this binding.
+fn is_same(known: &Dataset, new: &Dataset, bound: &Bound) -> bool {
+    known.identity == new.identity || is_of_older_version(known, new, bound)
+}
+
+/// Whether an older version registered this dataset. It kept no columns of several sources, so its identity covers none of them.
+fn is_of_older_version(known: &Dataset, new: &Dataset, bound: &Bound) -> bool {
+    let of_older = || identity_of(bound.identity, &new.schema_ipc, &known.source_schema_ipc);
+    known.fingerprint == new.fingerprint
         && known.schema_ipc == new.schema_ipc
+        && (known.definition == new.definition || known.identity == of_older())
+        && stored_schema(&known.source_schema_ipc).is_ok_and(|schema| schema.fields().is_empty())
 }
 
 fn conflict(known: &Dataset, new: &Dataset) -> Error {
@@ -292,6 +312,24 @@ pub(super) fn find<'a>(state: &'a State, id: &DatasetId) -> Result<&'a Dataset> 
     state.datasets.get(id).ok_or_else(|| {
         let hint = did_you_mean(&id.0, state.datasets.keys().map(|k| k.0.as_str()));
         Error::not_found(format!("no dataset `{}` is registered{hint}", shortened(&id.0)))
+    })
+}
+
+/// The dataset of an opening. One that was found by a definition may have been forgotten since, with the job that read it.
+///
+/// # Errors
+/// `NotFound` for an identifier that the request gives, else `Unavailable`: the next opening binds the definition.
+pub(super) fn find_to_open<'a>(
+    state: &'a State,
+    id: &DatasetId,
+    request: &v1::OpenIterationRequest,
+) -> Result<&'a Dataset> {
+    find(state, id).map_err(|e| match id.0 == request.dataset_id {
+        true => e,
+        false => Error::unavailable(format!(
+            "the dataset of job `{}` was forgotten while an epoch of it was opened; open it again",
+            request.job
+        )),
     })
 }
 

@@ -70,7 +70,7 @@ impl RequestedJob {
     /// Whether an existing job has the settings of the request.
     ///
     /// # Errors
-    /// `AlreadyExists` that names the first difference.
+    /// `AlreadyExists` that names the first difference, `InvalidArgument` for a policy that the job's shards do not permit.
     fn check(&self, state: &State, job: &Job, dataset: &Dataset) -> Result<()> {
         let name = &job.name;
         let Job { spec, .. } = job;
@@ -124,7 +124,9 @@ impl RequestedJob {
 
     fn check_caching(&self, job: &Job) -> Result<()> {
         let (name, spec) = (&job.name, &job.spec);
-        if let Some(policy) = self.caching.policy.as_ref().filter(|p| **p != spec.policy) {
+        // The job's policy is the one that its shards permit, so that is compared.
+        let asked = self.caching.policy.clone().map(|policy| policy_of(policy, spec.shard_by)).transpose()?;
+        if let Some(policy) = asked.filter(|policy| *policy != spec.policy) {
             return Err(Error::already_exists(format!(
                 "job `{name}` runs with policy `{}`, not `{policy}`; take another job name, or leave the policy out",
                 spec.policy
@@ -163,7 +165,7 @@ impl RequestedJob {
             seed: self.seed.or(dataset.seed).unwrap_or(0),
             mode,
             anonymous: request.job.starts_with(ANONYMOUS) || save.is_some(),
-            policy: policy_of(self.caching.policy, shard_by, default_policy)?,
+            policy: policy_of(self.caching.policy.unwrap_or_else(default_policy), shard_by)?,
             encoding: self.caching.encoding,
             epochs: self.epochs,
             profile_only: request.profile_only,
@@ -177,23 +179,21 @@ impl RequestedJob {
     }
 }
 
-/// The policy of a new job. Where shards are cut by rows, no task has whole splits, and nothing is stored.
-fn policy_of(
-    wanted: Option<Policy>,
-    shard_by: Option<ShardBy>,
-    default: impl Fn() -> Policy,
-) -> Result<Policy> {
-    match (shard_by, wanted) {
-        (
-            Some(ShardBy::Data | ShardBy::Hint),
-            None | Some(Policy::Compute | Policy::Auto | Policy::Cachew),
-        ) => Ok(Policy::Compute),
-        (Some(by @ (ShardBy::Data | ShardBy::Hint)), Some(policy)) => Err(Error::invalid(format!(
+/// The policy of a job for which this one is asked. Where shards are cut by rows, no task has whole splits, and nothing is stored.
+///
+/// # Errors
+/// `InvalidArgument` for a policy that stores rows, where shards are cut by rows.
+fn policy_of(asked: Policy, shard_by: Option<ShardBy>) -> Result<Policy> {
+    match (shard_by, asked) {
+        (Some(ShardBy::Data | ShardBy::Hint), Policy::Compute | Policy::Auto | Policy::Cachew) => {
+            Ok(Policy::Compute)
+        }
+        (Some(by @ (ShardBy::Data | ShardBy::Hint)), policy) => Err(Error::invalid(format!(
             "policy `{policy}`: with shards by `{}` each worker has only some rows of each split, and nothing can be \
              stored; take policy `compute`, or processing mode `file` or `dynamic`",
             by.as_str()
         ))),
-        (_, wanted) => Ok(wanted.unwrap_or_else(default)),
+        (_, asked) => Ok(asked),
     }
 }
 

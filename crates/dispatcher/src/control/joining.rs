@@ -313,7 +313,7 @@ fn has_one_feed(state: &State, iteration: &Iteration, worker: WorkerId) -> Resul
     let mut feeds: BTreeSet<FeedId> = running.map(|t| t.feed).collect();
     if iteration.mode.is_static() {
         feeds.extend(iteration.shards_with_work().filter(|s| iteration.slot_of_shard(*s) == worker.slot));
-    } else if iteration.resume.is_none() && !iteration.feeds.contains_key(&FeedId(worker.slot)) {
+    } else if iteration.adds_feeds() && !iteration.feeds.contains_key(&FeedId(worker.slot)) {
         feeds.insert(FeedId(worker.slot));
     }
     if feeds.len() <= 1 {

@@ -16,7 +16,7 @@ use caju_types::{Error, ErrorKind, Fingerprint, Result, WorkerId, format_bytes};
 use tokio::sync::watch;
 
 use super::context::Context;
-use super::datasets::{Datasets, RequestedDataset, find};
+use super::datasets::{Datasets, RequestedDataset, find_to_open};
 use super::learnt_boundaries::{check_same, from_journal, from_proto, spelling, to_journal};
 use super::secrets;
 use crate::config::DispatcherConfig;
@@ -318,7 +318,7 @@ impl Learning {
                 if let Some(known) = txn.state.learnt.get(&dataset.identity) {
                     return check_same(known, learnt, worker).map(|()| None);
                 }
-                let registered = self.datasets.register(txn, runs, None, None)?;
+                let registered = self.datasets.register(txn, &bound, runs, None, None)?;
                 let learnt = Learnt {
                     definition: dataset.identity,
                     spelling: spelling(&dataset.definition),
@@ -357,7 +357,7 @@ impl Learning {
         let learning = match &wanted {
             RequestedDataset::Bound(_, dataset) => learns(dataset),
             RequestedDataset::Known(id) => {
-                self.context.read_durable(|state| find(state, id).map(learns)).await??
+                self.context.read_durable(|state| find_to_open(state, id, request).map(learns)).await??
             }
         };
         let Some((place, dataset)) = learning else { return Ok(Awaited::Runs(wanted)) };

@@ -8,7 +8,7 @@ use caju_types::{DatasetId, Error, IterationId, JobName, Result, hash128};
 
 use super::autocache::Decisions;
 use super::context::Context;
-use super::datasets::{Datasets, RequestedDataset, find};
+use super::datasets::{Datasets, RequestedDataset, find_to_open};
 use super::iterations::{Iterations, Restored};
 use super::jobs::{ANONYMOUS, OfNewJob, mode_of_message};
 use super::learning::{Awaited, Learning};
@@ -86,9 +86,10 @@ impl Epochs {
                     admit_reader(&self.context.config.memory, txn.state)?;
                 }
                 let dataset = match &wanted {
-                    RequestedDataset::Known(id) => find(txn.state, id)?.clone(),
-                    RequestedDataset::Bound(_, dataset) => self.datasets.register(
+                    RequestedDataset::Known(id) => find_to_open(txn.state, id, &request)?.clone(),
+                    RequestedDataset::Bound(bound, dataset) => self.datasets.register(
                         txn,
+                        bound,
                         (**dataset).clone(),
                         None,
                         Some(&JobName(request.job.clone())),
@@ -162,7 +163,7 @@ impl Epochs {
             return Ok(None);
         }
         let num_shards = num_shards(&self.context.config.workers, mode);
-        Ok(Some(OfNewJob { shard_by: self.shards_divide(wanted, mode, num_shards).await? }))
+        Ok(Some(OfNewJob { shard_by: self.shards_divide(request, wanted, mode, num_shards).await? }))
     }
 
     /// What the shards of a state of an older version divide, which does not say it, where that depends on their number and the
@@ -176,7 +177,7 @@ impl Epochs {
         let mode = request.states.first().map_or(Ok(None), |s| mode_of_message(s.mode))?;
         match mode {
             Some(mode @ Mode::FileOrData) if count != num_shards(&self.context.config.workers, mode) => {
-                self.shards_divide(wanted, mode, count).await
+                self.shards_divide(request, wanted, mode, count).await
             }
             _ => Ok(None),
         }
@@ -185,6 +186,7 @@ impl Epochs {
     /// What this number of shards of a dataset divide.
     async fn shards_divide(
         &self,
+        request: &v1::OpenIterationRequest,
         wanted: &RequestedDataset,
         mode: Mode,
         num_shards: u32,
@@ -192,11 +194,9 @@ impl Epochs {
         let (bound, definition) = match wanted {
             RequestedDataset::Bound(bound, dataset) => (Arc::clone(bound), dataset.definition.clone()),
             RequestedDataset::Known(id) => {
-                let definition = self
-                    .context
-                    .read_durable(|state| find(state, id).map(|d| d.definition.clone()))
-                    .await??;
-                (self.datasets.bound(id).await?, definition)
+                let found = |state: &State| find_to_open(state, id, request).cloned();
+                let dataset = self.context.read_durable(found).await??;
+                (self.datasets.binding_of(&dataset).await?, dataset.definition)
             }
         };
         self.datasets.ensure_read(&definition).await?;

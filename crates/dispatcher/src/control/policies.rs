@@ -98,8 +98,11 @@ impl Snapshots {
         // Behind a cross-split stage only a whole set of parts counts, and whether there is one is found out when
         // the splits are listed.
         let set = hint.is_set().then_some(SetPlan::Open);
+        // A set whose rows were chosen is read alone, too, once it is known that there is one. States of computed rows do not go on
+        // from it.
+        let set_only = hint.is_set() && !hint.chooses && dataset.is_cache_only();
         let save = job.spec.save.as_ref().map(|s| SavePlan { chunk_bytes: s.chunk_bytes });
-        let plan = CachePlan { save, set, ..CachePlan::whole(&hint.name, hint.prefix, encoding) };
+        let plan = CachePlan { save, set, set_only, ..CachePlan::whole(&hint.name, hint.prefix, encoding) };
         Ok(Some(plan.into()))
     }
 }

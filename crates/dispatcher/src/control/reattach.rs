@@ -9,7 +9,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use caju_types::{Error, IterationId, Result};
+use caju_types::{Error, IterationId, Result, TakenRows};
 
 use super::reports::Reports;
 use super::{Txn, consumers};
@@ -75,7 +75,9 @@ pub(super) fn add(txn: &mut Txn<'_>, iteration: IterationId, given: &Resume) -> 
             known.num_shards
         )));
     }
+    let goes_back = known.strict && known.resume.as_deref().is_some_and(|r| r.is_later_than(given));
     let fits = check_bases(&all)
+        .and_then(|()| if goes_back { check_fallback(&all, &given.taken) } else { Ok(()) })
         .and_then(|()| consumers::check_steps(known.even.as_ref().map(|e| &e.consumers), &all.steps));
     if let Err(error) = fits {
         // Readers that come back by themselves cannot bring other states: the others would wait for this one in vain.
@@ -95,6 +97,24 @@ pub(super) fn add(txn: &mut Txn<'_>, iteration: IterationId, given: &Resume) -> 
 /// `FailedPrecondition` that names the reader.
 pub(super) fn check_bases(given: &Resume) -> Result<()> {
     given.outdated().map_or(Ok(()), |outdated| Err(outdated.refused()))
+}
+
+/// Checks the states of consumers of which some go on behind what they had acknowledged. With these go all splits that are done, so
+/// what another one took of such splits since its state would be missing. `own`: rows of states that consumers gave.
+///
+/// # Errors
+/// `FailedPrecondition` that names the consumer whose state is older.
+pub(super) fn check_fallback(all: &Resume, own: &TakenRows) -> Result<()> {
+    let Some((consumer, given, had)) = all.consumer_that_went_back() else { return Ok(()) };
+    let has_done = all.fallback_states.as_deref().is_none_or(|states| own.contains(&states.whole));
+    if all.from_acknowledged.is_empty() || has_done {
+        return Ok(());
+    }
+    Err(Error::failed_precondition(format!(
+        "the state of consumer {consumer} has {given} elements, and the process before it had taken {had}, while another consumer \
+         came back without a state: which rows are between the two is not known; start all consumers from their states of one \
+         step (--lost-readers allow: to go on without these elements)"
+    )))
 }
 
 /// Whether an epoch that does not run was read by others meanwhile.
@@ -144,28 +164,45 @@ pub(super) fn overdue(state: &State, reports: &mut Reports, timers: &Timers, now
         if now.saturating_sub(since) <= timers.client_timeout {
             continue;
         }
-        let names = missing_names(iteration);
         if iteration.strict {
-            let error = Error::data_loss(format!(
-                "{}: the dispatcher lost its state, and of the readers of the epoch {names} did not come back within the \
-                 client timeout of {}: nobody knows which rows their users took, so the epoch cannot go on; read it again \
-                 under another job name, or accept that such rows come twice with --lost-readers allow (Python: \
-                 lost_readers=\"allow\")",
-                iteration.describe(),
-                caju_types::format_duration(timers.client_timeout)
-            ));
+            let error = not_back(iteration, timers.client_timeout);
             out.push(Update::IterationFailed { iteration: iteration.id, failure: Failure::from(&error) });
         } else {
             tracing::warn!(
-                "{}: {names} did not come back after the dispatcher had lost its state; the epoch goes on, and rows that \
-                 their users took come twice",
-                iteration.describe()
+                "{}: {}; {} did not come back, the epoch goes on, and rows that their users took come twice",
+                iteration.describe(),
+                reopen_reason(iteration).unwrap_or("the dispatcher had lost its state"),
+                missing_names(iteration)
             );
             out.push(Update::StatesGivenUp { iteration: iteration.id });
         }
     }
     reports.awaiting_states.retain(|id, _| waiting.contains(id));
     out
+}
+
+/// Why the epoch was opened again, if it was so because a consumer is gone; none if the dispatcher lost its state.
+fn reopen_reason(iteration: &Iteration) -> Option<&str> {
+    let resume = iteration.resume.as_deref()?;
+    Some(resume.reopen_reason.as_str()).filter(|reason| !reason.is_empty())
+}
+
+/// The error of an epoch some of whose readers have not come back.
+fn not_back(iteration: &Iteration, client_timeout: Duration) -> Error {
+    let (epoch, names) = (iteration.describe(), missing_names(iteration));
+    let timeout = caju_types::format_duration(client_timeout);
+    if let Some(reason) = reopen_reason(iteration) {
+        return Error::unavailable(format!(
+            "{epoch}: {reason}; of the readers of the epoch {names} did not come back within the client timeout of {timeout}, and \
+             the processes in their place gave no state and asked for no element: start all consumers again, from their states \
+             of one step or without states"
+        ));
+    }
+    Error::data_loss(format!(
+        "{epoch}: the dispatcher lost its state, and of the readers of the epoch {names} did not come back within the client \
+         timeout of {timeout}: nobody knows which rows their users took, so the epoch cannot go on; read it again under \
+         another job name, or accept that such rows come twice with --lost-readers allow (Python: lost_readers=\"allow\")"
+    ))
 }
 
 fn missing_names(iteration: &Iteration) -> String {

@@ -10,7 +10,7 @@ use caju_types::{ClientId, Error, IterationId, JobName, Result, RowRanges, Taken
 
 use super::iterations::{Begin, Iterations};
 use super::reports::Reports;
-use super::{Txn, acknowledgements, attempts};
+use super::{Txn, acknowledgements, attempts, reattach};
 use crate::state::{
     Attempt, AttemptRelation, Failure, FallbackState, FallbackStates, Iteration, Resume, State, TaskState,
     Update,
@@ -56,7 +56,7 @@ pub(super) fn resume(
     why: &str,
 ) -> Resume {
     let known = iteration.resume.as_deref();
-    let fallback_state = |(client, consumer): (ClientId, u32)| {
+    let fallback_state = |client: ClientId, consumer: u32| {
         if !acknowledgements::knows_rows(reports, iteration, client) {
             return None;
         }
@@ -68,13 +68,18 @@ pub(super) fn resume(
             elements = elements.max(gone.1.elements);
         }
         let before = known.map_or(0, |k| k.steps_of(consumer));
-        Some((consumer, FallbackState { client, taken, elements: before + elements }))
+        Some(FallbackState { client, taken, elements: before + elements })
     };
-    let consumers = iteration.members.iter().filter_map(|(client, m)| Some((*client, m.consumer?)));
     let whole = whole(iteration);
-    let fallback_states = whole.map(|whole| {
-        Box::new(FallbackStates { whole, consumers: consumers.filter_map(fallback_state).collect() })
-    });
+    let mut states = FallbackStates::default();
+    for (client, member) in &iteration.members {
+        let Some(consumer) = member.consumer else { continue };
+        match fallback_state(*client, consumer).filter(|_| whole.is_some()) {
+            Some(state) => drop(states.consumers.insert(consumer, state)),
+            None => drop(states.unknown.insert(consumer, *client)),
+        }
+    }
+    states.whole = whole.unwrap_or_default();
     let mut behind = known.map(|k| k.behind.clone()).unwrap_or_default();
     behind.extend(known.map(|k| k.of));
     Resume {
@@ -83,7 +88,7 @@ pub(super) fn resume(
         reattached: true,
         needed: iteration.own_members().collect(),
         reopen_reason: why.to_string(),
-        fallback_states,
+        fallback_states: Some(Box::new(states)),
         bases: iteration.bases(),
         attempt: iteration.attempt().cloned().map(Box::new),
         draws: state
@@ -99,10 +104,9 @@ pub(super) fn resume(
 fn whole(iteration: &Iteration) -> Option<TakenRows> {
     let mut whole = iteration.resume.as_deref().map(|r| r.taken.clone()).unwrap_or_default();
     for (id, feed) in &iteration.feeds {
-        if feed.scattered {
-            return None;
-        }
-        let mut done: RowRanges = std::iter::once((id.index(0), id.index(feed.issued))).collect();
+        let issued = feed.issued_positions()?;
+        let mut done: RowRanges =
+            issued.iter().map(|(start, end)| (id.index(start), id.index(end))).collect();
         let open = iteration.tasks.values().filter(|t| t.state != TaskState::Done);
         let open = open.flat_map(|t| t.leases.keys()).chain(feed.pending.keys());
         let open: RowRanges = open.map(|split| (*split, split + 1)).collect();
@@ -142,18 +146,38 @@ pub(super) fn use_fallback_state(txn: &mut Txn<'_>, client: ClientId, id: Iterat
     let consumer = iteration.members.get(&client).and_then(|m| m.consumer);
     let resume = iteration.resume.as_deref().filter(|_| iteration.awaits_states());
     let Some((consumer, resume)) = consumer.zip(resume) else { return };
-    let Some(states) = resume.fallback_state(consumer) else { return };
-    let elements = resume.elements_of_nobody(consumer);
-    if elements == 0 || !iteration.strict {
-        return txn.apply(Update::StatesGiven { iteration: id, states: Box::new(states) });
+    let refused = if iteration.strict { refused_fallback(iteration, resume, consumer) } else { None };
+    if let Some(error) = refused {
+        return txn.apply(Update::IterationFailed { iteration: id, failure: Failure::from(&error) });
     }
-    let error = Error::failed_precondition(format!(
-        "{}: all consumers were started again without their states, and the processes before them had taken {elements} elements: \
-         start all of them from their states of one step, or once more without states to read the epoch from its beginning \
-         (--lost-readers allow: to go on without these elements)",
-        iteration.describe()
-    ));
-    txn.apply(Update::IterationFailed { iteration: id, failure: Failure::from(&error) });
+    if let Some(states) = resume.fallback_state(consumer) {
+        txn.apply(Update::StatesGiven { iteration: id, states: Box::new(states) });
+    }
+}
+
+/// Why a consumer cannot go on behind what it had acknowledged; none if it can, or gave a state.
+fn refused_fallback(iteration: &Iteration, resume: &Resume, consumer: u32) -> Option<Error> {
+    let epoch = iteration.describe();
+    if resume.is_unknown(consumer) {
+        return Some(Error::failed_precondition(format!(
+            "{epoch}: consumer {consumer} came back without a state, and which rows the process before it had taken is not known, \
+             because an older version of the dispatcher did not record it: start all consumers from their states of one step, or \
+             once more without states to read the epoch from its beginning (--lost-readers allow: to go on, with rows that come \
+             twice)"
+        )));
+    }
+    let states = resume.fallback_state(consumer)?;
+    let elements = resume.elements_of_nobody(consumer);
+    if elements > 0 {
+        return Some(Error::failed_precondition(format!(
+            "{epoch}: all consumers were started again without their states, and the processes before them had taken {elements} elements: \
+             start all of them from their states of one step, or once more without states to read the epoch from its beginning \
+             (--lost-readers allow: to go on without these elements)"
+        )));
+    }
+    let mut all = resume.clone();
+    let fits = all.extend(&states).and_then(|()| reattach::check_fallback(&all, &resume.taken));
+    fits.err().map(|error| error.context(epoch))
 }
 
 impl Iterations {

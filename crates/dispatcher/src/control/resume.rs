@@ -308,6 +308,8 @@ fn decide_join(
             true => JoinDecision::Join,
             // Nobody has got a row since a consumer gave this state, and the process that gave it was killed.
             false if known.missing() > 0 && known.has_state_of_consumer(given) => JoinDecision::Join,
+            // Others of its launch came before it, so the epoch has begun behind this state, too.
+            false if has_readers && is_awaited_with(iteration, given) => JoinDecision::Join,
             false => JoinDecision::Replace,
         };
     }
@@ -317,6 +319,18 @@ fn decide_join(
         0 => JoinDecision::TooLate,
         _ => JoinDecision::AddStates,
     }
+}
+
+/// Whether the epoch has begun behind the own state that a consumer gives, and no process has read it as this consumer since: its
+/// user has exactly the rows of the state.
+fn is_awaited_with(iteration: &Iteration, given: &Resume) -> bool {
+    let reads = |consumer: &u32| {
+        let has_read = iteration.even.as_ref().is_some_and(|even| even.joined.contains(consumer));
+        has_read || iteration.members.values().any(|m| m.consumer == Some(*consumer))
+    };
+    let known = iteration.resume.as_deref();
+    known.is_some_and(|known| !known.of_all && known.has_state_of_consumer(given))
+        && !given.steps.keys().any(reads)
 }
 
 /// Which readers of an epoch call, where it depends on them how a reader with these states goes on. They may have

@@ -16,6 +16,7 @@ use tokio::sync::watch;
 
 use super::context::Context;
 use super::datasets::{Datasets, find};
+use super::workers::too_many_skipped;
 use crate::definition::{Definition, parse};
 use crate::locks;
 use crate::state::{Dataset, Policy, Save, SaveStage, SaveTarget, SaveTotals, Update};
@@ -54,6 +55,7 @@ impl SaveCalls {
                 status.state = "finished".into();
                 (status.splits_total, status.splits_done) = (totals.splits, totals.splits);
                 (status.rows, status.bytes, status.chunks) = (totals.rows, totals.bytes, totals.chunks);
+                status.rows_skipped = totals.skipped;
             }
             SaveStage::Failed(failure) => {
                 status.state = "failed".into();
@@ -113,6 +115,18 @@ impl Saves {
             keys.push(split.key().ok_or_else(|| Error::internal("a split of the source has no key"))?);
         }
         Ok(keys)
+    }
+
+    /// Checks the number of bad rows that were left out of all parts of a save. Parts of earlier attempts count.
+    ///
+    /// # Errors
+    /// `DataLoss` for more rows than the pipeline allows, as for an epoch.
+    pub async fn check_skipped(&self, save: &Save, skipped: u64) -> Result<()> {
+        let limit = self.calls.datasets.bound(&save.dataset).await?.skip_limit;
+        match limit.filter(|limit| skipped > *limit) {
+            Some(limit) => Err(too_many_skipped(&format!("the save to {}", save.target.url), skipped, limit)),
+            None => Ok(()),
+        }
     }
 
     /// Reports how many of all splits have their parts.
@@ -214,6 +228,7 @@ impl SaveCalls {
             rows: 0,
             bytes: 0,
             chunks: 0,
+            skipped: 0,
         };
         let there = begin(&stores, &url, saved).await?;
         if there.state == SaveState::Finished {
@@ -226,7 +241,7 @@ impl SaveCalls {
         let status = self
             .context
             .commit(|txn| {
-                let dataset = self.datasets.register(txn, dataset.clone(), None, None)?;
+                let dataset = self.datasets.register(txn, &bound, dataset.clone(), None, None)?;
                 let prefix = save_hint(&dataset)?.prefix;
                 let save = Save {
                     target,

@@ -107,8 +107,9 @@ impl Listing {
                 let (attempt, whole) =
                     self.set_of_states(snapshots, bound, &plan.hint, &record, &ordered).await?;
                 if let Ok(groups) = self.groups(id, &record, &ordered) {
-                    self.planned(snapshots, CachePlan { set: Some(SetPlan::Read { id, attempt }), ..plan })
-                        .await?;
+                    let set_only = plan.set_only || is_chosen(bound, &plan.hint);
+                    let set = Some(SetPlan::Read { id, attempt });
+                    self.planned(snapshots, CachePlan { set, set_only, ..plan }).await?;
                     return Ok(IterationSplits::Groups(groups, whole));
                 }
                 tracing::warn!(set = %id, "a set names splits that are not listed; it is not read");
@@ -218,8 +219,8 @@ impl Listing {
                 let place = places.get_mut(&name.0).and_then(Vec::pop);
                 let place =
                     place.ok_or_else(|| Error::data_loss("a set covers a split that is not listed"))?;
-                let lease =
-                    GroupLease { set: id, part: member.part, attempt: member.attempt.clone(), at, of };
+                let (attempt, rows) = (member.attempt.clone(), member.rows_of(at));
+                let lease = GroupLease { set: id, part: member.part, attempt, at, of, rows };
                 let json = serde_json::to_string(&lease)
                     .map_err(|e| Error::internal(format!("a place in a set as JSON: {e}")))?;
                 group.push(SplitRecord {
@@ -238,8 +239,12 @@ impl Listing {
 
 /// What distinguishes the rows of a set from those that another attempt stores: 0 where no stage chooses them.
 fn rows_of_set(bound: &Bound, hint: &str, attempt: &str) -> u64 {
-    let chooses = bound.hints.iter().any(|h| h.name == hint && h.chooses);
-    if chooses && !attempt.is_empty() { next_digest(0, attempt) } else { 0 }
+    if is_chosen(bound, hint) && !attempt.is_empty() { next_digest(0, attempt) } else { 0 }
+}
+
+/// Whether stages choose the rows that are stored at a hint, in an order that each epoch draws for itself.
+fn is_chosen(bound: &Bound, hint: &str) -> bool {
+    bound.hints.iter().any(|h| h.name == hint && h.chooses)
 }
 
 fn names(splits: &[ListedSplit]) -> Result<Vec<u128>> {

@@ -186,7 +186,7 @@ impl SplitLeases {
         let feed = iteration.feeds.get(&task.feed)?;
         if !feed.pending.is_empty() {
             let want = fair_count(iteration, task.feed, want, feed.pending.len());
-            return Some(Available::Waiting(feed.pending.keys().take(want).copied().collect()));
+            return Some(Available::Waiting(feed.waiting(want)));
         }
         if feed.exhausted {
             return Some(Available::End { exhausted: None });

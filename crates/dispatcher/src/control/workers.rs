@@ -393,13 +393,17 @@ fn end(txn: &mut Txn<'_>, request: &v1::FinishTaskRequest, modes: SplitModes) {
     let limit = txn.state.datasets.get(&iteration.dataset).and_then(|d| d.skip_limit);
     let (iteration_id, skipped) = (iteration.id, iteration.rows_skipped);
     if let Some(limit) = limit.filter(|l| skipped > *l) {
-        let error = Error::data_loss(format!(
-            "{}: {skipped} bad rows were skipped, more than the limit of {limit}; see the workers' logs for the \
-             rows, or raise `on_error: {{ skip: {{ limit: N }} }}`",
-            iteration.describe()
-        ));
+        let error = too_many_skipped(&iteration.describe(), skipped, limit);
         txn.apply(Update::IterationFailed { iteration: iteration_id, failure: (&error).into() });
     }
+}
+
+/// The error of an epoch or a save that skipped more bad rows than its pipeline allows.
+pub(super) fn too_many_skipped(what: &str, skipped: u64, limit: u64) -> Error {
+    Error::data_loss(format!(
+        "{what}: {skipped} bad rows were skipped, more than the limit of {limit}; see the workers' logs for the \
+         rows, or raise `on_error: {{ skip: {{ limit: N }} }}`"
+    ))
 }
 
 /// Whether a worker should continue a task that it reports.

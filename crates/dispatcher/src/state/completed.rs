@@ -12,11 +12,14 @@ impl Iteration {
     }
 
     /// Whether a lease may end before its task does, when its rows are taken. Not where a task writes them to its part of a set:
-    /// if it is lost, they are in none, and a set without them must not be committed. Nor where readers do not acknowledge.
+    /// if it is lost, they are in none, and a set without them must not be committed. Nor where the rows come from a part of a set:
+    /// all of its splits come back together if the task is lost, and a part is read with the leases of all. Nor where readers do not
+    /// acknowledge.
     pub fn may_complete(&self, lease: &Lease) -> bool {
         let writes = |plan: &CachePlan| plan.save.is_some() || matches!(plan.set, Some(SetPlan::Write(_)));
         let writes_set = self.plan_of(lease).is_some_and(|plan| plan.value().is_none_or(writes));
-        self.completes_splits && self.failure.is_none() && !self.flight_readers && !writes_set
+        let is_alone = lease.group.is_none() && !writes_set;
+        self.completes_splits && self.failure.is_none() && !self.flight_readers && is_alone
     }
 
     /// Splits of a running task are complete.

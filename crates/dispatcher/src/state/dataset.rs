@@ -24,7 +24,8 @@ pub struct Dataset {
     pub id: DatasetId,
     /// The name of what it computes.
     pub fingerprint: Fingerprint,
-    /// The name of everything it says, and of the columns found: equal for the same dataset only.
+    /// The name of everything it says, and of the columns found: equal for the same dataset only. In older versions it did not
+    /// cover the columns of several sources.
     pub identity: Fingerprint,
     /// The name of its functions in Python as they were sent; none if it has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]

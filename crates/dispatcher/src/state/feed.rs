@@ -4,7 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-use caju_types::{ClientId, Listed, RowRanges, WorkerId, feed_and_position, hash128, mix64, split_index};
+use caju_autocache::GroupLease;
+use caju_types::{
+    ClientId, Listed, RowRanges, RowSet, WorkerId, feed_and_position, hash128, mix64, split_index,
+};
 use serde::{Deserialize, Serialize};
 
 /// Which row of splits of an iteration: one for all workers under `dynamic`, one per worker slot under `off`, one per
@@ -75,6 +78,9 @@ pub struct Feed {
     /// Splits were issued in another order than that of their indexes: the hash is not that of a listing.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub scattered: bool,
+    /// The positions of the splits that were issued, where that is not the order of their indexes. One range once all are issued.
+    #[serde(default, skip_serializing_if = "RowSet::is_empty")]
+    pub positions: RowSet,
     /// The whole listing in the order of the indexes, where it was known before the first split was issued.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub whole: Option<Listed>,
@@ -93,7 +99,37 @@ impl Feed {
         self.whole.or((!self.scattered).then_some(issued))
     }
 
+    /// Splits that wait, in the order in which they are leased again: at most `want`, or all of one part of a set. Parts come in
+    /// the order in which they were issued, because stages below may count their rows.
+    pub fn waiting(&self, want: usize) -> Vec<u64> {
+        if self.pending.values().next().is_none_or(|lease| lease.group.is_none()) {
+            return self.pending.keys().take(want).copied().collect();
+        }
+        let in_parts = || self.pending.iter().filter(|(_, lease)| lease.group.is_some());
+        let Some((_, first)) = in_parts().min_by_key(|(_, lease)| lease.issued) else { return Vec::new() };
+        let part: Option<GroupLease> =
+            first.group.as_deref().and_then(|text| serde_json::from_str(text).ok());
+        let left = part.map_or(1, |part| u64::from(part.of.saturating_sub(part.at)));
+        let end = first.issued.saturating_add(left);
+        let of_part = in_parts().filter(|(_, lease)| lease.issued < end);
+        let mut of_part: Vec<(u64, u64)> = of_part.map(|(index, lease)| (lease.issued, *index)).collect();
+        of_part.sort_unstable();
+        of_part.into_iter().map(|(_, index)| index).collect()
+    }
+
+    /// The positions of the splits that were issued. None if they were issued in another order than that of their indexes, and an
+    /// older dispatcher, which did not record the positions, issued some of them.
+    pub fn issued_positions(&self) -> Option<RowRanges> {
+        // A set that a `take` cut has a part of the splits: then an exhausted feed has issued fewer than there are.
+        let are_all = self.exhausted && self.whole.is_some_and(|whole| whole.count == self.issued);
+        if !self.scattered || are_all {
+            return Some(std::iter::once((0, self.issued)).collect());
+        }
+        Some(self.positions.ranges()).filter(|positions| positions.len() == self.issued)
+    }
+
     pub(super) fn issue(&mut self, record: &SplitRecord) {
+        let before = self.issued;
         // A feed of an older journal, some of whose splits were issued before sums were kept, has none.
         if self.issued == 0 || self.content != 0 {
             self.content = self.content.wrapping_add(next_digest(0, &record.split));
@@ -102,7 +138,13 @@ impl Feed {
             record.after.unwrap_or_else(|| (self.issued + 1, next_digest(self.digest, &record.split)));
         self.whole = self.whole.or(record.whole);
         let (_, position) = feed_and_position(record.index);
-        self.scattered |= position + 1 != self.issued;
+        if !self.scattered && position + 1 != self.issued {
+            self.scattered = true;
+            self.positions.insert(0, before);
+        }
+        if self.scattered {
+            self.positions.insert(position, position + 1);
+        }
     }
 }
 
@@ -138,7 +180,7 @@ pub struct Lease {
     /// How often it was lost.
     #[serde(default)]
     pub lost: u32,
-    /// The workers that it was lost with, by incarnation.
+    /// The workers that it was lost with, by incarnation, without those that drained or left.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub lost_with: BTreeSet<(WorkerId, u32)>,
     /// Rows of `done` that present clients received from lost tasks. Their users may not have taken them yet.
@@ -150,7 +192,11 @@ pub struct Lease {
     /// Which of the iteration's plans it was first leased under: the first ones are superseded.
     #[serde(default, skip_serializing_if = "super::is_default")]
     pub plan: usize,
-    /// The part of a set that has its rows; what comes back from a lost task is computed.
+    /// The part of a set that has its rows. What comes back from a lost task is computed, unless its rows come from the set alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<Arc<str>>,
+    /// With a part of a set: how many splits of the feed had been issued with this one. The splits of a part are issued one after
+    /// another.
+    #[serde(default, skip_serializing_if = "super::is_default")]
+    pub issued: u64,
 }

@@ -123,7 +123,8 @@ fn no_local_worker(state: &State, iteration: &Iteration, eligible: &[&Worker]) -
     )))
 }
 
-/// With how many workers that died since a split was lost. A worker that lives only lost a connection.
+/// With how many workers that died since a split was lost. A worker that lives only lost a connection. `lost_with` has no workers
+/// that left: see [`Iteration::withdraw_blame`].
 fn deaths(state: &State, lease: &Lease) -> usize {
     let died = |(worker, incarnation): &&(WorkerId, u32)| {
         state.workers.get(worker).is_none_or(|w| w.is_lost() || w.incarnation != *incarnation)
@@ -182,9 +183,8 @@ fn off_tasks(
     eligible: &[&Worker],
     limits: LossLimits,
 ) -> Vec<(WorkerId, FeedId)> {
-    // An epoch that continues from states has the feeds of the earlier one.
     let is_new = |w: &&&Worker| !w.unconfirmed && !iteration.feeds.contains_key(&FeedId(w.slot));
-    let new = eligible.iter().filter(|w| iteration.resume.is_none() && is_new(w));
+    let new = eligible.iter().filter(|w| iteration.adds_feeds() && is_new(w));
     let mut wanted: Vec<_> = new.map(|w| (w.id, FeedId(w.slot))).collect();
     let unfinished = unfinished_feeds(iteration);
     for feed in iteration.feeds.keys() {
@@ -215,7 +215,7 @@ fn static_tasks(
 /// Later [`follow_ups`] see these tasks as any other.
 pub fn owed_tasks(state: &State, id: IterationId, flight: Option<WorkerId>) -> Vec<Update> {
     let Some(iteration) = state.iterations.get(&id) else { return Vec::new() };
-    if iteration.mode != Mode::Off || iteration.failure.is_some() || iteration.resume.is_some() {
+    if iteration.mode != Mode::Off || iteration.failure.is_some() || !iteration.adds_feeds() {
         return Vec::new();
     }
     let wanted = |w: &&Worker| flight.map_or_else(|| iteration.is_readable(w), |f| f == w.id);

@@ -388,6 +388,13 @@ impl Iteration {
         self.resume.as_deref().is_some_and(|r| r.missing() > 0)
     }
 
+    /// Under `off`: whether a worker that has no feed gets one. An epoch that goes on from states has the feeds that they name.
+    /// States that name no feed and no row are of the epoch's start.
+    pub fn adds_feeds(&self) -> bool {
+        let names_nothing = |r: &Resume| r.taken.is_empty() && r.taken.listed().is_empty();
+        self.resume.as_deref().is_none_or(|r| r.missing() == 0 && names_nothing(r))
+    }
+
     /// Under `off`, the feeds are those that there were. Consumers that had got fewer elements than others are lagging.
     pub(super) fn begin_if_ready(&mut self) {
         let Some(resume) = self.resume.as_deref_mut().filter(|r| r.missing() == 0) else { return };

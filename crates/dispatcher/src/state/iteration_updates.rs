@@ -154,7 +154,9 @@ fn apply_to_readers(iteration: &mut Iteration, workers: &BTreeMap<WorkerId, Work
             iteration.received_elements(*client, *task, *elements);
             iteration.split_sizes(*task, sizes);
             let worker = iteration.tasks.get(task).map(|t| t.worker);
-            let incarnation = worker.and_then(|w| workers.get(&w)).map_or(0, |w| w.incarnation);
+            // A worker that has left, or that drains, breaks its connections itself.
+            let may_die = worker.and_then(|w| workers.get(&w)).filter(|w| !w.ends_in_order());
+            let incarnation = may_die.map(|w| w.incarnation);
             iteration.client_lost(*client, *task, received, reason, incarnation);
         }
         Update::ClientGone {

@@ -9,8 +9,8 @@ use caju_types::TaskId;
 
 use super::{Feed, FeedId, Iteration, Lease, Resume, SplitRecord};
 
-/// The lease of a split that was never leased before.
-fn first_lease(record: &SplitRecord, resume: Option<&Resume>, plan: usize) -> Lease {
+/// The lease of a split that was never leased before. `issued`: the splits of its feed that were issued, with this one.
+fn first_lease(record: &SplitRecord, resume: Option<&Resume>, (plan, issued): (usize, u64)) -> Lease {
     Lease {
         split: Arc::clone(&record.split),
         done: resume.map(|r| r.done_of(record.index)).unwrap_or_default(),
@@ -22,6 +22,7 @@ fn first_lease(record: &SplitRecord, resume: Option<&Resume>, plan: usize) -> Le
         taken_over: false,
         plan,
         group: record.group.clone(),
+        issued: if record.group.is_some() { issued } else { 0 },
     }
 }
 
@@ -48,7 +49,8 @@ impl Iteration {
         task.last_lag.clear();
         for index in requeued {
             if let Some(mut lease) = feed.pending.remove(index) {
-                if lease.done.is_empty() {
+                // A part of a set is read under the plan that names the set.
+                if lease.done.is_empty() && lease.group.is_none() {
                     lease.plan = plan;
                 }
                 task.leases.insert(*index, lease);
@@ -57,7 +59,8 @@ impl Iteration {
         }
         for record in fresh {
             feed.issue(record);
-            task.leases.insert(record.index, first_lease(record, self.resume.as_deref(), plan));
+            let lease = first_lease(record, self.resume.as_deref(), (plan, feed.issued));
+            task.leases.insert(record.index, lease);
             task.last_answer.push(record.index);
         }
         if !asks_for_lagging && (!requeued.is_empty() || !fresh.is_empty()) {
@@ -71,19 +74,20 @@ impl Iteration {
         let feed = self.feeds.entry(feed).or_default();
         for record in splits {
             feed.issue(record);
-            feed.pending.insert(record.index, first_lease(record, self.resume.as_deref(), plan));
+            let lease = first_lease(record, self.resume.as_deref(), (plan, feed.issued));
+            feed.pending.insert(record.index, lease);
         }
     }
 
     /// What is stored and read from now on.
     pub(super) fn set_plan(&mut self, mut plan: Option<Document<CachePlan>>) {
-        // Rows that were computed before are in no set, and would come again from one. Rows of a set go on from that set, if no
-        // other has them.
+        // A set that is written would lack the rows that were taken before. What is left of a stored set is computed. Rows that
+        // come from the set alone go on from it: those that were taken are left out behind the hint.
         if let Some(resume) = self.resume.as_deref()
             && let Some(of_set) = plan.as_ref().and_then(Document::value).filter(|p| p.set.is_some())
         {
             let is_known = matches!(of_set.set, Some(SetPlan::Open | SetPlan::Read { .. }));
-            plan = Some(match is_known && resume.goes_on_from_set(&of_set.hint) {
+            plan = Some(match is_known && (of_set.set_only || resume.goes_on_from_set(&of_set.hint)) {
                 true => CachePlan { put: false, ..of_set.clone() }.into(),
                 false => of_set.clone().without_set().into(),
             });

@@ -40,14 +40,15 @@ impl Update {
 }
 
 impl Iteration {
-    /// A client's connection to a task broke, or it learned that the task is lost.
+    /// A client's connection to a task broke, or it learned that the task is lost. `incarnation`: of the worker, if a split may be to
+    /// blame.
     pub(super) fn client_lost(
         &mut self,
         client: ClientId,
         id: TaskId,
         received: &[(u64, RowRanges)],
         reason: &str,
-        incarnation: u32,
+        incarnation: Option<u32>,
     ) {
         let Some(task) = self.tasks.get(&id) else { return };
         if !task.is_lost() && task.state != TaskState::Done {
@@ -57,7 +58,7 @@ impl Iteration {
                 // The epoch goes on, however often a connection breaks that brings rows each time.
                 false => drop(by_client.remove(&client)),
             }
-            self.lose(id, reason, Some(incarnation));
+            self.lose(id, reason, incarnation);
         }
         let Some(task) = self.tasks.get_mut(&id) else { return };
         task.hold(client, received);
@@ -204,6 +205,22 @@ impl Iteration {
         self.strikes.remove(&worker);
     }
 
+    /// An incarnation of a worker has ended, and it did not die: its splits are not to blame, also those that were lost with it
+    /// before.
+    pub(super) fn withdraw_blame(&mut self, worker: WorkerId, incarnation: u32) {
+        if self.last_loss.is_none() {
+            // No split was ever lost. Epochs with many splits are not searched each time that a worker leaves.
+            return;
+        }
+        for task in self.tasks.values_mut().filter(|t| t.worker == worker) {
+            task.lost_incarnation = task.lost_incarnation.filter(|of| *of != incarnation);
+        }
+        let with_tasks = self.tasks.values_mut().flat_map(|t| t.leases.values_mut());
+        for lease in with_tasks.chain(self.feeds.values_mut().flat_map(|f| f.pending.values_mut())) {
+            lease.lost_with.remove(&(worker, incarnation));
+        }
+    }
+
     /// A worker gave a task up.
     pub(super) fn task_given_up(&mut self, id: TaskId, reason: &str, emitted: Option<&Vec<(u64, u64)>>) {
         if let Some(task) = self.tasks.get_mut(&id)
@@ -324,7 +341,9 @@ impl Iteration {
                 }
             }
             lease.lost += u32::from(!task.blameless);
-            lease.group = None;
+            if !self.is_from_set_alone(&lease) {
+                lease.group = None;
+            }
             self.feeds.entry(task.feed).or_default().pending.insert(index, lease);
             came_back = true;
         }

@@ -222,17 +222,9 @@ impl State {
                 let same_process =
                     known.is_some_and(|w| !w.is_lost() && w.secret.is_some() && w.secret == *secret);
                 let before = known.map_or(0, |w| w.incarnation);
-                match same_process {
-                    true => self.each_loses(
-                        *worker,
-                        None,
-                        &format!("{worker} at {address} registered again"),
-                        false,
-                    ),
-                    false => {
-                        self.lose_worker(*worker, &format!("{worker} at {address} started again"), false)
-                    }
-                }
+                let died = !same_process && !known.is_some_and(Worker::ends_in_order);
+                let how = if same_process { "registered again" } else { "started again" };
+                self.lose_worker(*worker, died, &format!("{worker} at {address} {how}"), false);
                 let registered = Worker {
                     id: *worker,
                     address: address.clone(),
@@ -260,14 +252,17 @@ impl State {
                 }
             }
             Update::WorkerLost { worker, reason, at_ms, left } => {
+                let mut died = !*left;
                 if let Some(w) = self.workers.get_mut(worker) {
+                    died &= !w.ends_in_order();
                     w.left = *left;
                     w.state = WorkerState::Lost { at_ms: *at_ms };
                 }
-                self.lose_worker(*worker, reason, *left);
+                self.lose_worker(*worker, died, reason, *left);
             }
             Update::WorkerForgotten { worker } => {
-                self.lose_worker(*worker, "the worker is gone", false);
+                let died = !self.workers.get(worker).is_some_and(Worker::ends_in_order);
+                self.lose_worker(*worker, died, "the worker is gone", false);
                 self.workers.remove(worker);
             }
             _ => {}
@@ -277,15 +272,15 @@ impl State {
         self.touched.0.extend(self.iterations.keys().copied());
     }
 
-    fn lose_worker(&mut self, worker: WorkerId, reason: &str, left: bool) {
+    /// Every iteration loses a worker. If it has not died, no split is to blame for its end, nor for a connection to it that broke
+    /// before.
+    fn lose_worker(&mut self, worker: WorkerId, died: bool, reason: &str, left: bool) {
         let incarnation = self.workers.get(&worker).map_or(0, |w| w.incarnation);
-        self.each_loses(worker, Some(incarnation), reason, left);
-    }
-
-    /// Every iteration loses a worker. `incarnation`: of the worker, if a split may be to blame.
-    fn each_loses(&mut self, worker: WorkerId, incarnation: Option<u32>, reason: &str, left: bool) {
         for iteration in self.iterations.values_mut() {
-            iteration.worker_lost(worker, incarnation, reason, left);
+            if !died {
+                iteration.withdraw_blame(worker, incarnation);
+            }
+            iteration.worker_lost(worker, died.then_some(incarnation), reason, left);
         }
     }
 

@@ -122,6 +122,9 @@ pub struct FallbackStates {
     pub whole: TakenRows,
     /// What each consumer had acknowledged beyond that.
     pub consumers: BTreeMap<u32, FallbackState>,
+    /// Consumers of which it is not known what they had taken, because an older dispatcher did not record it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub unknown: BTreeMap<u32, ClientId>,
 }
 
 /// What one consumer had acknowledged.
@@ -169,9 +172,19 @@ impl Resume {
     fn acknowledged_by(&self, consumer: u32) -> Option<(&FallbackStates, &FallbackState)> {
         let states = self.fallback_states.as_deref()?;
         let of = states.consumers.get(&consumer)?;
-        // A state that the consumer gave may be of another reading, in which it had another number.
-        let has_given = self.given.contains(&of.client) || self.steps.contains_key(&consumer);
-        (!has_given).then_some((states, of))
+        (!self.has_given(consumer, of.client)).then_some((states, of))
+    }
+
+    /// Whether a consumer that had this number in the reading before this one gave a state. It may be of another reading, in which
+    /// the consumer had another number.
+    fn has_given(&self, consumer: u32, client: ClientId) -> bool {
+        self.given.contains(&client) || self.steps.contains_key(&consumer)
+    }
+
+    /// Whether a consumer gave no state, and what it had taken is not known.
+    pub fn is_unknown(&self, consumer: u32) -> bool {
+        let client = self.fallback_states.as_deref().and_then(|states| states.unknown.get(&consumer));
+        client.is_some_and(|client| !self.has_given(consumer, *client))
     }
 
     /// The elements that a consumer had acknowledged that comes back without a state.
@@ -179,16 +192,30 @@ impl Resume {
         self.acknowledged_by(consumer).map_or(0, |(_, of)| of.elements)
     }
 
+    /// Whether a consumer that gives these states had acknowledged more elements.
+    pub fn is_later_than(&self, given: &Resume) -> bool {
+        given.steps.iter().any(|(consumer, elements)| self.acknowledged_elements(*consumer) > *elements)
+    }
+
+    /// A consumer whose state has fewer elements than it had acknowledged: which, and the two numbers.
+    pub fn consumer_that_went_back(&self) -> Option<(u32, u64, u64)> {
+        let states = self.fallback_states.as_deref()?;
+        states.consumers.iter().find_map(|(consumer, of)| {
+            let given = self.steps.get(consumer).filter(|given| **given < of.elements)?;
+            Some((*consumer, *given, of.elements))
+        })
+    }
+
     /// Whether the states are of rows that a set stored at a hint has, and nothing else.
     pub fn goes_on_from_set(&self, hint: &str) -> bool {
         self.draws.as_deref().is_some_and(|draws| draws.chosen_by_set && draws.frozen_at == hint)
     }
 
-    /// Whether consumers of the reading before this one had acknowledged elements.
+    /// Whether consumers of the reading before this one had acknowledged elements, as far as it is known.
     pub fn has_acknowledged_elements(&self) -> bool {
-        self.fallback_states
-            .as_deref()
-            .is_some_and(|states| states.consumers.values().any(|of| of.elements > 0))
+        self.fallback_states.as_deref().is_some_and(|states| {
+            !states.unknown.is_empty() || states.consumers.values().any(|of| of.elements > 0)
+        })
     }
 
     /// The state of a consumer that comes back without one, from what it had acknowledged; none if its state was given.
@@ -214,7 +241,8 @@ impl Resume {
     pub fn elements_of_nobody(&self, consumer: u32) -> u64 {
         let Some(states) = self.fallback_states.as_deref() else { return 0 };
         let is_without = |c: &u32| *c == consumer || self.from_acknowledged.contains(c);
-        if !states.consumers.keys().all(is_without) || self.given.len() > self.from_acknowledged.len() {
+        let mut consumers = states.consumers.keys().chain(states.unknown.keys());
+        if !consumers.all(is_without) || self.given.len() > self.from_acknowledged.len() {
             return 0;
         }
         states.consumers.values().map(|of| of.elements).sum()

@@ -64,6 +64,9 @@ pub struct SaveTotals {
     pub rows: u64,
     /// Bytes of the parts.
     pub bytes: u64,
+    /// Bad rows that were left out under `on_error: skip`. Older versions did not count them.
+    #[serde(default, skip_serializing_if = "super::is_default")]
+    pub skipped: u64,
 }
 
 impl Save {

@@ -77,6 +77,11 @@ impl Worker {
         matches!(self.state, WorkerState::Lost { .. })
     }
 
+    /// Whether its end is no death: it drains, or it said that it leaves. No split is held to be the cause.
+    pub(super) fn ends_in_order(&self) -> bool {
+        self.left || self.state == WorkerState::Draining
+    }
+
     /// The state's name for people.
     pub fn state_name(&self) -> &'static str {
         if self.left { "left" } else { self.state.as_str() }

@@ -203,9 +203,17 @@ impl World {
 
     /// A dispatcher whose journal is made of the one that a later process finds.
     pub(crate) fn over(wrap: impl FnOnce(MemoryJournal) -> Box<dyn Journal>) -> Self {
+        Self::with_over(|config| config, wrap)
+    }
+
+    /// The same with these settings.
+    pub(crate) fn with_over(
+        settings: impl FnOnce(DispatcherConfig) -> DispatcherConfig,
+        wrap: impl FnOnce(MemoryJournal) -> Box<dyn Journal>,
+    ) -> Self {
         let (catalog, journal) = (FakeCatalog::default(), MemoryJournal::default());
-        let (clock, config) = (TestClock::new(), DispatcherConfig { timers: timers(), ..Default::default() });
-        let over = wrap(journal.clone());
+        let config = settings(DispatcherConfig { timers: timers(), ..Default::default() });
+        let (clock, over) = (TestClock::new(), wrap(journal.clone()));
         let core = Core::new(
             config.clone(),
             Arc::new(catalog.clone()),

@@ -166,6 +166,110 @@ fn a_process_that_registers_again_and_again_has_not_died() {
     });
 }
 
+/// How a worker ends.
+#[derive(Debug, Clone, Copy)]
+enum End {
+    /// It takes no new tasks, and leaves.
+    Leaves,
+    /// It leaves at once.
+    LeavesAtOnce,
+    /// It takes no new tasks, and its call to leave does not arrive.
+    Drains,
+    /// Its process lives and registers again.
+    RegistersAgain,
+    /// It is silent.
+    Dies,
+}
+
+impl End {
+    async fn of(self, w: &World, worker: u64, reader: (u64, u64)) {
+        let drain = async |leaving| {
+            let secret = w.worker_secret(worker);
+            let request = v1::DrainWorkerRequest { worker_id: worker, secret, leaving };
+            w.core.workers.drain_worker(request).await.unwrap();
+        };
+        if matches!(self, End::Leaves | End::Drains) {
+            drain(false).await;
+        }
+        match self {
+            End::Leaves | End::LeavesAtOnce => drain(true).await,
+            End::Drains | End::Dies => w.silence(S * 7, &[], &[reader]).await,
+            End::RegistersAgain => assert_eq!(w.worker("a:1").await, worker),
+        }
+    }
+}
+
+/// A worker gets the one split, and then ends. The reader reports its broken connection before or after that. Returns the failure
+/// of the epoch.
+async fn lose_with(w: &World, reader: (u64, u64), end: End, reported_before: bool) -> Option<v1::Failure> {
+    let worker = w.worker("a:1").await;
+    let view = w.beat(reader.0, reader.1, &[], &[]).await;
+    let task = view.tasks.iter().find(|t| !t.lost).unwrap().task_id;
+    assert_eq!(indices(&w.next(task, worker, 1, 1).await.unwrap()), [0]);
+    if reported_before {
+        w.beat(reader.0, reader.1, &[], &[lost(task, &[])]).await;
+    }
+    end.of(w, worker, reader).await;
+    if !reported_before {
+        w.beat(reader.0, reader.1, &[], &[lost(task, &[])]).await;
+    }
+    w.beat(reader.0, reader.1, &[], &[]).await.failure
+}
+
+#[test]
+fn a_worker_that_lost_a_connection_and_ends_in_order_later_has_not_died() {
+    run(async {
+        for end in [End::Leaves, End::LeavesAtOnce, End::Drains, End::RegistersAgain] {
+            for reported_before in [true, false] {
+                let w = with_losses(LossLimits { splits: 2, ..LossLimits::default() });
+                let open = w.open(&json!({"splits": 1, "path": "good.arrow"}), "j").await;
+                let reader = (open.client_id, open.iteration_id);
+                for n in 1..=4 {
+                    let failure = lose_with(&w, reader, end, reported_before).await;
+                    assert!(failure.is_none(), "{end:?} {n} times, {reported_before}: {failure:?}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_worker_that_ends_in_order_takes_no_death_of_another_process_back() {
+    run(async {
+        for end in [End::Leaves, End::Drains, End::RegistersAgain] {
+            let w = with_losses(LossLimits { splits: 2, ..LossLimits::default() });
+            let open = w.open(&json!({"splits": 1, "path": "bad.arrow"}), "j").await;
+            let reader = (open.client_id, open.iteration_id);
+            assert!(lose_with(&w, reader, End::Dies, true).await.is_none());
+            assert!(lose_with(&w, reader, end, true).await.is_none(), "{end:?}");
+            let failure = lose_with(&w, reader, End::Dies, true).await.unwrap();
+            assert!(failure.message.contains("was lost with 2 workers that died"), "{end:?}: {failure:?}");
+        }
+    });
+}
+
+/// Its task had ended, so it is not lost with the worker.
+#[test]
+fn a_reader_that_misses_rows_of_a_worker_that_has_left_blames_no_split() {
+    run(async {
+        let w = with_losses(LossLimits { splits: 2, ..LossLimits::default() });
+        let open = w.open(&json!({"splits": 1, "path": "good.arrow"}), "j").await;
+        let reader = (open.client_id, open.iteration_id);
+        for n in 1..=4 {
+            let worker = w.worker("a:1").await;
+            let view = w.beat(reader.0, reader.1, &[], &[]).await;
+            let task = view.tasks.iter().find(|t| !t.lost).unwrap().task_id;
+            let leased = w.next(task, worker, 1, 9).await.unwrap();
+            assert_eq!(indices(&leased), [0]);
+            assert!(leased.end || w.next(task, worker, 2, 9).await.unwrap().end);
+            w.finish_counted(task, worker, Some(&[(0, 5)])).await;
+            End::LeavesAtOnce.of(&w, worker, reader).await;
+            let view = w.beat(reader.0, reader.1, &[], &[lost(task, &[])]).await;
+            assert!(view.failure.is_none(), "it left {n} times: {:?}", view.failure);
+        }
+    });
+}
+
 #[test]
 fn the_address_of_a_worker_is_free_after_as_many_missed_heartbeats_as_are_set() {
     run(async {

@@ -21,7 +21,7 @@ fn consumer(index: u32) -> v1::OpenIterationRequest {
 }
 
 /// A consumer that asks for elements; its user has taken these rows and elements.
-async fn beat(
+pub(super) async fn beat(
     w: &World,
     (client, iteration): (u64, u64),
     rows: &[(u64, u64, u64)],
@@ -81,6 +81,59 @@ fn what_a_consumer_acknowledged_is_its_state_when_it_dies_before_its_dispatcher_
         let resume = state.iterations[&again.id].resume.as_deref().expect("as before");
         assert!(resume.taken.rows_of(0).is_some_and(|rows| rows.iter().eq([(0, 2)])));
         assert_eq!(resume.steps_of(0), 2);
+    });
+}
+
+/// An older version did not journal what the dead consumer had acknowledged. The epoch waited for the client timeout, and ended with
+/// the error of a dispatcher that lost its state.
+#[test]
+fn a_consumer_that_comes_back_without_a_state_ends_the_epoch_if_what_it_took_is_not_known() {
+    run(async {
+        let mut w = World::new();
+        let (worker, [_, b], id) = one_has_taken_two(&w).await;
+        w.restart_after_an_older_version();
+        w.silence(S * 62, &[(worker, "a:1")], &[(b, id)]).await;
+        let back = w.core.epochs.open_iteration(consumer(0)).await.unwrap();
+        assert_ne!(back.iteration_id, id, "the epoch is opened again");
+        let failure = beat(&w, (back.client_id, back.iteration_id), &[], 0).await.failure.unwrap();
+        let said = "consumer 0 came back without a state, and which rows the process before it had taken is not known";
+        assert!(failure.message.contains(said), "{failure:?}");
+    });
+}
+
+/// The process in the place of a consumer asks for no element, so the others wait for the client timeout.
+#[test]
+fn a_consumer_in_whose_place_one_asks_for_nothing_is_named() {
+    run(async {
+        let w = World::new();
+        let (worker, [a, b], id) = one_has_taken_two(&w).await;
+        w.silence(S * 31, &[(worker, "a:1")], &[]).await;
+        let client_secret = w.client_secret(b, id);
+        w.silence(S * 31, &[(worker, "a:1")], &[(b, id)]).await;
+        let back = w.core.epochs.open_iteration(consumer(0)).await.unwrap();
+        let me = (back.client_id, back.iteration_id);
+        let state = v1::ReaderState {
+            fingerprint: back.fingerprint,
+            iteration_id: id,
+            readers: vec![b],
+            all_readers: vec![a, b],
+            taken: TakenRows::default().encode().into(),
+            steps: vec![v1::ConsumerSteps { consumer: 1, elements: 0 }],
+            ..Default::default()
+        };
+        let other = v1::OpenIterationRequest {
+            states: vec![state],
+            reattached_client: b,
+            client_secret,
+            ..consumer(1)
+        };
+        let other = w.core.epochs.open_iteration(other).await.unwrap();
+        assert_eq!((other.iteration_id, other.states_missing), (me.1, 1));
+        w.silence(S * 62, &[(worker, "a:1")], &[me, (other.client_id, me.1)]).await;
+        let failure = w.beat(me.0, me.1, &[], &[]).await.failure.unwrap();
+        let said = ["consumer 0 of 2", "is gone before the end of the epoch", "start all consumers again"];
+        assert!(said.iter().all(|part| failure.message.contains(part)), "{failure:?}");
+        assert!(!failure.message.contains("lost its state"), "{failure:?}");
     });
 }
 

@@ -2,11 +2,13 @@
 
 mod definitions;
 mod delivered;
+mod epoch_status;
 mod exactly_once;
 mod failing_journal;
 mod failures;
 pub(crate) mod fake;
 mod flight;
+mod forgotten_jobs;
 mod incomplete;
 mod iterations;
 mod lagging;
@@ -16,6 +18,7 @@ mod losses;
 mod lost_consumers;
 mod many_peers;
 mod naming;
+mod off_feeds;
 mod plans;
 mod protocol;
 mod reattach;
@@ -30,6 +33,7 @@ mod shards;
 mod sharing;
 mod simulated_scale;
 mod speed;
+mod stored_sets;
 mod stragglers;
 mod task_lists;
 

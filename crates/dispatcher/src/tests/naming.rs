@@ -8,6 +8,7 @@ use serde_json::json;
 
 use super::fake::{World, open_request, run};
 use crate::config::DispatcherConfig;
+use crate::workers::WorkerList;
 
 #[test]
 fn jobs_are_shared_by_name_and_refused_for_other_data() {
@@ -98,6 +99,38 @@ fn a_job_is_joined_under_its_own_policy_and_encoding_alone() {
             }
         }
         assert_eq!(w.core.snapshot().jobs.len(), 2);
+    });
+}
+
+/// Where shards are cut by rows `auto` and `cachew` compute. Each epoch and each reader of such a job may name one of them.
+#[test]
+fn a_policy_that_computes_by_row_is_that_of_its_job_for_each_reader_and_epoch() {
+    run(async {
+        let w = World::with(|config| DispatcherConfig {
+            cache_url: "memory://by-row".into(),
+            workers: WorkerList::first(2),
+            ..config
+        });
+        for mode in [v1::ProcessingMode::Data, v1::ProcessingMode::FileOrData, v1::ProcessingMode::Hint] {
+            for first in ["auto", "cachew", "compute", ""] {
+                let open = async |policy: &str, epoch: u64| {
+                    let request = v1::OpenIterationRequest {
+                        policy: policy.into(),
+                        mode: mode.into(),
+                        epoch,
+                        ..open_request(&json!({"source": {"range": 20}}), &format!("{mode:?}-{first}"))
+                    };
+                    w.core.epochs.open_iteration(request).await
+                };
+                for (policy, epoch) in [(first, 0), (first, 0), ("cachew", 0), (first, 1), ("auto", 1)] {
+                    let opened = open(policy, epoch).await.unwrap();
+                    assert_eq!(opened.policy, "compute", "{mode:?}: {policy}, epoch {epoch}");
+                }
+                let e = open("full", 1).await.unwrap_err();
+                assert_eq!(e.kind(), ErrorKind::InvalidArgument, "{e}");
+                assert!(e.message().contains("policy `full`: with shards by"), "{e}");
+            }
+        }
     });
 }
 

@@ -5,6 +5,7 @@ use caju_types::{ClientId, ErrorKind, IterationId, TaskId};
 use serde_json::json;
 
 use super::Two;
+use crate::state::Lease;
 use crate::tests::fake::{World, lost, run, split_rows};
 
 /// A heartbeat that says what the user took, and how many rows splits have.
@@ -64,6 +65,20 @@ fn a_split_is_complete_when_users_have_taken_as_many_rows_as_it_has() {
         let iteration = &state.iterations[&IterationId(t.iteration)];
         assert_eq!(iteration.completed.iter().collect::<Vec<_>>(), [(0, 2)]);
         assert_eq!(iteration.members[&ClientId(t.a)].rows_done, 8);
+    });
+}
+
+/// A part of a set is read with the leases of all of its splits, also by the task that follows a lost one.
+#[test]
+fn the_leases_of_a_part_of_a_set_end_with_their_task() {
+    run(async {
+        let t = Two::new(1, "").await;
+        let state = t.w.core.snapshot();
+        let iteration = &state.iterations[&IterationId(t.iteration)];
+        let lease = &iteration.tasks[&TaskId(t.task)].leases[&0];
+        assert!(iteration.may_complete(lease));
+        let of_part = Lease { group: Some("a part".into()), ..lease.clone() };
+        assert!(!iteration.may_complete(&of_part));
     });
 }
 
