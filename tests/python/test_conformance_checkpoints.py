@@ -244,6 +244,16 @@ def test_ckp_23_the_first_state_is_the_start():
     assert sorted(ids(dataset)) == list(range(30)) == sorted(ids(dataset))
 
 
+def test_ckp_23_a_state_from_before_the_first_worker_is_the_start():
+    with cj.start_dispatcher() as dispatcher:
+        rows = cj.range(30).batch(4).distribute(dispatcher, processing_mode="off", worker_wait=5.0)
+        epoch = iter(rows)
+        start = epoch.state_dict()
+        epoch.close()
+        with cj.start_worker(dispatcher, cpu_threads=1), cj.start_worker(dispatcher, cpu_threads=1):
+            assert sorted(behind(rows, start)) == sorted(2 * list(range(30)))
+
+
 def test_ckp_25_states_do_not_grow_with_what_was_read():
     epoch = iter(cj.range(60_000).shuffle(10).batch(8))
     sizes = []
@@ -252,6 +262,53 @@ def test_ckp_25_states_do_not_grow_with_what_was_read():
             sizes.append(len(json.dumps(epoch.state_dict())))
     assert len(sizes) > 5 and max(sizes[1:]) < 2 * sizes[0] + 200 < 4096, sizes
     assert len(json.dumps(epoch.state_dict())) < 1000
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """Rows of 300 files, which are stored behind a `shuffle`: the dataset, the cache, and the bytes of the files."""
+    (tmp_path / "rows").mkdir()
+    for n in range(300):
+        rows = "".join(f'{{"id": {i}}}\n' for i in range(n * 40, n * 40 + 40))
+        (tmp_path / "rows" / f"{n:03}.json").write_text(rows)
+    files = cj.read_json(tmp_path / "rows" / "*.json", schema={"id": "int64"}).shuffle(10).cache("h").batch(10)
+    with cj.LocalCluster(cache=tmp_path / "cache") as cluster:
+        epochs = files.distribute(cluster)
+        assert len(ids(epochs)) == 12_000
+        whole = cluster.bytes_read
+        assert len(ids(epochs)) == 12_000
+    return files, tmp_path / "cache", whole
+
+
+def test_ckp_25_states_grow_by_a_bit_for_each_split_where_rows_come_from_a_set(stored):
+    files, cache, whole = stored
+    with cj.LocalCluster(cache=cache) as cluster:
+        epochs = files.distribute(cluster)
+        for number in range(2):                               # the second one has its splits in another order
+            epoch, sizes = iter(epochs), []
+            for n, _ in enumerate(epoch):
+                if n % 100 == 50:
+                    state = epoch.state_dict()
+                    sizes.append(len(json.dumps(state)))
+            assert state["epoch"] == number
+            assert len(sizes) == 12 and max(sizes) < sizes[0] + 300, sizes
+        assert cluster.bytes_read < whole / 10, "both epochs are read from the set"
+
+
+def test_ckp_25_states_do_not_grow_where_splits_are_stored_and_read(tmp_path):
+    (tmp_path / "rows").mkdir()
+    for n in range(300):                                      # no two neighbours have the same number of rows
+        rows = "".join(f'{{"id": {n * 100 + i}}}\n' for i in range(20 + n * 7 % 40))
+        (tmp_path / "rows" / f"{n:03}.json").write_text(rows)
+    files = cj.read_json(tmp_path / "rows" / "*.json", schema={"id": "int64"}).filter("id % 3 > 0").cache("h").batch(10)
+    with cj.LocalCluster(cache=tmp_path / "cache") as cluster:
+        epochs = files.distribute(cluster)
+        for number in range(2):
+            epoch, sizes = iter(epochs), []
+            for n, _ in enumerate(epoch):
+                if n % 50 == 25:
+                    sizes.append(len(json.dumps(epoch.state_dict())))
+            assert len(sizes) > 10 and max(sizes) < sizes[0] + 300, (number, sizes)
 
 
 def test_ckp_26_what_was_taken_is_not_read_again(tmp_path):
@@ -268,6 +325,19 @@ def test_ckp_26_what_was_taken_is_not_read_again(tmp_path):
         assert len(ids(files.distribute(cluster))) == 8000
         whole = cluster.bytes_read
     assert resumed <= whole / 8, ("one part of eight is left", resumed, whole)
+
+
+def test_ckp_26_what_was_taken_from_a_set_is_not_read_again_from_the_source(stored):
+    files, cache, whole = stored
+    with cj.LocalCluster(cache=cache) as cluster:
+        epochs = files.distribute(cluster)
+        list(epochs)                                          # the next one has its splits in another order
+        before, state = split(epochs, 1100)
+        assert state["epoch"] == 1 and cluster.bytes_read < whole / 10
+    with cj.LocalCluster() as cluster:
+        after = behind(files.distribute(cluster), state)
+        assert sorted(before + after) == list(range(12_000))
+        assert cluster.bytes_read < whole / 4, ("a twelfth of the files is left", cluster.bytes_read, whole)
 
 
 @pytest.fixture

@@ -109,12 +109,6 @@ def test_reg_01_a_dataset_is_read_by_its_id_and_met_02(cluster, tmp_path):
     assert sorted(column(batches, "id")) == list(range(10))
 
 
-def test_reg_03_different_definitions_have_different_ids(caju, tmp_path):
-    ten = caju.report("run", {"source": {"range": 10}, "steps": [{"filter": "id < 5"}]}, tmp_path)
-    twenty = caju.report("run", {"source": {"range": 10}, "steps": [{"filter": "id < 6"}]}, tmp_path)
-    assert ten["fingerprint"] != twenty["fingerprint"]
-
-
 def test_reg_08_an_unknown_dataset(cluster):
     c = cluster(workers=1)
     # What pyarrow makes of gRPC's NOT_FOUND.

@@ -80,6 +80,24 @@ def test_reg_02_a_chosen_identifier(dispatcher):
         cj.range(11).register(dispatcher, "dataset_id")
 
 
+def test_reg_03_different_definitions_have_different_ids(dispatcher, tmp_path):
+    """Registered without an identifier. Those of one fingerprint differ in paths or in hints, which it does not cover."""
+    for name, rows in (("a", "1\n2\n"), ("b", "3\n")):
+        (tmp_path / f"{name}.csv").write_text(f"id\n{rows}")
+    computed = [(cj.range(10).filter("id < 5"), list(range(5))), (cj.range(10).filter("id < 6"), list(range(6)))]
+    files = [(cj.read_csv(tmp_path / "a.csv"), [1, 2]), (cj.read_csv(tmp_path / "b.csv"), [3])]
+    hints = [(cj.range(20).autocache(name), list(range(20))) for name in ("one", "other")]
+    fingerprints = [[dataset.fingerprint for dataset, _ in pair] for pair in (computed, files, hints)]
+    assert [first == second for first, second in fingerprints] == [False, True, True]
+    registered = computed + files + hints
+    given = [dataset.register(dispatcher) for dataset, _ in registered]
+    assert len(set(given)) == len(registered), given
+    assert [dataset.register(dispatcher) for dataset, _ in registered] == given
+    for (dataset, rows), dataset_id in zip(registered, given):
+        assert dataset_id.startswith(dataset.fingerprint)
+        assert sorted(values(cj.from_dataset_id(dispatcher, dataset_id))) == rows
+
+
 def test_reg_04_equal_definitions_have_one_identifier(dispatcher):
     one, two = cj.range(10).map(x="id * 2"), cj.range(10).map(x="id * 2")
     assert one.register(dispatcher) == two.register(dispatcher) == one.fingerprint

@@ -73,6 +73,27 @@ def test_a_save_that_fails_says_why(tmp_path):
         next(iter(cj.load(tmp_path / "s")))
 
 
+def test_a_save_reports_the_rows_that_it_skipped(tmp_path):
+    handle = cj.range(10).map(x="1 / (id - 5)").with_options(on_error="skip").save(tmp_path / "s")
+    assert (handle.progress.rows, handle.progress.rows_skipped) == (9, 1)
+
+
+def test_saves_of_one_pipeline_have_the_same_draws(tmp_path):
+    def draws(rows):
+        return {int(row["id"]): float(row["r"]) for row in rows}
+
+    def saved(name, rows):
+        rows.save(tmp_path / name)
+        return draws(cj.load(tmp_path / name))
+
+    plain = cj.range(3000).with_columns(r="uniform()")
+    first_epoch = draws(plain)
+    assert saved("plain", plain) == first_epoch != draws(plain)
+    # The shuffle above counts for the draws of an epoch. It is left out of the save, and does not count there.
+    shuffled = cj.range(3000).shuffle(100).with_columns(r="uniform()")
+    assert saved("one", shuffled) == saved("two", shuffled) == first_epoch != draws(shuffled)
+
+
 def test_a_save_in_this_process_needs_no_reference_to_it(tmp_path):
     gc.collect()                                              # a cluster that other tests have left would run it, too
     slow = cj.from_yaml("source: { range: 400 }\nsteps: [ { sleep: { per_row: 1ms } } ]")

@@ -11,17 +11,23 @@ import caju as cj
 
 ROWS = 60
 PATIENCE_S = 90
+HELD_S = 60
+"""How long a row is held at most, in seconds: shorter than the timeout of its function, after which the row would run again."""
 
 
 def held_at(rows, go, pid_file=None):
-    """A function that stays at these rows until the file `go` exists. The worker's process id goes to `pid_file`."""
+    """A function that stays at these rows until the file `go` exists, and fails if it does not come. A test makes that file once
+    it has the rows that do not wait. The worker's process id goes to `pid_file`.
+    """
 
     def f(row):
         if int(row["id"]) in rows:
             if pid_file is not None:
                 pid_file.write_text(str(os.getppid()))
-            until = time.monotonic() + PATIENCE_S
-            while not go.exists() and time.monotonic() < until:
+            until = time.monotonic() + HELD_S
+            while not go.exists():
+                if time.monotonic() >= until:
+                    raise TimeoutError(f"row {int(row['id'])} was held for {HELD_S} s")
                 time.sleep(0.005)
         return {"id": row["id"]}
 
@@ -106,10 +112,39 @@ def test_where_rows_are_numbered_a_slow_one_holds_back_its_own_split_alone(clust
     wanted = [i for i in range(2 * SPLIT_ROWS) if not drops or i % 2 == (kind == "flat_map")]
     epoch = iter(rows.distribute(cluster, **job))
     free = [i for i in wanted if i < 40 or i >= SPLIT_ROWS]
-    assert sorted(take(epoch, len(free))) == free
+    first = take(epoch, len(free))
+    assert sorted(first) == free, "rows before the slow one and those of the other split do not wait"
     go.touch()
-    assert sorted(take(epoch, len(wanted) - len(free))) == [i for i in wanted if 40 <= i < SPLIT_ROWS]
+    # A row that was held for too long is skipped, or is an error: then one is missing here.
+    assert sorted(first + take(epoch, len(wanted) - len(first))) == wanted
     assert list(epoch) == []
+
+
+@pytest.mark.parametrize("kind", ["map", "filter", "flat_map"])
+@pytest.mark.parametrize("bad", [[40], [7, 40], [7, 39, 41], [1000]])
+def test_bad_rows_before_and_behind_a_slow_one_are_skipped_alone(cluster, tmp_path, kind, bad):
+    go = tmp_path / "go"
+    held, schema = held_at([40], go), {"id": "int64"}
+
+    def f(row):
+        held(row)
+        if int(row["id"]) in bad:
+            raise ValueError("a bad row")
+        return {"id": row["id"]}
+
+    rows = cj.range(SPLIT_ROWS)
+    if kind == "map":
+        rows = rows.map(f, schema=schema, timeout=PATIENCE_S)
+    elif kind == "filter":
+        rows = rows.filter(lambda row: bool(f(row)), timeout=PATIENCE_S)
+    else:
+        rows = rows.flat_map(lambda row: [f(row)], schema=schema, timeout=PATIENCE_S)
+    epoch = iter(rows.with_options(on_error="skip").distribute(cluster))
+    before = [i for i in range(40) if i not in bad]
+    assert take(epoch, len(before)) == before, "they do not wait for the slow row"
+    go.touch()
+    assert [int(row["id"]) for row in epoch] == [i for i in range(40, SPLIT_ROWS) if i not in bad]
+    assert epoch.skipped.rows == len(bad)
 
 
 def test_with_deterministic_the_order_is_kept(cluster, tmp_path):

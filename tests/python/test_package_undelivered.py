@@ -23,8 +23,10 @@ def ids(elements):
     return [int(i) for e in elements for i in np.atleast_1d(e["id"])]
 
 
-def failing(dataset, at, error, *, before=False):
-    """The next epoch, whose element number `at` cannot be converted. `before`: the call fails before it asks for the element."""
+def failing(dataset, at, error, *, before=False, meanwhile=lambda: None):
+    """The next epoch, whose element number `at` cannot be converted. `before`: the call fails before it asks for the element.
+    `meanwhile` is called when the reader has that element, before the call fails.
+    """
     row, dense = dataset._form()
     numbers = itertools.count()
 
@@ -34,6 +36,7 @@ def failing(dataset, at, error, *, before=False):
             raise error
         element = reader.next_numpy(row, dense)
         if number == at:
+            meanwhile()
             raise error
         return element
 
@@ -78,10 +81,17 @@ def test_another_reader_of_the_job_gets_the_element():
         def shared():
             return cj.range(100).batch(7).distribute(cluster, job_name="shared")
 
-        first, second = failing(shared(), 2, ValueError("no such tensor")), iter(shared())
+        def join():
+            joined.append(iter(shared()))
+
+        # The second reader joins when the first one has its third element. Before that, it could get all elements behind the
+        # second one: the first reader would wait for one, and the user of the second reader takes none meanwhile.
+        joined = []
+        first = failing(shared(), 2, ValueError("no such tensor"), meanwhile=join)
         taken = ids(next(first) for _ in range(2))
         with pytest.raises(ValueError, match="tensor"):
             next(first)
+        [second] = joined
         assert sorted(taken + ids(second)) == list(range(100))
 
 

@@ -258,6 +258,49 @@ def test_stored_rows_that_were_chosen_behind_a_shuffle_go_on_from_what_is_stored
     clusters.close()
 
 
+def test_a_state_of_epoch_0_goes_on_from_the_set_that_a_later_epoch_stored(tmp_path):
+    """The set has the rows that epoch 1 chose, and so has an epoch 0 that is read from it."""
+    jobs = itertools.count()
+
+    def dataset(policy="hint:h"):
+        rows = cj.range(600).shuffle(600).take(200).autocache("h").batch(7)
+        return rows.distribute(cluster, policy=policy, job_name=f"j{next(jobs)}", epochs=2)
+
+    with cj.LocalCluster(cache=str(tmp_path)) as cluster:
+        before = iter(dataset("compute"))
+        computed = ids_of_batches([next(before)])
+        # An epoch that goes on from a state stores no set, so epoch 1 does.
+        later = dataset()
+        rest = iter(later)
+        rest.load_state_dict(before.state_dict())
+        computed += ids_of_batches(rest)
+        stored = sorted(ids_of_batches(later))
+        assert len(computed) == len(stored) == 200 and sorted(computed) != stored
+        reading = iter(dataset())
+        taken = ids_of_batches(next(reading) for _ in range(6))
+        state = wait_for("state that names the set", lambda: reading.state_dict().get("draws") and reading.state_dict())
+        again = iter(dataset())
+        again.load_state_dict(json.loads(json.dumps(state)))
+        assert sorted(taken + ids_of_batches(again)) == stored
+
+
+def test_a_state_goes_on_from_a_stored_set_without_the_source(tmp_path):
+    jobs = itertools.count()
+
+    def epoch(cache_only):
+        steps = [{"shuffle": 100}, {"autocache": "h"}, {"batch": 7}]
+        dataset = cj.from_yaml(json.dumps({"source": {"range": 600}, "steps": steps, "cache_only": cache_only}))
+        return iter(dataset.distribute(cluster, policy="hint:h", job_name=f"j{next(jobs)}"))
+
+    with cj.LocalCluster(cache=str(tmp_path)) as cluster:
+        assert sorted(ids_of_batches(epoch(False))) == list(range(600))
+        reading = epoch(True)
+        taken = ids_of_batches(next(reading) for _ in range(9))
+        rest = epoch(True)
+        rest.load_state_dict(json.loads(json.dumps(reading.state_dict())))
+        assert sorted(taken + ids_of_batches(rest)) == list(range(600))
+
+
 @pytest.mark.parametrize("had,has", [(None, "h"), ("h", "h"), ("h", "k"), ("h", None)])
 def test_a_state_goes_on_with_its_draws_after_a_hint_was_added_and_not_without_it(tmp_path, had, has):
     def epoch(hint):

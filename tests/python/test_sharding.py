@@ -314,6 +314,21 @@ def test_what_has_no_fixed_listing_has_no_shards(cluster, caju, tmp_path):
     assert "`cache_only` reads recorded splits" in caju(*read, code=2).stderr
 
 
+def test_policies_that_compute_by_row_hold_for_each_epoch_and_reader():
+    with cj.LocalCluster(workers=2) as cluster:
+        def rows(policy):
+            hinted = cj.range(20).autocache("here")
+            return hinted.distribute(cluster, processing_mode="data", job_name="j", policy=policy)
+
+        auto = rows("auto")
+        first = iter(auto)
+        iter(rows("cachew")).close()
+        for epoch in (first, auto):
+            assert sorted(int(row["id"]) for row in epoch) == list(range(20))
+        with pytest.raises(cj.InvalidPipeline, match="with shards by `data`"):
+            iter(rows("full"))
+
+
 def test_shards_by_file_are_stored_and_read(cluster, files, tmp_path):
     c = cluster(2, "--workers", "127.0.0.1:%port%,127.0.0.1:%port%", "--cache", str(tmp_path / "cache"))
     definition = {"source": files, "steps": ["autocache"]}

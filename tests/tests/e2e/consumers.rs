@@ -169,6 +169,41 @@ fn a_consumer_that_is_stopped_comes_back_with_its_state() {
     cluster.stop();
 }
 
+/// The second one has come back to the epoch, which waits for the first one, before it is stopped, too.
+#[test]
+fn consumers_that_are_stopped_one_after_another_go_on_from_their_states() {
+    let cluster = Cluster::start(2);
+    let p = slow();
+    let files = [0, 1].map(|index| p.folder().join(format!("state-{index}.json")).display().to_string());
+    let begin = |index: u32, more: &[&str]| {
+        let mut args = vec!["--job", "train", "--no-checksum", "--worker-wait", "20s", "--state"];
+        args.push(&files[index as usize]);
+        args.extend(more);
+        start(&cluster, &p, index, 2, &args)
+    };
+    let (first, _) = begin(0, &[]);
+    let (second, _) = begin(1, &[]);
+    wait_for_elements(&cluster);
+    first.signal("TERM");
+    first.wait().expect_error(&["the state is written"]);
+    cluster.wait_for_status("the other consumer", |s| (s["jobs"][0]["clients"] == 1).then_some(()));
+    second.signal("TERM");
+    second.wait().expect_error(&["the state is written"]);
+    let load = |path: &str| -> Value { serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap() };
+    let states = files.clone().map(|file| load(&file));
+    let reports = [0, 1].map(|index| begin(index, &["--resume"])).map(|(process, report)| {
+        process.wait().expect_code(0);
+        load(&p.folder().join(report).display().to_string())
+    });
+    let totals: Vec<u64> = (field(&reports, "batches").iter().zip(&states))
+        .map(|(batches, state)| batches + state["elements"].as_u64().unwrap())
+        .collect();
+    assert_eq!(totals, [600, 600]);
+    let before: u64 = states.iter().map(|state| state["rows"].as_u64().unwrap()).sum();
+    assert_eq!(field(&reports, "rows").iter().sum::<u64>() + before, 60_000);
+    cluster.stop();
+}
+
 #[test]
 fn a_consumer_that_does_not_come_is_waited_for_within_the_dispatchers_consumer_wait() {
     let cluster = Cluster::start_with(1, &["--consumer-wait", "500ms"], &[]);

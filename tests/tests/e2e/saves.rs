@@ -291,6 +291,27 @@ fn what_is_stored_is_not_computed_again_and_growing_data_is_added() {
 }
 
 #[test]
+fn bad_rows_of_a_save_are_reported_and_limited_in_all_attempts() {
+    let (_folder, at) = place();
+    let broken = b"{broken\n";
+    let of = |limit: u64, first: &[u8]| {
+        let source = json!({ "json": { "path": "*.json", "schema": { "id": "int64" } } });
+        let p = Pipeline::new(&json!({ "source": source, "on_error": { "skip": { "limit": limit } } }));
+        p.with_file("1.json", first).with_file("2.json", broken)
+    };
+    let p = of(2, b"{\"id\": 1}\n{broken\n");
+    let saved = save(&p, &at("s"), &[]);
+    assert_eq!((&saved["rows"], &saved["rows_skipped"]), (&json!(1), &json!(2)));
+    let again = caju_in(p.folder(), &["save", "pipeline.yaml", "--to", &at("s")]);
+    assert!(again.expect_code(0).stdout.contains("; 2 bad rows were skipped"), "{}", again.stdout);
+    let p = of(1, broken);
+    for _ in 0..2 {
+        let ended = save_ended(&p, &at("limited"), &[]);
+        ended.expect_code(2).expect_error(&["2 bad rows were skipped, more than the limit of 1"]);
+    }
+}
+
+#[test]
 fn damage_is_an_error_that_names_the_part() {
     let (_folder, at) = place();
     save(&range(3000, json!([])), &at("s"), &[]);

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use caju_tests::pipeline::Report;
+use caju_tests::process::Process;
 use caju_tests::{Cluster, Pipeline, caju_in, files};
 use serde_json::{Value, json};
 
@@ -122,6 +123,114 @@ fn a_worker_that_is_killed_costs_the_set_and_no_row() {
     assert_eq!(report.splits(0)[1..], [0, 0]);
     assert_eq!(explained(&p)["state"], "miss");
     cluster.stop();
+}
+
+/// A pipeline whose rows come from a stored set alone.
+struct Alone {
+    p: Pipeline,
+    cluster: Cluster,
+    /// The epoch of its job that is disturbed, and the rows of each epoch.
+    epoch: u64,
+    rows: u64,
+    checksum: String,
+}
+
+impl Alone {
+    /// Rows that a `take` chose behind a `shuffle`: epoch 1 would choose others.
+    fn chosen(workers: usize) -> Self {
+        Self::stored(workers, json!([{ "shuffle": 3000 }, { "take": 600 }, { "autocache": "h" }]), "1ms", 1)
+    }
+
+    /// All rows, without the source.
+    fn cache_only(workers: usize) -> Self {
+        Self::stored(workers, json!([{ "shuffle": 100 }, { "autocache": "h" }]), "300us", 0)
+    }
+
+    fn stored(workers: usize, steps: Value, pause: &str, epoch: u64) -> Self {
+        let stored = json!({ "source": { "range": 3000 }, "steps": steps });
+        let mut slow = stored.clone();
+        let below = [json!({ "sleep": { "per_row": pause } }), json!({ "batch": 10 })];
+        slow["steps"].as_array_mut().unwrap().extend(below);
+        slow["cache_only"] = json!(epoch == 0);
+        let p = Pipeline::new(&slow).with_file("stored.yaml", stored.to_string().as_bytes());
+        let root = p.folder().join("cache");
+        let cluster = Cluster::start_with(workers, &["--cache", root.to_str().unwrap()], &[]);
+        let read = ["read", "stored.yaml", "--dispatcher", cluster.address(), "--report", "stored.json"];
+        caju_in(p.folder(), &[&read[..], &["--job", "first", "--policy", "full"]].concat()).expect_code(0);
+        let report = Report::load(&p.folder().join("stored.json"));
+        let (rows, checksum) = (report.rows()[0], report.checksums()[0].clone());
+        Self { p, cluster, epoch, rows, checksum }
+    }
+
+    fn start(&self, report: &str) -> Process {
+        let epochs = (self.epoch + 1).to_string();
+        let args = ["--job", "train", "--policy", "full", "--epochs", &epochs, "--report", report];
+        self.cluster.start_read(&self.p, &args)
+    }
+
+    /// Waits until readers have some rows of the epoch. The addresses of the workers that have tasks.
+    fn some_rows(&self, readers: u64) -> Vec<String> {
+        let is_read = |j: &&Value| j["job"] == "train" && j["epoch"] == self.epoch && j["clients"] == readers;
+        self.cluster.wait_for_status("some rows of the epoch", |s| {
+            let job = s["jobs"].as_array()?.iter().find(is_read)?;
+            let rows = job["stages"].as_array()?.last()?["rows_out"].as_u64()?;
+            let busy = s["workers"].as_array()?.iter().filter(|w| w["tasks"] != json!([]));
+            let busy: Vec<String> = busy.filter_map(|w| w["address"].as_str().map(Into::into)).collect();
+            (rows > 60 && !busy.is_empty()).then_some(busy)
+        })
+    }
+
+    fn report(&self, name: &str) -> Report {
+        Report::load(&self.p.folder().join(name))
+    }
+
+    fn a_worker_is_killed(mut self) {
+        let reading = self.start("out.json");
+        let busy = self.some_rows(1);
+        let at = self.cluster.workers.iter().position(|w| busy.contains(&w.address)).unwrap();
+        let killed = self.cluster.workers.remove(at);
+        killed.process.signal("KILL");
+        reading.wait().expect_code(0);
+        let report = self.report("out.json");
+        let epochs = report.rows().len();
+        assert_eq!(report.rows(), vec![self.rows; epochs]);
+        assert_eq!(report.checksums(), vec![self.checksum.clone(); epochs]);
+        assert_eq!(report.splits(epochs - 1)[..2], [0, 0], "nothing is computed");
+        self.cluster.stop();
+    }
+
+    fn a_reader_leaves(self) {
+        let (stays, leaves) = (self.start("stays.json"), self.start("leaves.json"));
+        self.some_rows(2);
+        leaves.signal("INT");
+        leaves.wait();
+        stays.wait().expect_code(0);
+        let reports = [self.report("stays.json"), self.report("leaves.json")];
+        let epochs = reports.iter().flat_map(|r| r.0["epochs"].as_array().unwrap());
+        let rows = epochs.filter(|e| e["epoch"] == self.epoch).map(|e| e["rows"].as_u64().unwrap());
+        assert_eq!(rows.sum::<u64>(), self.rows, "of both readers");
+        self.cluster.stop();
+    }
+}
+
+#[test]
+fn a_worker_that_is_killed_changes_no_row_that_a_set_chose() {
+    Alone::chosen(2).a_worker_is_killed();
+}
+
+#[test]
+fn a_reader_that_leaves_changes_no_row_that_a_set_chose() {
+    Alone::chosen(1).a_reader_leaves();
+}
+
+#[test]
+fn an_epoch_without_the_source_goes_on_from_its_set_after_a_worker_was_killed() {
+    Alone::cache_only(2).a_worker_is_killed();
+}
+
+#[test]
+fn an_epoch_without_the_source_goes_on_from_its_set_after_a_reader_left() {
+    Alone::cache_only(1).a_reader_leaves();
 }
 
 #[test]
