@@ -147,8 +147,7 @@ pub struct FileVersion {
     /// The store's e-tag (none for local files).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etag: Option<String>,
-    /// Time of the last change of the content, in nanoseconds since 1970. Under `version: content` absent for a file that changed
-    /// just before it was listed.
+    /// Time of the last change of the content, in nanoseconds since 1970.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtime_ns: Option<i64>,
     /// Time of the last change of the inode, in nanoseconds since 1970 (local files).
